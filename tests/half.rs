@@ -10,6 +10,7 @@ use streamgrad::nn::{
     BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Flatten, Linear, LinearOptions, MaxPool2d, Relu,
     Sequential,
 };
+use streamgrad::ops::fused::{Activation, batch_norm};
 use streamgrad::optim::{Sgd, SgdOptions};
 use streamgrad::prelude::*;
 use streamgrad::{ConvOptions, CpuConfig, Error, Graph, RandomKey, Reduction, Result, Schedule};
@@ -380,7 +381,7 @@ fn channels_that_lie_last_are_normalised_to_the_same_bits() {
                     let affine = [Some(&weight), Some(&bias)];
                     let (y, statistics) = match relu {
                         Positive::None => x.batch_norm(affine[0], affine[1], 1e-5)?,
-                        Positive::Within => x.batch_norm_relu(affine[0], affine[1], 1e-5)?,
+                        Positive::Within => batch_norm(&x, None, affine, 1e-5, Activation::Relu)?,
                         Positive::Behind => {
                             let (y, statistics) = x.batch_norm(affine[0], affine[1], 1e-5)?;
                             (y.relu()?, statistics)

@@ -11,27 +11,19 @@ use tensor::{DType, Error, Result, Tensor};
 
 use crate::Var;
 use crate::mode::is_recording;
-use crate::ops::record_conversion;
+use crate::ops::{Autocast, record_conversion};
 use crate::tape::Node;
 
-/// The type in which `op` runs under an autocast to `half`, by torch's lists; `None` for all ops that take operands as they are, those
-/// of several types in the type that these promote to.
-fn type_of(op: &str, half: DType) -> Option<DType> {
-    Some(match op {
-        "conv2d"
-        | "conv2d_relu"
-        | "conv_transpose2d"
-        | "conv_transpose2d_relu"
-        | "linear"
-        | "linear_relu"
-        | "matmul"
-        | "scaled_dot_product_attention"
-        | "self_attention" => half,
-        "bce_with_logits" | "cross_entropy" | "cumsum" | "exp" | "group_norm" | "l1_loss" | "layer_norm"
-        | "log" | "log_softmax" | "logsumexp" | "mse_loss" | "nll_loss" | "pow" | "reciprocal"
-        | "rms_norm" | "rsqrt" | "smooth_l1_loss" | "softmax" | "softplus" | "square" | "sum" => DType::F32,
-        _ => return None,
-    })
+/// Where an autocast changes the type in which an op runs, by the list of ops, returns the op of operands in that type.
+macro_rules! autocast {
+    ($op:expr, [$($operand:expr),+], |$($name:ident),+| $body:expr) => {
+        if let Some(cast) = $crate::autocast::Cast::of(const { $crate::ops::autocast_of($op) }) {
+            return cast.run(|cast| {
+                $(let $name = $crate::autocast::Operand::cast($operand, cast)?;)+
+                $body
+            });
+        }
+    };
 }
 
 thread_local! {
@@ -47,11 +39,12 @@ thread_local! {
 ///
 /// | runs in | ops |
 /// |---|---|
-/// | `dtype` | `matmul`, `linear`, `linear_relu`, `conv2d`, `conv2d_relu`, `conv_transpose2d`, `conv_transpose2d_relu`, `scaled_dot_product_attention`, `self_attention` |
-/// | F32 | `sum`, `cumsum`, `exp`, `log`, `pow`, `square`, `reciprocal`, `rsqrt`, `softmax`, `log_softmax`, `logsumexp`, `softplus`, `layer_norm`, `rms_norm`, `group_norm`, and losses: `cross_entropy`, `nll_loss`, `mse_loss`, `l1_loss`, `smooth_l1_loss`, `bce_with_logits` |
+/// | `dtype` | `matmul`, `linear`, `linear_cross_entropy`, `conv2d`, `conv_transpose2d`, `scaled_dot_product_attention`, `self_attention` |
+/// | F32 | `sum`, `cumsum`, `exp`, `log`, `pow`, `square`, `reciprocal`, `rsqrt`, `softmax`, `log_softmax`, `logsumexp`, `softplus`, `layer_norm`, `rms_norm`, `group_norm`, `upsample_nearest2d`, `upsample_bilinear2d`, and losses: `cross_entropy`, `nll_loss`, `mse_loss`, `l1_loss`, `smooth_l1_loss`, `bce_with_logits` |
 /// | the type of its operands | every other op; operands of several types promote as in [`Tensor::result_type`] |
 ///
-/// Operands of F64 and integers are never converted. These are torch's lists. `batch_norm` is on neither: it takes images of
+/// Operands of F64 and integers are never converted. These are PyTorch's lists; [`OpEntry::autocast`](crate::ops::OpEntry::autocast)
+/// has the column. `batch_norm` is on neither: it takes images of
 /// 16 bits with weights of F32. Rules of gradients run outside of any autocast, in the types that were recorded.
 ///
 /// A leaf that requires a gradient is converted at its first use and kept, until it is changed or the outermost autocast ends, or
@@ -228,15 +221,15 @@ pub(crate) struct Cast {
 }
 
 impl Cast {
-    /// `None` for an op that takes its operands as they are.
+    /// `None` for an op that takes its operands as they are, and where autocast is off.
     #[inline]
-    pub(crate) fn of(op: &'static str) -> Option<Cast> {
-        HALF.get().and_then(|half| Cast::to(op, half))
-    }
-
-    #[cold]
-    fn to(op: &'static str, half: DType) -> Option<Cast> {
-        type_of(op, half).map(|dtype| Cast { dtype })
+    pub(crate) fn of(class: Autocast) -> Option<Cast> {
+        let half = HALF.get()?;
+        match class {
+            Autocast::Half => Some(Cast { dtype: half }),
+            Autocast::F32 => Some(Cast { dtype: DType::F32 }),
+            Autocast::Operands => None,
+        }
     }
 
     /// Runs the op on what `f` converts; what it is made of takes operands as they are.
@@ -247,29 +240,46 @@ impl Cast {
     fn converts(&self, dtype: DType) -> bool {
         dtype != self.dtype && (dtype.is_half() || dtype == DType::F32)
     }
+}
 
-    /// An operand in the op's type.
-    pub(crate) fn var(&self, x: &Var) -> Result<Var> {
-        if !self.converts(x.dtype()) {
-            return Ok(x.clone());
+/// An operand that an op can take in the type of its [`Cast`].
+pub(crate) trait Operand {
+    type Cast;
+
+    fn cast(self, cast: &Cast) -> Result<Self::Cast>;
+}
+
+impl Operand for &Var {
+    type Cast = Var;
+
+    fn cast(self, cast: &Cast) -> Result<Var> {
+        if !cast.converts(self.dtype()) {
+            return Ok(self.clone());
         }
-        let Some(node) = x.node.as_ref().filter(|node| node.is_leaf() && self.dtype.is_half()) else {
-            return x.to_dtype(self.dtype);
+        let Some(node) = self.node.as_ref().filter(|node| node.is_leaf() && cast.dtype.is_half()) else {
+            return self.to_dtype(cast.dtype);
         };
         current_cache(|cache| match cache {
-            Some(cache) => cache.converted(x, node, self.dtype),
-            None => x.to_dtype(self.dtype),
+            Some(cache) => cache.converted(self, node, cast.dtype),
+            None => self.to_dtype(cast.dtype),
         })
     }
+}
 
-    /// An operand that may be missing.
-    pub(crate) fn option(&self, x: Option<&Var>) -> Result<Option<Var>> {
-        x.map(|x| self.var(x)).transpose()
+/// An operand without a gradient.
+impl Operand for &Tensor {
+    type Cast = Tensor;
+
+    fn cast(self, cast: &Cast) -> Result<Tensor> {
+        if cast.converts(self.dtype()) { self.to_dtype(cast.dtype) } else { Ok(self.clone()) }
     }
+}
 
-    /// An operand that gradients do not flow to.
-    pub(crate) fn tensor(&self, x: &Tensor) -> Result<Tensor> {
-        if self.converts(x.dtype()) { x.to_dtype(self.dtype) } else { Ok(x.clone()) }
+impl<T: Operand> Operand for Option<T> {
+    type Cast = Option<T::Cast>;
+
+    fn cast(self, cast: &Cast) -> Result<Option<T::Cast>> {
+        self.map(|operand| operand.cast(cast)).transpose()
     }
 }
 

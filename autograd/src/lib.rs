@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+#[macro_use]
 mod autocast;
 mod backward;
 mod gradcheck;

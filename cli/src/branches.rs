@@ -4,7 +4,7 @@ use autograd::Var;
 use device::{Device, Result};
 use tensor::RandomKey;
 
-use models::{Conv2d, Conv2dOptions, Forward, Linear, Module};
+use models::{Conv2d, Conv2dOptions, Forward, Linear, Module, Relu, Sequential};
 
 /// Two convolutions of 3x3 over the same images, each with a ReLU and the mean over all pixels; their sum goes through a linear
 /// layer. Concurrent branches run on streams of their own ([`Device::concurrent`]), and so do their gradients.
@@ -25,7 +25,7 @@ use models::{Conv2d, Conv2dOptions, Forward, Linear, Module};
 /// ```
 #[derive(Module)]
 pub struct Branches {
-    branches: [Conv2d; 2],
+    branches: [Sequential; 2],
     #[module(skip)]
     concurrent: bool,
     head: Linear,
@@ -43,17 +43,18 @@ impl Branches {
         concurrent: bool,
         device: &Device,
     ) -> Result<Branches> {
-        let conv = |op| {
+        let branch = |op| -> Result<Sequential> {
             let key = Some(RandomKey { seed, op });
             let same = Conv2dOptions { padding: [1, 1], key, ..Conv2dOptions::default() };
-            Conv2d::with_options(3, filters, [3, 3], same, device)
+            let conv = Conv2d::with_options(3, filters, [3, 3], same, device)?;
+            Ok(Sequential::new().push(conv).push(Relu))
         };
         let head = Linear::keyed(filters, classes, RandomKey { seed, op: 2 }, device)?;
-        Ok(Branches { branches: [conv(0)?, conv(1)?], concurrent, head })
+        Ok(Branches { branches: [branch(0)?, branch(1)?], concurrent, head })
     }
 
     fn branch(&self, number: usize, images: &Var) -> Result<Var> {
-        self.branches[number].forward_relu(images)?.mean(&[2, 3], false)
+        self.branches[number].forward(images)?.mean(&[2, 3], false)
     }
 }
 

@@ -5,7 +5,7 @@ use comm::{Communicator, VarCollectives};
 use device::{Device, Error, Result};
 use tensor::RandomKey;
 
-use models::{Forward, Linear, Module};
+use models::{Forward, Linear, Module, Relu, Sequential};
 
 /// Two linear layers with a ReLU between them, whose hidden values all ranks share: each rank applies the second layer to every
 /// rank's part and joins the outputs.
@@ -31,7 +31,7 @@ use models::{Forward, Linear, Module};
 /// ```
 #[derive(Module)]
 pub struct Forum {
-    first: Linear,
+    first: Sequential,
     second: Linear,
 }
 
@@ -43,7 +43,7 @@ impl Forum {
     pub fn new([inputs, hidden, outputs]: [usize; 3], seed: u64, device: &Device) -> Result<Forum> {
         let key = |op| RandomKey { seed, op };
         Ok(Forum {
-            first: Linear::keyed(inputs, hidden, key(0), device)?,
+            first: Sequential::new().push(Linear::keyed(inputs, hidden, key(0), device)?).push(Relu),
             second: Linear::keyed(hidden, outputs, key(1), device)?,
         })
     }
@@ -53,7 +53,7 @@ impl Forum {
     /// # Errors
     /// Those of its ops.
     pub fn hidden(&self, x: &Var) -> Result<Var> {
-        self.first.forward_relu(x)
+        self.first.forward(x)
     }
 
     /// What follows from the hidden values of so many ranks, one behind the other.

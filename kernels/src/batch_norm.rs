@@ -4,6 +4,7 @@
 use device::Error;
 use device::{Result, Stream};
 
+use crate::activation::Activation;
 use crate::command::{Command, for_float};
 use crate::cpu::batch_norm as cpu;
 use crate::cuda::batch_norm as cuda;
@@ -25,15 +26,8 @@ pub struct Norm<'a> {
     pub eps: f64,
     /// Whether mean and variance are those of the images, or given.
     pub training: bool,
-    /// Whether the positive part is taken: `max(y, 0)`, which keeps NaN.
-    pub relu: bool,
-}
-
-impl Norm<'_> {
-    /// The command's name: `plain`, or that with `relu`.
-    fn op(&self, plain: &'static str, relu: &'static str) -> &'static str {
-        if self.relu { relu } else { plain }
-    }
+    /// Applied to the results.
+    pub activation: Activation,
 }
 
 /// Bytes of the workspace that [`batch_norm`] and [`batch_norm_grad`] of images `[n, c, ..]` need on `stream`'s device.
@@ -46,7 +40,7 @@ pub fn batch_norm_workspace(stream: &Stream, shape: &[usize]) -> usize {
     }
 }
 
-/// `out = (x - mean) / sqrt(var + eps) weight + bias` in each channel, for floats, or the positive part of that. In training,
+/// `out = (x - mean) / sqrt(var + eps) weight + bias` in each channel, for floats, then the activation. In training,
 /// `mean` and `var` are those of `x`, and written.
 ///
 /// Shapes: `x` and `out` `[n, c, ..]`, the others `[c]`. All contiguous. `workspace`, of type U8, has
@@ -62,8 +56,9 @@ pub fn batch_norm(
     workspace: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    let op = norm.op("batch_norm", "batch_norm_relu");
-    let Norm { mean, var, weight, bias, eps, training, relu } = norm;
+    let op = norm.activation.op("batch_norm", "batch_norm_relu");
+    let Norm { mean, var, weight, bias, eps, training, activation } = norm;
+    let relu = activation.is_relu();
     let channels = channels(op, [&x, &out], [Some(&mean), Some(&var), weight.as_ref(), bias.as_ref()])?;
     let (dtype, statistics) = (x.dtype, [mean, var]);
     let workspace = View::workspace(op, workspace, batch_norm_workspace(stream, x.shape()))?;
@@ -90,7 +85,7 @@ pub fn batch_norm(
 
 /// Gradients of [`batch_norm`], for floats. With `x' = (x - mean) / sqrt(var + eps)` and sums over a channel:
 /// `bias = sum g`, `weight = sum g x'`, and `x = weight / sqrt(var + eps) (g - [sum g + x' sum g x'] / m)`, where the part
-/// in brackets, over the number `m` of elements, is there in training only. With `relu`, `g` is taken as 0 where
+/// in brackets, over the number `m` of elements, is there in training only. With a ReLU, `g` is taken as 0 where
 /// `x' weight + bias <= 0`, which is found again from `x`; only that needs the bias.
 ///
 /// Shapes: `x`, `g` and `grads[0]` `[n, c, ..]`; `grads[1]`, for the weight, and `grads[2]`, for the bias, `[c]`, of the type
@@ -106,8 +101,9 @@ pub fn batch_norm_grad(
     workspace: Option<View<'_>>,
     grads: [View<'_>; 3],
 ) -> Result<()> {
-    let op = norm.op("batch_norm_grad", "batch_norm_relu_grad");
-    let Norm { mean, var, weight, bias, eps, training, relu } = norm;
+    let op = norm.activation.op("batch_norm_grad", "batch_norm_relu_grad");
+    let Norm { mean, var, weight, bias, eps, training, activation } = norm;
+    let relu = activation.is_relu();
     let bias = bias.filter(|_| relu);
     let [grad, grad_weight, grad_bias] = grads;
     let vectors =

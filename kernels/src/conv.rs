@@ -6,6 +6,7 @@ pub use device::cuda::ConvPass;
 use device::cuda::{ConvAlgorithm, ConvForm};
 use device::{DType, Error, Result, Stream};
 
+use crate::activation::Activation;
 use crate::command::{Address, Command, for_float};
 use crate::cpu::{conv as cpu, depthwise, matmul::positive_parts};
 use crate::cuda::conv as cuda;
@@ -311,11 +312,15 @@ impl<'a> Conv2d<'a> {
         })
     }
 
-    /// Takes the positive part of the results, `max(y, 0)`, which keeps NaN.
+    /// Applies an activation to the results.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for filters.
-    pub fn relu(mut self) -> Result<Self> {
+    /// [`Error::InvalidArgument`] for a ReLU of filters' gradients.
+    pub fn activated(mut self, activation: Activation) -> Result<Self> {
+        self.relu = activation.is_relu();
+        if !self.relu {
+            return Ok(self);
+        }
         self.op = match self.pass {
             ConvPass::Forward => "conv2d_relu",
             ConvPass::InputGrad => "conv_transpose2d_relu",
@@ -324,7 +329,6 @@ impl<'a> Conv2d<'a> {
                 return Err(Error::invalid(self.op, "pass", expected, format_args!("{:?}", self.pass)));
             }
         };
-        self.relu = true;
         Ok(self)
     }
 

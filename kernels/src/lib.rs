@@ -26,6 +26,7 @@
 //! # Ok::<(), device::Error>(())
 //! ```
 
+mod activation;
 mod attention;
 mod batch_norm;
 mod chain;
@@ -68,6 +69,7 @@ mod testing;
 mod view;
 mod window;
 
+pub use activation::Activation;
 pub use attention::{
     AttentionGrads, AttentionInput, AttentionResult, attention, attention_grad, kept_weights,
 };
@@ -89,7 +91,7 @@ pub use image::{blur, warp};
 pub use index::{gather, index_add, index_select, scatter_add};
 pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, normalize_axis};
 pub use loss::{cross_entropy, cross_entropy_grad};
-pub use matmul::{Accumulate, MatrixProduct, linear, linear_relu, matmul};
+pub use matmul::{Accumulate, MatrixProduct, linear, matmul};
 pub use normalize::{NormGrads, NormInput, normalize, normalize_grad, normalize_workspace};
 pub use norms::{NormRows, norm_parts};
 pub use optim::{RuleStep, Update, optimizer_step};

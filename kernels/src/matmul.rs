@@ -5,6 +5,7 @@ use device::Error;
 use device::cuda::Workspace;
 use device::{Result, Stream};
 
+use crate::activation::Activation;
 use crate::command::{Address, Command, for_float};
 use crate::cpu::matmul as cpu;
 use crate::cuda::matmul::{self as cuda, How};
@@ -57,38 +58,26 @@ pub fn matmul<'a>(
     MatrixProduct::new(stream, "matmul", (lhs, rhs), None, out, (accumulate, false))
 }
 
-/// Matrix product and bias in one pass, `out = x w + bias`, for floats.
+/// Matrix product, bias and activation in one command, `out = activation(x w + bias)`, for floats. On the CPU it has the bits of separate
+/// commands; on CUDA cuBLASLt may choose another order of additions for a ReLU.
 ///
 /// Shapes: `[.., m, k] x [k, n], [n] -> [.., m, n]`. The bias is added to the first block of the sum, see [`matmul`].
 ///
 /// # Errors
-/// As for [`matmul`].
+/// As for [`matmul`]; [`Error::InvalidArgument`] for a ReLU and an output that is not contiguous.
 pub fn linear<'a>(
     stream: &'a Stream,
     x: View<'a>,
     w: View<'a>,
-    bias: View<'a>,
-    out: View<'a>,
-) -> Result<MatrixProduct<'a>> {
-    MatrixProduct::new(stream, "linear", (x, w), Some(bias), out, (Accumulate::Overwrite, false))
-}
-
-/// `out = max(x w + bias, 0)` in one command, which keeps NaN. On the CPU it has the bits of [`linear`] and what follows; on CUDA cuBLASLt
-/// may choose another order of additions for it.
-///
-/// Shapes: as for [`linear`], but for the bias, which may be missing; `out` is contiguous.
-///
-/// # Errors
-/// As for [`matmul`]; [`Error::InvalidArgument`] for an output that is not contiguous.
-pub fn linear_relu<'a>(
-    stream: &'a Stream,
-    x: View<'a>,
-    w: View<'a>,
     bias: Option<View<'a>>,
+    activation: Activation,
     out: View<'a>,
 ) -> Result<MatrixProduct<'a>> {
-    out.expect_contiguous("linear_relu", "out")?;
-    MatrixProduct::new(stream, "linear_relu", (x, w), bias, out, (Accumulate::Overwrite, true))
+    let (op, relu) = (activation.op("linear", "linear_relu"), activation.is_relu());
+    if relu {
+        out.expect_contiguous(op, "out")?;
+    }
+    MatrixProduct::new(stream, op, (x, w), bias, out, (Accumulate::Overwrite, relu))
 }
 
 impl<'a> MatrixProduct<'a> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use autograd::Var;
+use autograd::ops::fused::Activation;
 use device::Result;
 use tensor::Tensor;
 
@@ -108,19 +109,32 @@ pub trait Forward: Module {
     /// Whatever its ops answer; most often `ShapeMismatch` or `DTypeMismatch` for an input that does not fit.
     fn forward(&self, input: &Var) -> Result<Var>;
 
-    /// `max(y, 0)` of the module's value `y`. A layer that has it in one command says how; it has the bits of [`Var::relu`] then, but for
-    /// [`Var::linear_relu`] on CUDA.
+    /// The module's part in a command that is shared with its neighbour in a [`Sequential`](crate::Sequential).
+    #[doc(hidden)]
+    fn fusion(&self) -> Fusion<'_> {
+        Fusion::None
+    }
+}
+
+/// What a module can be in a command of two modules. The bits are those of separate commands, but for [`Linear`](crate::Linear) on CUDA.
+#[doc(hidden)]
+pub enum Fusion<'a> {
+    /// The module has commands of its own only.
+    None,
+    /// The module is this activation.
+    Activation(Activation),
+    /// The module applies an activation that follows it.
+    Layer(&'a dyn Activated),
+}
+
+/// A layer that applies the activation behind it in its own command.
+#[doc(hidden)]
+pub trait Activated {
+    /// The activation of the layer's value at `input`.
     ///
     /// # Errors
-    /// As for [`forward`](Forward::forward).
-    fn forward_relu(&self, input: &Var) -> Result<Var> {
-        self.forward(input)?.relu()
-    }
-
-    /// Whether this is `max(x, 0)` and nothing else, so that a [`Sequential`](crate::Sequential) leaves it to the module before.
-    fn is_relu(&self) -> bool {
-        false
-    }
+    /// As for [`Forward::forward`].
+    fn activated(&self, input: &Var, activation: Activation) -> Result<Var>;
 }
 
 /// The list that [`Module::parts`] fills in.
@@ -256,11 +270,8 @@ macro_rules! pointers {
                 fn forward(&self, input: &Var) -> Result<Var> {
                     (**self).forward(input)
                 }
-                fn forward_relu(&self, input: &Var) -> Result<Var> {
-                    (**self).forward_relu(input)
-                }
-                fn is_relu(&self) -> bool {
-                    (**self).is_relu()
+                fn fusion(&self) -> Fusion<'_> {
+                    (**self).fusion()
                 }
             }
         )+

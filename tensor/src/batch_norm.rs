@@ -1,7 +1,7 @@
 //! Batch normalisation.
 
 use device::{DeviceKind, Error, Result, Stream};
-use kernels::{Layout, Norm, batch_norm_workspace};
+use kernels::{Activation, Layout, Norm, batch_norm_workspace};
 
 use crate::Tensor;
 use crate::check::{has_dtype, has_shape, in_compute_dtype, is_float, same_device, same_kind};
@@ -97,22 +97,7 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<(Tensor, BatchStatistics)> {
-        let statistics = self.own_statistics("batch_norm")?;
-        Ok((self.normalised(weight, bias, &statistics, (eps, false))?, statistics))
-    }
-
-    /// `max(y, 0)` of [`Tensor::batch_norm`]'s `y`, in one pass and with the same bits as [`Tensor::relu`] of it.
-    ///
-    /// # Errors
-    /// As for [`Tensor::batch_norm`].
-    pub fn batch_norm_relu(
-        &self,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        eps: f64,
-    ) -> Result<(Tensor, BatchStatistics)> {
-        let statistics = self.own_statistics("batch_norm_relu")?;
-        Ok((self.normalised(weight, bias, &statistics, (eps, true))?, statistics))
+        batch_norm(self, None, [weight, bias], eps, Activation::None)
     }
 
     /// [`Tensor::batch_norm`] with given statistics, of [`DType::compute_dtype`](crate::DType::compute_dtype).
@@ -127,24 +112,7 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<Tensor> {
-        let given = self.given_statistics("batch_norm", mean, var)?;
-        self.normalised(weight, bias, &given, (eps, false))
-    }
-
-    /// [`Tensor::batch_norm_relu`] with given statistics.
-    ///
-    /// # Errors
-    /// As for [`Tensor::batch_norm_with`].
-    pub fn batch_norm_relu_with(
-        &self,
-        mean: &Tensor,
-        var: &Tensor,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        eps: f64,
-    ) -> Result<Tensor> {
-        let given = self.given_statistics("batch_norm_relu", mean, var)?;
-        self.normalised(weight, bias, &given, (eps, true))
+        Ok(batch_norm(self, Some([mean, var]), [weight, bias], eps, Activation::None)?.0)
     }
 
     /// Room for the statistics of these images.
@@ -168,18 +136,18 @@ impl Tensor {
 
     fn normalised(
         &self,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
+        affine: [Option<&Tensor>; 2],
         statistics: &BatchStatistics,
-        (eps, relu): (f64, bool),
+        eps: f64,
+        activation: Activation,
     ) -> Result<Tensor> {
         if let Some(pixels) = pixels(self)? {
-            return images(&pixels.normalised(weight, bias, statistics, (eps, relu))?, self.shape());
+            return images(&pixels.normalised(affine, statistics, eps, activation)?, self.shape());
         }
-        let op = if relu { "batch_norm_relu" } else { "batch_norm" };
-        let contiguous = |given: Option<&Tensor>| given.map(|given| vector(op, self, given)).transpose();
-        let (x, weight, bias) = (self.contiguous()?, contiguous(weight)?, contiguous(bias)?);
-        let norm = norm(statistics, [weight.as_ref(), bias.as_ref()], (eps, relu));
+        let op = activation.op("batch_norm", "batch_norm_relu");
+        let [weight, bias] = affine.map(|given| given.map(|given| vector(op, self, given)).transpose());
+        let (x, weight, bias) = (self.contiguous()?, weight?, bias?);
+        let norm = norm(statistics, [weight.as_ref(), bias.as_ref()], eps, activation);
         Tensor::produce(self.device(), Layout::contiguous(self.shape()), self.dtype, |stream, out| {
             let memory = Tensor::workspace(stream, batch_norm_workspace(stream, self.shape()))?;
             kernels::batch_norm(stream, x.view(), norm, memory.as_ref().map(Tensor::view), out)
@@ -187,10 +155,31 @@ impl Tensor {
     }
 }
 
+/// [`Tensor::batch_norm`], or [`Tensor::batch_norm_with`] for a `given` mean and variance, and an activation in the same pass: the
+/// bits are those of separate ops. Returns the statistics, too.
+///
+/// # Errors
+/// As for [`Tensor::batch_norm`].
+pub fn batch_norm(
+    x: &Tensor,
+    given: Option<[&Tensor; 2]>,
+    affine: [Option<&Tensor>; 2],
+    eps: f64,
+    activation: Activation,
+) -> Result<(Tensor, BatchStatistics)> {
+    let op = activation.op("batch_norm", "batch_norm_relu");
+    let statistics = match given {
+        Some([mean, var]) => x.given_statistics(op, mean, var)?,
+        None => x.own_statistics(op)?,
+    };
+    Ok((x.normalised(affine, &statistics, eps, activation)?, statistics))
+}
+
 fn norm<'a>(
     statistics: &'a BatchStatistics,
     [weight, bias]: [Option<&'a Tensor>; 2],
-    (eps, relu): (f64, bool),
+    eps: f64,
+    activation: Activation,
 ) -> Norm<'a> {
     Norm {
         mean: statistics.mean.view(),
@@ -199,61 +188,37 @@ fn norm<'a>(
         bias: bias.map(Tensor::view),
         eps,
         training: statistics.training,
-        relu,
+        activation,
     }
 }
 
-/// The gradients of [`Tensor::batch_norm`] for the gradient `g` of its value: for the images and, of
-/// [`DType::compute_dtype`](crate::DType::compute_dtype), for the weight and the bias.
+/// The gradients of [`Tensor::batch_norm`] with an activation, for the gradient `g` of its value: for the images and, of
+/// [`DType::compute_dtype`](crate::DType::compute_dtype), for the weight and the bias. Where the activation's input was positive is
+/// found again from `x`, before it is rounded to 16 bits; only that reads the bias.
 ///
 /// # Errors
 /// As for [`Tensor::batch_norm_with`].
 pub fn batch_norm_grad(
     x: &Tensor,
     g: &Tensor,
-    weight: Option<&Tensor>,
-    statistics: &BatchStatistics,
-    eps: f64,
-) -> Result<[Tensor; 3]> {
-    gradients(x, g, [weight, None], statistics, (eps, false))
-}
-
-/// The gradients of [`Tensor::batch_norm_relu`], as [`batch_norm_grad`] gives them. Where `y > 0` is found again from `x`: before
-/// it is rounded to 16 bits.
-///
-/// # Errors
-/// As for [`Tensor::batch_norm_with`].
-pub fn batch_norm_relu_grad(
-    x: &Tensor,
-    g: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
-    statistics: &BatchStatistics,
-    eps: f64,
-) -> Result<[Tensor; 3]> {
-    gradients(x, g, [weight, bias], statistics, (eps, true))
-}
-
-fn gradients(
-    x: &Tensor,
-    g: &Tensor,
     affine: [Option<&Tensor>; 2],
     statistics: &BatchStatistics,
-    (eps, relu): (f64, bool),
+    eps: f64,
+    activation: Activation,
 ) -> Result<[Tensor; 3]> {
-    let op = if relu { "batch_norm_relu_grad" } else { "batch_norm_grad" };
+    let op = activation.op("batch_norm_grad", "batch_norm_relu_grad");
     let c = channels(op, x)?;
     same_kind(op, x, g)?;
     has_shape(op, x.shape(), g)?;
     if let Some(x_pixels) = pixels(x)? {
         let g = g.channels_last()?.permute(&[0, 2, 3, 1])?.reshape(x_pixels.shape())?;
-        let [grad, weight, bias] = gradients(&x_pixels, &g, affine, statistics, (eps, relu))?;
+        let [grad, weight, bias] = batch_norm_grad(&x_pixels, &g, affine, statistics, eps, activation)?;
         return Ok([images(&grad, x.shape())?, weight, bias]);
     }
     let contiguous = |given: Option<&Tensor>| given.map(|given| vector(op, x, given)).transpose();
     let [weight, bias] = affine.map(contiguous);
     let (x, g, weight, bias) = (x.contiguous()?, g.contiguous()?, weight?, bias?);
-    let norm = norm(statistics, [weight.as_ref(), bias.as_ref()], (eps, relu));
+    let norm = norm(statistics, [weight.as_ref(), bias.as_ref()], eps, activation);
     Stream::with_current(x.device(), |stream| {
         let fresh = |shape: &[usize], dtype| Tensor::allocate(stream, Layout::contiguous(shape), dtype);
         let sum = || fresh(&[c], x.dtype.compute_dtype());

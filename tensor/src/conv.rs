@@ -1,7 +1,7 @@
 //! Convolutions over the last two axes.
 
 use device::{Error, Result, Stream};
-use kernels::{Conv2d, ConvPass, Layout, View, Window, conv2d_wants_channels_last};
+use kernels::{Activation, Conv2d, ConvPass, Layout, View, Window, conv2d_wants_channels_last};
 
 use crate::Tensor;
 use crate::check::{elements_of, is_float, same_kind, shape_mismatch};
@@ -105,39 +105,7 @@ impl Tensor {
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
     /// `InvalidArgument` for a stride or dilation of 0, and for filters that are larger than the padded images.
     pub fn conv2d(&self, weight: &Tensor, bias: Option<&Tensor>, options: &ConvOptions) -> Result<Tensor> {
-        self.convolved("conv2d", weight, bias, options, false)
-    }
-
-    /// `max(y, 0)` of [`Tensor::conv2d`]'s `y`, in one command and with the same bits as [`Tensor::relu`] of it.
-    ///
-    /// # Errors
-    /// As for [`Tensor::conv2d`].
-    pub fn conv2d_relu(
-        &self,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        options: &ConvOptions,
-    ) -> Result<Tensor> {
-        self.convolved("conv2d_relu", weight, bias, options, true)
-    }
-
-    fn convolved(
-        &self,
-        op: &'static str,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        options: &ConvOptions,
-        relu: bool,
-    ) -> Result<Tensor> {
-        let (&[n, _, h, w], &[f, ..]) = (rank_4(op, self, weight)?, rank_4(op, weight, self)?);
-        let window = options.window(kernel_of(op, weight, self)?);
-        let [oh, ow] = window.places(op, [h, w])?;
-        let how = (window, options.groups);
-        let form = Form { op, pass: ConvPass::Forward, how };
-        form.make([n, f, oh, ow], [self, weight], bias, |stream, [x, weight], bias, out| {
-            let conv = kernels::conv2d(stream, x, weight, bias, how, out)?;
-            if relu { conv.relu() } else { Ok(conv) }
-        })
+        conv2d(self, weight, bias, options, Activation::None)
     }
 
     /// The transposed convolution: what [`Tensor::conv2d`] with the same weight would take to the shape of `self`, each
@@ -155,23 +123,7 @@ impl Tensor {
         output_padding: [usize; 2],
         options: &ConvOptions,
     ) -> Result<Tensor> {
-        let image = self.transposed_size(weight, output_padding, options)?;
-        conv2d_input_grad(self, weight, bias, image, options)
-    }
-
-    /// `max(y, 0)` of [`Tensor::conv_transpose2d`]'s `y`, in one command and with the same bits as [`Tensor::relu`] of it.
-    ///
-    /// # Errors
-    /// As for [`Tensor::conv_transpose2d`].
-    pub fn conv_transpose2d_relu(
-        &self,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        output_padding: [usize; 2],
-        options: &ConvOptions,
-    ) -> Result<Tensor> {
-        let image = self.transposed_size(weight, output_padding, options)?;
-        images("conv_transpose2d_relu", [self, weight], bias, image, (options, true))
+        conv_transpose2d(self, weight, bias, output_padding, options, Activation::None)
     }
 
     fn transposed_size(
@@ -184,6 +136,45 @@ impl Tensor {
         let &[_, _, h, w] = rank_4(OP, self, weight)?;
         options.transposed_size([h, w], kernel_of(OP, weight, self)?, output_padding)
     }
+}
+
+/// [`Tensor::conv2d`] and an activation in the same command: the bits are those of separate ops.
+///
+/// # Errors
+/// As for [`Tensor::conv2d`].
+pub fn conv2d(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    options: &ConvOptions,
+    activation: Activation,
+) -> Result<Tensor> {
+    let op = activation.op("conv2d", "conv2d_relu");
+    let (&[n, _, h, w], &[f, ..]) = (rank_4(op, x, weight)?, rank_4(op, weight, x)?);
+    let window = options.window(kernel_of(op, weight, x)?);
+    let [oh, ow] = window.places(op, [h, w])?;
+    let how = (window, options.groups);
+    let form = Form { op, pass: ConvPass::Forward, how };
+    form.make([n, f, oh, ow], [x, weight], bias, |stream, [x, weight], bias, out| {
+        kernels::conv2d(stream, x, weight, bias, how, out)?.activated(activation)
+    })
+}
+
+/// [`Tensor::conv_transpose2d`] and an activation in the same command: the bits are those of separate ops.
+///
+/// # Errors
+/// As for [`Tensor::conv_transpose2d`].
+pub fn conv_transpose2d(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    output_padding: [usize; 2],
+    options: &ConvOptions,
+    activation: Activation,
+) -> Result<Tensor> {
+    let image = x.transposed_size(weight, output_padding, options)?;
+    let op = activation.op("conv2d_input_grad", "conv_transpose2d_relu");
+    images(op, [x, weight], bias, image, options, activation)
 }
 
 /// One of the three maps between images, filters and results.
@@ -273,16 +264,17 @@ pub fn conv2d_input_grad(
     image: [usize; 2],
     options: &ConvOptions,
 ) -> Result<Tensor> {
-    images("conv2d_input_grad", [g, weight], bias, image, (options, false))
+    images("conv2d_input_grad", [g, weight], bias, image, options, Activation::None)
 }
 
-/// The images, of sizes `image`, whose convolution has the gradient `g`; or, with `relu`, their positive part.
+/// The images, of sizes `image`, whose convolution has the gradient `g`, and an activation of them.
 fn images(
     op: &'static str,
     [g, weight]: [&Tensor; 2],
     bias: Option<&Tensor>,
     image: [usize; 2],
-    (options, relu): (&ConvOptions, bool),
+    options: &ConvOptions,
+    activation: Activation,
 ) -> Result<Tensor> {
     let (&[n, ..], &[_, per_group, ..]) = (rank_4(op, g, weight)?, rank_4(op, weight, g)?);
     let window = options.window(kernel_of(op, weight, g)?);
@@ -290,8 +282,7 @@ fn images(
     let how = (window, options.groups);
     let form = Form { op, pass: ConvPass::InputGrad, how };
     form.make(shape, [weight, g], bias, |stream, [weight, g], bias, out| {
-        let conv = kernels::conv2d_input_grad(stream, g, weight, bias, how, out)?;
-        if relu { conv.relu() } else { Ok(conv) }
+        kernels::conv2d_input_grad(stream, g, weight, bias, how, out)?.activated(activation)
     })
 }
 

@@ -1,6 +1,6 @@
 //! Gradients that are kernels of their own, beside those that are made of other ops. The rules of `autograd` call them.
 
-pub use crate::batch_norm::{batch_norm_grad as batch_norm, batch_norm_relu_grad as batch_norm_relu};
+pub use crate::batch_norm::batch_norm_grad as batch_norm;
 pub use crate::conv::{conv2d_input_grad as conv2d_input, conv2d_weight_grad as conv2d_weight};
 pub use crate::elementwise::binary_grad as binary;
 pub use crate::embedding_bag::{

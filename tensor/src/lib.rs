@@ -37,6 +37,15 @@ mod custom;
 mod display;
 mod elementwise;
 mod embedding_bag;
+/// Ops with their activation in the same command, for `autograd`.
+#[doc(hidden)]
+pub mod fused {
+    pub use kernels::Activation;
+
+    pub use crate::batch_norm::batch_norm;
+    pub use crate::conv::{conv_transpose2d, conv2d};
+    pub use crate::matmul::linear;
+}
 pub mod grad;
 mod graph;
 mod graphs;

@@ -1,7 +1,7 @@
 //! Products of matrices.
 
 use device::{DType, Error, Result, Stream};
-use kernels::{Accumulate, Dims, Layout, MatrixProduct, broadcast_shapes};
+use kernels::{Accumulate, Activation, Dims, Layout, MatrixProduct, broadcast_shapes};
 
 use crate::Tensor;
 use crate::check::{elements_of, is_float, same_kind, shape_mismatch};
@@ -120,57 +120,53 @@ impl Tensor {
     /// `ShapeMismatch`, `DTypeUnsupported` unless floating-point, `DTypeMismatch`, `DeviceMismatch`;
     /// `InvalidArgument` if `self` is a scalar.
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        self.affine("linear", weight, bias, false)
+        linear(self, weight, bias, Activation::None)
     }
+}
 
-    /// `max(y, 0)` of [`Tensor::linear`]'s `y`, in one command. On the CPU it has the bits of [`Tensor::relu`] of `y`; on CUDA the library
-    /// may add up in another order.
-    ///
-    /// # Errors
-    /// As for [`Tensor::linear`].
-    pub fn linear_relu(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        self.affine("linear_relu", weight, bias, true)
+/// [`Tensor::linear`] and an activation in the same command. On the CPU it has the bits of separate ops; on CUDA the library may add up in
+/// another order.
+///
+/// # Errors
+/// As for [`Tensor::linear`].
+pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
+    let op = activation.op("linear", "linear_relu");
+    is_float(op, x)?;
+    same_kind(op, x, weight)?;
+    let Some((&k, lead)) = x.shape().split_last() else {
+        return Err(Error::invalid(op, "input", "of rank 1 at least", "a scalar"));
+    };
+    let &[n, inner] = weight.shape() else {
+        return Err(shape_mismatch(op, x.shape(), weight.shape()));
+    };
+    if inner != k {
+        return Err(shape_mismatch(op, x.shape(), weight.shape()));
     }
-
-    fn affine(&self, op: &'static str, weight: &Tensor, bias: Option<&Tensor>, relu: bool) -> Result<Tensor> {
-        is_float(op, self)?;
-        same_kind(op, self, weight)?;
-        let Some((&k, lead)) = self.shape().split_last() else {
-            return Err(Error::invalid(op, "input", "of rank 1 at least", "a scalar"));
-        };
-        let &[n, inner] = weight.shape() else {
-            return Err(shape_mismatch(op, self.shape(), weight.shape()));
-        };
-        if inner != k {
-            return Err(shape_mismatch(op, self.shape(), weight.shape()));
+    if let Some(bias) = bias {
+        same_kind(op, x, bias)?;
+        if bias.shape() != [n] {
+            return Err(shape_mismatch(op, &[n], bias.shape()));
         }
-        if let Some(bias) = bias {
-            same_kind(op, self, bias)?;
-            if bias.shape() != [n] {
-                return Err(shape_mismatch(op, &[n], bias.shape()));
-            }
-        }
-        let mut shape = Dims::from_slice(lead);
-        shape.push(n);
-        elements_of(op, &shape)?;
-        let rows: usize = lead.iter().product();
-        let weight = weight.with_layout(weight.layout.transpose(op, 0, 1)?);
-        let flat = if self.rank() == 2 { self.clone() } else { self.reshape(&[rows, k])? };
-        let layout = Layout::contiguous(&[rows, n]);
-        let mut out = Tensor::produce(self.device(), layout, self.dtype, |stream, out| {
-            let (x, w, bias) = (flat.view(), weight.view(), bias.map(Tensor::view));
-            let product = match bias {
-                _ if relu => kernels::linear_relu(stream, x, w, bias, out),
-                Some(bias) => kernels::linear(stream, x, w, bias, out),
-                None => kernels::matmul(stream, x, w, out, Accumulate::Overwrite),
-            };
-            launch(stream, product?)
-        })?;
-        if self.rank() != 2 {
-            out.layout = Layout::contiguous(&shape);
-        }
-        Ok(out)
     }
+    let mut shape = Dims::from_slice(lead);
+    shape.push(n);
+    elements_of(op, &shape)?;
+    let rows: usize = lead.iter().product();
+    let weight = weight.with_layout(weight.layout.transpose(op, 0, 1)?);
+    let flat = if x.rank() == 2 { x.clone() } else { x.reshape(&[rows, k])? };
+    let layout = Layout::contiguous(&[rows, n]);
+    let mut out = Tensor::produce(x.device(), layout, x.dtype, |stream, out| {
+        let (x, w, bias) = (flat.view(), weight.view(), bias.map(Tensor::view));
+        let product = match (bias, activation) {
+            (None, Activation::None) => kernels::matmul(stream, x, w, out, Accumulate::Overwrite),
+            _ => kernels::linear(stream, x, w, bias, activation, out),
+        };
+        launch(stream, product?)
+    })?;
+    if x.rank() != 2 {
+        out.layout = Layout::contiguous(&shape);
+    }
+    Ok(out)
 }
 
 /// Launches a product with memory for it to work in.

@@ -2,9 +2,9 @@
 
 use streamgrad::DType;
 use streamgrad::kernels::{
-    self, Accumulate, AttentionGrads, AttentionInput, AttentionKind, AttentionResult, Bags, BinaryOp,
-    CompareOp, Dropout, Layout, Means, Norm, NormGrads, NormInput, NormRows, RandomKey, ReduceOp, Rotation,
-    Sampling, SgdStep, TotalNorm, UnaryOp, Update, View, Window,
+    self, Accumulate, Activation, AttentionGrads, AttentionInput, AttentionKind, AttentionResult, Bags,
+    BinaryOp, CompareOp, Dropout, Layout, Means, Norm, NormGrads, NormInput, NormRows, RandomKey, ReduceOp,
+    Rotation, Sampling, SgdStep, TotalNorm, UnaryOp, Update, View, Window,
 };
 
 use crate::engine::Call;
@@ -68,8 +68,8 @@ pub(crate) const CALLS: &[(&str, Call)] = &[
         let product = match w.random.below(4) {
             0 => kernels::matmul(&stream, x, y, out, Accumulate::Overwrite),
             1 => kernels::matmul(&stream, x, y, out, Accumulate::Add),
-            2 => kernels::linear(&stream, x, weight, bias, out),
-            _ => kernels::linear_relu(&stream, x, weight, Some(bias), out),
+            2 => kernels::linear(&stream, x, weight, Some(bias), Activation::None, out),
+            _ => kernels::linear(&stream, x, weight, Some(bias), Activation::Relu, out),
         };
         product?.launch(None)
     }),
@@ -206,7 +206,7 @@ pub(crate) const CALLS: &[(&str, Call)] = &[
             (w.stream(), (window, if w.random.one_in(20) { w.random.size(4) } else { groups }));
         let conv = match w.random.below(4) {
             0 => kernels::conv2d(&stream, x, weight, None, how, y)?,
-            1 => kernels::conv2d(&stream, x, weight, Some(bias), how, y)?.relu()?,
+            1 => kernels::conv2d(&stream, x, weight, Some(bias), how, y)?.activated(Activation::Relu)?,
             2 => kernels::conv2d_input_grad(&stream, y, weight, Some(back), how, x)?,
             _ => kernels::conv2d_weight_grad(&stream, x, y, how, weight)?,
         };
@@ -256,7 +256,7 @@ pub(crate) const CALLS: &[(&str, Call)] = &[
             bias,
             eps: 1e-5,
             training: w.random.one_in(2),
-            relu: w.random.one_in(2),
+            activation: *w.random.of(&[Activation::None, Activation::Relu]),
         };
         let (stream, memory) = (w.stream(), Some(memory).filter(|_| w.random.one_in(2)));
         match w.random.below(3) {

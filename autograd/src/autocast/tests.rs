@@ -3,7 +3,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use tensor::{ConvOptions, Device, Graph, bf16, f16};
 
 use super::*;
-use crate::ops::{AttentionOptions, CrossEntropy};
+use crate::ops::fused::{self, Activation};
+use crate::ops::{self, AttentionOptions, CrossEntropy};
 use crate::{BackwardOptions, ConcurrentBatches, Lanes, Reduction, no_grad};
 
 use DType::{BF16, F16, F32, F64, I64};
@@ -27,18 +28,31 @@ type Op = (&'static str, fn(&[Var; 3]) -> Result<Var>);
 const PRODUCTS: [Op; 9] = [
     ("conv2d", |x| images(&x[0])?.conv2d(&images(&x[1])?, Some(&one_of(&x[2])?), &ConvOptions::default())),
     ("conv2d_relu", |x| {
-        images(&x[0])?.conv2d_relu(&images(&x[1])?, Some(&one_of(&x[2])?), &ConvOptions::default())
+        fused::conv2d(
+            &images(&x[0])?,
+            &images(&x[1])?,
+            Some(&one_of(&x[2])?),
+            &ConvOptions::default(),
+            Activation::Relu,
+        )
     }),
     ("conv_transpose2d", |x| {
         images(&x[0])?.conv_transpose2d(&images(&x[1])?, None, [0; 2], &ConvOptions::default())
     }),
     ("conv_transpose2d_relu", |x| {
-        images(&x[0])?.conv_transpose2d_relu(&images(&x[1])?, None, [0; 2], &ConvOptions::default())
+        fused::conv_transpose2d(
+            &images(&x[0])?,
+            &images(&x[1])?,
+            None,
+            [0; 2],
+            &ConvOptions::default(),
+            Activation::Relu,
+        )
     }),
     ("linear", |x| x[0].linear(&x[1], Some(&one_of(&x[2])?.expand(&[6])?))),
-    ("linear_relu", |x| x[0].linear_relu(&x[1], Some(&one_of(&x[2])?.expand(&[6])?))),
+    ("linear_relu", |x| fused::linear(&x[0], &x[1], Some(&one_of(&x[2])?.expand(&[6])?), Activation::Relu)),
     ("matmul", |x| x[0].matmul(&x[1].t()?)),
-    ("scaled_dot_product_attention", |x| {
+    ("attention", |x| {
         let mask = Some(x[0].matmul(&x[1].t()?)?.value().to_dtype(F32)?);
         let options = AttentionOptions { attn_mask: mask, dropout_p: 0.1, ..AttentionOptions::default() };
         x[0].scaled_dot_product_attention(&x[1], &x[2], &options)
@@ -47,7 +61,7 @@ const PRODUCTS: [Op; 9] = [
 ];
 
 /// Torch's list of ops that run in F32, and what is made of them.
-const WIDE: [Op; 27] = [
+const WIDE: [Op; 30] = [
     ("bce_with_logits", |x| x[0].bce_with_logits(&x[1], Reduction::None)),
     ("cross_entropy", |x| x[0].cross_entropy(&labels()?, Reduction::Mean)),
     ("cross_entropy_with", |x| {
@@ -58,6 +72,7 @@ const WIDE: [Op; 27] = [
     ("exp", |x| x[0].exp()),
     ("group_norm", |x| x[0].group_norm(2, Some(&row(&x[1])?), Some(&row(&x[2])?), 1e-5)),
     ("l1_loss", |x| x[0].l1_loss(&x[1], Reduction::Mean)),
+    ("linear_cross_entropy", |x| x[0].linear_cross_entropy(&x[1], None, &labels()?, Reduction::Mean, 4)),
     ("layer_norm", |x| x[0].layer_norm(&[6], Some(&row(&x[1])?), Some(&row(&x[2])?), 1e-5)),
     ("log", |x| x[0].log()),
     ("log_softmax", |x| x[0].log_softmax(1)),
@@ -75,6 +90,8 @@ const WIDE: [Op; 27] = [
     ("square", |x| x[0].square()),
     ("sum", |x| x[0].sum(&[0], true)),
     ("sum_all", |x| x[0].sum_all()),
+    ("upsample", |x| x[0].upsample_nearest2d([4, 7])),
+    ("upsample", |x| x[0].upsample_bilinear2d([4, 7], false)),
     ("sum of products", |x| x[0].linear(&x[1], None)?.sum(&[], false)),
     ("loss of products", |x| x[0].linear(&x[1], None)?.cross_entropy(&labels()?, Reduction::Mean)),
     ("norm of products", |x| x[0].linear(&x[1], None)?.layer_norm(&[6], None, None, 1e-5)),
@@ -91,7 +108,9 @@ const OTHERS: [Op; 15] = [
     ("dropout", |x| x[0].dropout(0.5, None)),
     ("transpose", |x| x[0].t()),
     ("batch_norm", |x| Ok(x[0].batch_norm(Some(&ones(&[6], F32)), None, 1e-5)?.0)),
-    ("batch_norm_relu", |x| Ok(x[0].batch_norm_relu(Some(&ones(&[6], F32)), None, 1e-5)?.0)),
+    ("batch_norm_relu", |x| {
+        Ok(fused::batch_norm(&x[0], None, [Some(&ones(&[6], F32)), None], 1e-5, Activation::Relu)?.0)
+    }),
     ("batch_norm_with", |x| {
         let row = ones(&[6], F32);
         x[0].batch_norm_with(row.value(), row.value(), Some(&row), None, 1e-5)
@@ -116,6 +135,21 @@ fn one_of(x: &Var) -> Result<Var> {
 
 fn labels() -> Result<Tensor> {
     Tensor::from_slice(&[0_i64, 1, 2, 3, 4, 5], &[6], &Device::cpu())
+}
+
+/// The lists of these tests have each op whose column says that it casts, and no other op of the list of ops.
+#[test]
+fn each_op_that_casts_is_tested() {
+    for op in ops::ALL {
+        let [half, wide, other] =
+            [&PRODUCTS[..], &WIDE, &OTHERS].map(|tested| tested.iter().any(|(name, _)| *name == op.name));
+        let fits = match op.autocast {
+            Autocast::Half => half || wide && op.name == "linear_cross_entropy",
+            Autocast::F32 => wide && !half && !other,
+            Autocast::Operands => !half && !wide,
+        };
+        assert!(fits, "{op:?}");
+    }
 }
 
 #[test]

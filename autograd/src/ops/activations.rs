@@ -4,22 +4,22 @@ use std::f64::consts::FRAC_2_SQRT_PI;
 
 use tensor::{CompareOp, Device, Result, Tensor, UnaryOp};
 
+use super::Autocast::{F32, Operands};
 use super::function::{function, straight};
 use super::samples::{Draw, Sample, sample, unary};
 use super::{OpEntry, op, scalar_like};
 use crate::Var;
-use crate::autocast::Cast;
 
 pub(super) const OPS: &[OpEntry] = &[
-    op("elu", |device| unary(device, Draw::nonzero, |x| x.elu(0.7))),
-    op("erf", |device| unary(device, Draw::normal, Var::erf)),
-    op("hard_sigmoid", |device| unary(device, Draw::normal, |x| x.mul_scalar(2.0)?.hard_sigmoid())),
-    op("hard_swish", |device| unary(device, Draw::normal, |x| x.mul_scalar(2.0)?.hard_swish())),
-    op("leaky_relu", |device| unary(device, Draw::nonzero, |x| x.leaky_relu(0.1))),
-    op("masked_fill", masked_fill_samples),
-    op("mish", |device| unary(device, Draw::normal, Var::mish)),
-    op("softplus", softplus_samples),
-    op("softsign", |device| unary(device, Draw::nonzero, Var::softsign)),
+    op("elu", Operands, |device| unary(device, Draw::nonzero, |x| x.elu(0.7))),
+    op("erf", Operands, |device| unary(device, Draw::normal, Var::erf)),
+    op("hard_sigmoid", Operands, |device| unary(device, Draw::normal, |x| x.mul_scalar(2.0)?.hard_sigmoid())),
+    op("hard_swish", Operands, |device| unary(device, Draw::normal, |x| x.mul_scalar(2.0)?.hard_swish())),
+    op("leaky_relu", Operands, |device| unary(device, Draw::nonzero, |x| x.leaky_relu(0.1))),
+    op("masked_fill", Operands, masked_fill_samples),
+    op("mish", Operands, |device| unary(device, Draw::normal, Var::mish)),
+    op("softplus", F32, softplus_samples),
+    op("softsign", Operands, |device| unary(device, Draw::nonzero, Var::softsign)),
 ];
 
 impl Var {
@@ -112,9 +112,7 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn softplus(&self, beta: f64, threshold: f64) -> Result<Var> {
-        if let Some(cast) = Cast::of("softplus") {
-            return cast.run(|cast| cast.var(self)?.softplus(beta, threshold));
-        }
+        autocast!("softplus", [self], |x| x.softplus(beta, threshold));
         // y'' = β σ (1 - σ) where it is not straight.
         let bend = move |x: &Var| {
             let z = x.mul_scalar(beta)?;

@@ -8,7 +8,7 @@ use tensor::{
 use super::Dims;
 use super::one;
 use super::samples::{Draw, Sample, sample};
-use crate::autocast::Cast;
+use crate::autocast::{Cast, Operand};
 use crate::{Save, Var, is_recording, record};
 
 const OP: &str = "scaled_dot_product_attention";
@@ -38,11 +38,13 @@ impl AttentionOptions {
         let dropout = (self.dropout_p != 0.0).then(|| Dropout { p: self.dropout_p, key: next_key() });
         Attention { is_causal: self.is_causal, scale: self.scale, mask: self.attn_mask.clone(), dropout }
     }
+}
 
-    /// With a mask of numbers in the op's type.
-    fn cast(&self, cast: &Cast) -> Result<AttentionOptions> {
-        let attn_mask = self.attn_mask.as_ref().map(|mask| cast.tensor(mask)).transpose()?;
-        Ok(AttentionOptions { attn_mask, ..self.clone() })
+impl Operand for &AttentionOptions {
+    type Cast = AttentionOptions;
+
+    fn cast(self, cast: &Cast) -> Result<AttentionOptions> {
+        Ok(AttentionOptions { attn_mask: self.attn_mask.as_ref().cast(cast)?, ..self.clone() })
     }
 }
 
@@ -66,12 +68,9 @@ impl Var {
     /// `InvalidArgument` for a mask beside `is_causal`, unless `0 <= dropout_p <= 1`, and for `enable_gqa` unless keys and
     /// values have equally many heads, by which the queries' can be divided.
     pub fn scaled_dot_product_attention(&self, k: &Var, v: &Var, options: &AttentionOptions) -> Result<Var> {
-        if let Some(cast) = Cast::of(OP) {
-            return cast.run(|cast| {
-                let (q, k, v) = (cast.var(self)?, cast.var(k)?, cast.var(v)?);
-                q.scaled_dot_product_attention(&k, &v, &options.cast(cast)?)
-            });
-        }
+        autocast!("attention", [self, k, v, options], |q, k, v, options| {
+            q.scaled_dot_product_attention(&k, &v, &options)
+        });
         if options.enable_gqa {
             return grouped([self, k, v], options);
         }
@@ -88,9 +87,7 @@ impl Var {
     /// # Errors
     /// As [`Var::scaled_dot_product_attention`]; `InvalidArgument` if the last axis is not divided by three times the heads.
     pub fn self_attention(&self, heads: usize, options: &AttentionOptions) -> Result<Var> {
-        if let Some(cast) = Cast::of("self_attention") {
-            return cast.run(|cast| cast.var(self)?.self_attention(heads, &options.cast(cast)?));
-        }
+        autocast!("self_attention", [self, options], |x, options| x.self_attention(heads, &options));
         if options.attn_mask.is_some() {
             let [q, k, v] = unpack(self, heads)?;
             return merge_heads(&q.scaled_dot_product_attention(&k, &v, options)?);

@@ -1,7 +1,8 @@
 //! `y = (x - mean) / √(var + eps) · weight + bias` in each channel. With `x̂ = (x - mean) / √(var + eps)` and `m` elements
 //! in a channel: `weight' = Σ g x̂`, `bias' = Σ g`, `x' = weight / √(var + eps) · (g - (Σ g + x̂ Σ g x̂) / m)`; where
-//! mean and variance are given, the last bracket is `g` alone. Of `max(y, 0)`, `g` counts where `y > 0`.
+//! mean and variance are given, the last bracket is `g` alone. With a ReLU, `g` counts where `y > 0`.
 
+use tensor::fused::{self, Activation};
 use tensor::{BatchStatistics, CompareOp, Device, Result, Tensor, grad};
 
 use super::normalize::parameter;
@@ -33,21 +34,7 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<(Var, BatchStatistics)> {
-        own(self, [weight, bias], (eps, false))
-    }
-
-    /// `max(y, 0)` of [`Var::batch_norm`]'s `y`, in one pass forward, and backward without one of its own. The value has the
-    /// bits of [`Var::relu`] of `y`.
-    ///
-    /// # Errors
-    /// As for [`Var::batch_norm`].
-    pub fn batch_norm_relu(
-        &self,
-        weight: Option<&Var>,
-        bias: Option<&Var>,
-        eps: f64,
-    ) -> Result<(Var, BatchStatistics)> {
-        own(self, [weight, bias], (eps, true))
+        batch_norm(self, None, [weight, bias], eps, Activation::None)
     }
 
     /// Normalises each channel by a given mean and variance, which gradients do not flow through.
@@ -64,61 +51,26 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<Var> {
-        given(self, [mean, var], [weight, bias], (eps, false))
-    }
-
-    /// [`Var::batch_norm_relu`] with a given mean and variance.
-    ///
-    /// # Errors
-    /// As for [`Var::batch_norm_with`].
-    pub fn batch_norm_relu_with(
-        &self,
-        mean: &Tensor,
-        var: &Tensor,
-        weight: Option<&Var>,
-        bias: Option<&Var>,
-        eps: f64,
-    ) -> Result<Var> {
-        given(self, [mean, var], [weight, bias], (eps, true))
+        Ok(batch_norm(self, Some([mean, var]), [weight, bias], eps, Activation::None)?.0)
     }
 }
 
-/// With the images' own statistics; with `relu`, the positive part.
-fn own(x: &Var, affine: [Option<&Var>; 2], (eps, relu): (f64, bool)) -> Result<(Var, BatchStatistics)> {
-    let affine = [parameter(x, affine[0])?, parameter(x, affine[1])?];
-    let [weight, bias] = affine.each_ref().map(|given| given.as_ref().map(Var::value));
-    let images = x.value();
-    let (value, statistics) =
-        if relu { images.batch_norm_relu(weight, bias, eps) } else { images.batch_norm(weight, bias, eps) }?;
-    Ok((normalised(x, &affine, value, &statistics, (eps, relu)), statistics))
-}
-
-/// The same with given statistics.
-fn given(
+/// [`Var::batch_norm`], or [`Var::batch_norm_with`] for a `given` mean and variance, and an activation in the same pass, forward and
+/// backward: the values are those of separate ops. Returns the statistics, too.
+///
+/// # Errors
+/// As for [`Var::batch_norm`].
+pub fn batch_norm(
     x: &Var,
-    [mean, var]: [&Tensor; 2],
+    given: Option<[&Tensor; 2]>,
     affine: [Option<&Var>; 2],
-    (eps, relu): (f64, bool),
-) -> Result<Var> {
-    let affine = [parameter(x, affine[0])?, parameter(x, affine[1])?];
-    let [weight, bias] = affine.each_ref().map(|given| given.as_ref().map(Var::value));
-    let images = x.value();
-    let value = if relu {
-        images.batch_norm_relu_with(mean, var, weight, bias, eps)
-    } else {
-        images.batch_norm_with(mean, var, weight, bias, eps)
-    }?;
-    let given = BatchStatistics { mean: mean.clone(), var: var.clone(), training: false };
-    Ok(normalised(x, &affine, value, &given, (eps, relu)))
-}
-
-fn normalised(
-    x: &Var,
-    [weight, bias]: &[Option<Var>; 2],
-    value: Tensor,
-    statistics: &BatchStatistics,
-    (eps, relu): (f64, bool),
-) -> Var {
+    eps: f64,
+    activation: Activation,
+) -> Result<(Var, BatchStatistics)> {
+    let [weight, bias] = &[parameter(x, affine[0])?, parameter(x, affine[1])?];
+    let values = [weight, bias].map(|given| given.as_ref().map(Var::value));
+    let (value, statistics) = fused::batch_norm(x.value(), given, values, eps, activation)?;
+    let relu = activation.is_relu();
     let mut inputs = vec![x];
     inputs.extend(weight);
     inputs.extend(bias);
@@ -126,13 +78,13 @@ fn normalised(
     saved.extend(weight.as_ref().map(|_| Save::Input(1)));
     saved.extend(bias.as_ref().filter(|_| relu).map(|_| Save::Input(inputs.len() - 1)));
     let (has_weight, has_bias, training) = (weight.is_some(), bias.is_some(), statistics.training);
-    let op = if relu { "batch_norm_relu" } else { "batch_norm" };
-    record(op, &inputs, &saved, value, move |ctx, g| {
+    let op = activation.op("batch_norm", "batch_norm_relu");
+    let y = record(op, &inputs, &saved, value, move |ctx, g| {
         let affine = [
             has_weight.then(|| ctx.saved(3)),
             (has_bias && relu).then(|| ctx.saved(3 + usize::from(has_weight))),
         ];
-        let [x_grad, weight_grad, bias_grad] = gradients(ctx, g, affine, training, (eps, relu))?;
+        let [x_grad, weight_grad, bias_grad] = gradients(ctx, g, affine, training, eps, activation)?;
         let mut grads = Grads::new();
         grads.push(Some(x_grad));
         if has_weight {
@@ -142,7 +94,8 @@ fn normalised(
             grads.push(Some(bias_grad));
         }
         Ok(grads)
-    })
+    });
+    Ok((y, statistics))
 }
 
 /// The gradients for images, weight and bias: one kernel, or an expression if they are to be differentiated in turn.
@@ -151,14 +104,15 @@ fn gradients(
     g: &Var,
     [weight, bias]: [Option<Var>; 2],
     training: bool,
-    (eps, relu): (f64, bool),
+    eps: f64,
+    activation: Activation,
 ) -> Result<[Var; 3]> {
     let (mean, var, x) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
     let values = [&weight, &bias].map(|given| given.as_ref().map(Var::value));
     let [mean_value, var_value] = [&mean, &var].map(|found| found.value().clone());
     if is_recording() {
         let given = if training { None } else { Some((mean, var)) };
-        if !relu {
+        if !activation.is_relu() {
             return expressed(&x, g, weight.as_ref(), given.as_ref(), eps);
         }
         // As the kernel has it, before it is rounded.
@@ -172,12 +126,8 @@ fn gradients(
         return expressed(&x, &g.masked_fill(&stays, 0.0)?, weight.as_ref(), given.as_ref(), eps);
     }
     let statistics = BatchStatistics { mean: mean_value, var: var_value, training };
-    let grads = if relu {
-        grad::batch_norm_relu(x.value(), g.value(), values[0], values[1], &statistics, eps)
-    } else {
-        grad::batch_norm(x.value(), g.value(), values[0], &statistics, eps)
-    };
-    Ok(grads?.map(Var::constant))
+    let grads = grad::batch_norm(x.value(), g.value(), values, &statistics, eps, activation)?;
+    Ok(grads.map(Var::constant))
 }
 
 fn expressed(
@@ -257,20 +207,22 @@ pub(super) fn relu_samples(device: &Device) -> Result<Vec<Sample>> {
     let same = [mean.clone(), var.clone()];
     Ok(vec![
         sample("images", [d.normal(&[2, 3, 2, 2])?, d.normal(&[3])?, d.normal(&[3])?], |v| {
-            Ok(v[0].batch_norm_relu(Some(&v[1]), Some(&v[2]), EPS)?.0)
+            Ok(batch_norm(&v[0], None, [Some(&v[1]), Some(&v[2])], EPS, Activation::Relu)?.0)
         }),
-        sample("plain", [d.normal(&[3, 2, 2])?], |v| v[0].batch_norm_relu(None, None, EPS)?.0.square()),
+        sample("plain", [d.normal(&[3, 2, 2])?], |v| {
+            batch_norm(&v[0], None, [None; 2], EPS, Activation::Relu)?.0.square()
+        }),
         sample("only_a_bias", [d.normal(&[2, 2, 3])?, d.normal(&[2])?], |v| {
-            Ok(v[0].batch_norm_relu(None, Some(&v[1]), EPS)?.0)
+            Ok(batch_norm(&v[0], None, [None, Some(&v[1])], EPS, Activation::Relu)?.0)
         }),
         sample("transposed", [d.normal(&[2, 3, 2])?.transpose(0, 1)?, d.normal(&[2])?], |v| {
-            Ok(v[0].batch_norm_relu(Some(&v[1]), None, EPS)?.0)
+            Ok(batch_norm(&v[0], None, [Some(&v[1]), None], EPS, Activation::Relu)?.0)
         }),
         sample("given", [d.normal(&[3, 2, 2])?, d.normal(&[2])?, d.normal(&[2])?], move |v| {
-            v[0].batch_norm_relu_with(&mean, &var, Some(&v[1]), Some(&v[2]), EPS)
+            Ok(batch_norm(&v[0], Some([&mean, &var]), [Some(&v[1]), Some(&v[2])], EPS, Activation::Relu)?.0)
         }),
         sample("given_plain", [d.normal(&[2, 2, 2, 1])?], move |v| {
-            v[0].batch_norm_relu_with(&same[0], &same[1], None, None, EPS)?.square()
+            batch_norm(&v[0], Some(same.each_ref()), [None; 2], EPS, Activation::Relu)?.0.square()
         }),
     ])
 }
@@ -328,8 +280,8 @@ mod tests {
             let (mean, var) = (d.normal(&[2])?, d.positive(&[2])?);
             let affine = [Some(&weight), Some(&bias)];
             let y = match (relu, training) {
-                (true, true) => x.batch_norm_relu(affine[0], affine[1], 1e-3)?.0,
-                (true, false) => x.batch_norm_relu_with(&mean, &var, affine[0], affine[1], 1e-3)?,
+                (true, true) => batch_norm(&x, None, affine, 1e-3, Activation::Relu)?.0,
+                (true, false) => batch_norm(&x, Some([&mean, &var]), affine, 1e-3, Activation::Relu)?.0,
                 (false, true) => x.batch_norm(affine[0], affine[1], 1e-3)?.0.relu()?,
                 (false, false) => x.batch_norm_with(&mean, &var, affine[0], affine[1], 1e-3)?.relu()?,
             };

@@ -7,7 +7,6 @@ use super::binary::{binary_slope, computed, if_needed};
 use super::cross_entropy::not_empty;
 use super::mse_loss::{by_element, same_shape};
 use super::samples::Sample;
-use crate::autocast::Cast;
 use crate::{Grads, Save, Var, record};
 
 impl Var {
@@ -19,9 +18,7 @@ impl Var {
     /// # Errors
     /// `ShapeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
     pub fn bce_with_logits(&self, target: &Var, reduction: Reduction) -> Result<Var> {
-        if let Some(cast) = Cast::of("bce_with_logits") {
-            return cast.run(|cast| cast.var(self)?.bce_with_logits(&cast.var(target)?, reduction));
-        }
+        autocast!("bce_with_logits", [self, target], |x, target| x.bce_with_logits(&target, reduction));
         const OP: &str = "bce_with_logits";
         same_shape(OP, self, target)?;
         not_empty(OP, "input", self.value(), reduction)?;

@@ -2,12 +2,12 @@
 //!
 //! `Y = W * X + b`: `X' = transposed(W) * G`, `W' = G * X`, `b' = Σ G` over images and places.
 
+use tensor::fused::{self, Activation};
 use tensor::{ConvOptions, Device, Error, Result, Tensor, grad};
 
 use super::binary::if_needed;
 use super::crossed::{Crossed, record_crossed};
 use super::samples::{Draw, Sample, sample};
-use crate::autocast::Cast;
 use crate::{Grads, Var};
 
 impl Var {
@@ -34,23 +34,7 @@ impl Var {
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
     /// `InvalidArgument` for a stride or dilation of 0, and for filters larger than the padded images.
     pub fn conv2d(&self, weight: &Var, bias: Option<&Var>, options: &ConvOptions) -> Result<Var> {
-        self.convolved(weight, bias, (*options, false))
-    }
-
-    /// `max(y, 0)` of [`Var::conv2d`]'s `y`, in one command and with the same bits as [`Var::relu`] of it.
-    ///
-    /// # Errors
-    /// As for [`Var::conv2d`].
-    pub fn conv2d_relu(&self, weight: &Var, bias: Option<&Var>, options: &ConvOptions) -> Result<Var> {
-        self.convolved(weight, bias, (*options, true))
-    }
-
-    fn convolved(&self, weight: &Var, bias: Option<&Var>, how: (ConvOptions, bool)) -> Result<Var> {
-        if let Some(cast) = Cast::of(if how.1 { "conv2d_relu" } else { "conv2d" }) {
-            return cast
-                .run(|cast| cast.var(self)?.convolved(&cast.var(weight)?, cast.option(bias)?.as_ref(), how));
-        }
-        batched(self, |x| convolution(x, weight, bias, how))
+        conv2d(self, weight, bias, options, Activation::None)
     }
 
     /// The transposed convolution: each element of `self`, times a filter, added to all that the filter sees there.
@@ -68,47 +52,48 @@ impl Var {
         output_padding: [usize; 2],
         options: &ConvOptions,
     ) -> Result<Var> {
-        self.spread(weight, bias, output_padding, (*options, false))
+        conv_transpose2d(self, weight, bias, output_padding, options, Activation::None)
     }
+}
 
-    /// `max(y, 0)` of [`Var::conv_transpose2d`]'s `y`, in one command and with the same bits as [`Var::relu`] of it.
-    ///
-    /// # Errors
-    /// As for [`Var::conv_transpose2d`].
-    pub fn conv_transpose2d_relu(
-        &self,
-        weight: &Var,
-        bias: Option<&Var>,
-        output_padding: [usize; 2],
-        options: &ConvOptions,
-    ) -> Result<Var> {
-        self.spread(weight, bias, output_padding, (*options, true))
-    }
+/// [`Var::conv2d`] and an activation in the same command: the bits are those of separate ops.
+///
+/// # Errors
+/// As for [`Var::conv2d`].
+pub fn conv2d(
+    x: &Var,
+    weight: &Var,
+    bias: Option<&Var>,
+    options: &ConvOptions,
+    activation: Activation,
+) -> Result<Var> {
+    autocast!("conv2d", [x, weight, bias], |x, weight, bias| {
+        conv2d(&x, &weight, bias.as_ref(), options, activation)
+    });
+    batched(x, |x| convolution(x, weight, bias, *options, activation))
+}
 
-    fn spread(
-        &self,
-        weight: &Var,
-        bias: Option<&Var>,
-        output_padding: [usize; 2],
-        how @ (options, relu): (ConvOptions, bool),
-    ) -> Result<Var> {
-        let op = if relu { "conv_transpose2d_relu" } else { "conv_transpose2d" };
-        if let Some(cast) = Cast::of(op) {
-            return cast.run(|cast| {
-                let (x, weight, bias) = (cast.var(self)?, cast.var(weight)?, cast.option(bias)?);
-                x.spread(&weight, bias.as_ref(), output_padding, how)
-            });
-        }
-        batched(self, |x| {
-            let (x_value, filters, b) = (x.value(), weight.value(), bias.map(Var::value));
-            let value = if relu {
-                x_value.conv_transpose2d_relu(filters, b, output_padding, &options)?
-            } else {
-                x_value.conv_transpose2d(filters, b, output_padding, &options)?
-            };
-            transposed(op, [x, weight], bias, (value, relu), options)
-        })
-    }
+/// [`Var::conv_transpose2d`] and an activation in the same command: the bits are those of separate ops.
+///
+/// # Errors
+/// As for [`Var::conv_transpose2d`].
+pub fn conv_transpose2d(
+    x: &Var,
+    weight: &Var,
+    bias: Option<&Var>,
+    output_padding: [usize; 2],
+    options: &ConvOptions,
+    activation: Activation,
+) -> Result<Var> {
+    let op = activation.op("conv_transpose2d", "conv_transpose2d_relu");
+    autocast!("conv_transpose2d", [x, weight, bias], |x, weight, bias| {
+        conv_transpose2d(&x, &weight, bias.as_ref(), output_padding, options, activation)
+    });
+    batched(x, |x| {
+        let (images, filters, b) = (x.value(), weight.value(), bias.map(Var::value));
+        let value = fused::conv_transpose2d(images, filters, b, output_padding, options, activation)?;
+        transposed(op, [x, weight], bias, (value, activation), *options)
+    })
 }
 
 /// Applies `f` to `[n, c, h, w]`, or to `[c, h, w]` as to one image.
@@ -126,7 +111,7 @@ fn last_two(op: &'static str, x: &Var) -> Result<[usize; 2]> {
 
 /// The value of a convolution at the first `places` only.
 fn at_places(x: &Var, weight: &Var, places: [usize; 2], options: ConvOptions) -> Result<Var> {
-    let mut y = convolution(x, weight, None, (options, false))?;
+    let mut y = convolution(x, weight, None, options, Activation::None)?;
     for (axis, size) in [(2, places[0]), (3, places[1])] {
         if y.shape()[axis as usize] != size {
             y = y.narrow(axis, 0, size)?;
@@ -139,19 +124,16 @@ fn convolution(
     x: &Var,
     weight: &Var,
     bias: Option<&Var>,
-    (options, relu): (ConvOptions, bool),
+    options: ConvOptions,
+    activation: Activation,
 ) -> Result<Var> {
-    let (images, filters, b) = (x.value(), weight.value(), bias.map(Var::value));
-    let (op, value) = if relu {
-        ("conv2d_relu", images.conv2d_relu(filters, b, &options)?)
-    } else {
-        ("conv2d", images.conv2d(filters, b, &options)?)
-    };
+    let op = activation.op("conv2d", "conv2d_relu");
+    let value = fused::conv2d(x.value(), weight.value(), bias.map(Var::value), &options, activation)?;
     let crossed = Crossed::new(x, weight);
     let (image, kernel) = (last_two(op, x)?, last_two(op, weight)?);
     let has_bias = bias.is_some();
-    Ok(record_crossed(op, [x, weight], bias, (value, relu), move |ctx, g| {
-        let g = &crossed.slope(ctx, relu, g)?;
+    Ok(record_crossed(op, [x, weight], bias, (value, activation), move |ctx, g| {
+        let g = &crossed.slope(ctx, activation, g)?;
         let mut grads = Grads::new();
         grads.push(if_needed(ctx, 0, || input_gradient(g, &crossed.rhs(ctx), image, options))?);
         grads.push(if_needed(ctx, 1, || weight_gradient(&crossed.lhs(ctx), g, kernel, options))?);
@@ -165,22 +147,22 @@ fn convolution(
 /// The gradient with respect to images.
 fn input_gradient(g: &Var, weight: &Var, image: [usize; 2], options: ConvOptions) -> Result<Var> {
     let value = grad::conv2d_input(g.value(), weight.value(), None, image, &options)?;
-    transposed("conv2d_input_grad", [g, weight], None, (value, false), options)
+    transposed("conv2d_input_grad", [g, weight], None, (value, Activation::None), options)
 }
 
-/// Records images that a transposed convolution made, or their positive part.
+/// Records images that a transposed convolution made, and their activation.
 fn transposed(
     op: &'static str,
     [g, weight]: [&Var; 2],
     bias: Option<&Var>,
-    (value, relu): (Tensor, bool),
+    (value, activation): (Tensor, Activation),
     options: ConvOptions,
 ) -> Result<Var> {
     let crossed = Crossed::new(g, weight);
     let (places, kernel) = (last_two(op, g)?, last_two(op, weight)?);
     let has_bias = bias.is_some();
-    Ok(record_crossed(op, [g, weight], bias, (value, relu), move |ctx, h| {
-        let h = &crossed.slope(ctx, relu, h)?;
+    Ok(record_crossed(op, [g, weight], bias, (value, activation), move |ctx, h| {
+        let h = &crossed.slope(ctx, activation, h)?;
         let mut grads = Grads::new();
         grads.push(if_needed(ctx, 0, || at_places(h, &crossed.rhs(ctx), places, options))?);
         grads.push(if_needed(ctx, 1, || weight_gradient(h, &crossed.lhs(ctx), kernel, options))?);
@@ -196,7 +178,7 @@ fn weight_gradient(x: &Var, g: &Var, kernel: [usize; 2], options: ConvOptions) -
     let value = grad::conv2d_weight(x.value(), g.value(), kernel, &options)?;
     let crossed = Crossed::new(x, g);
     let (image, places) = (last_two(OP, x)?, last_two(OP, g)?);
-    Ok(record_crossed(OP, [x, g], None, (value, false), move |ctx, h| {
+    Ok(record_crossed(OP, [x, g], None, (value, Activation::None), move |ctx, h| {
         Ok(Grads::from_buf([
             if_needed(ctx, 0, || input_gradient(&crossed.rhs(ctx), h, image, options))?,
             if_needed(ctx, 1, || at_places(&crossed.lhs(ctx), h, places, options))?,
@@ -253,7 +235,7 @@ pub(super) fn relu_samples(device: &Device) -> Result<Vec<Sample>> {
     let d = Draw::new(device);
     let of = |name, x: &[usize], weight: &[usize], options: ConvOptions| -> Result<Sample> {
         let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&weight[..1])?];
-        Ok(sample(name, inputs, move |v| v[0].conv2d_relu(&v[1], Some(&v[2]), &options)))
+        Ok(sample(name, inputs, move |v| conv2d(&v[0], &v[1], Some(&v[2]), &options, Activation::Relu)))
     };
     let plain = ConvOptions::default();
     Ok(vec![
@@ -263,7 +245,7 @@ pub(super) fn relu_samples(device: &Device) -> Result<Vec<Sample>> {
         of("patches", &[2, 1, 4, 6], &[2, 1, 2, 3], options([2, 3], [0, 0], [1, 1], 1))?,
         of("depthwise", &[1, 2, 4, 4], &[2, 1, 3, 3], options([2, 1], [1, 1], [1, 1], 2))?,
         sample("without_bias", [d.normal(&[1, 1, 3, 3])?, d.normal(&[2, 1, 2, 2])?], |v| {
-            v[0].conv2d_relu(&v[1], None, &ConvOptions::default())?.square()
+            conv2d(&v[0], &v[1], None, &ConvOptions::default(), Activation::Relu)?.square()
         }),
     ])
 }
@@ -294,7 +276,8 @@ pub(super) fn transpose_relu_samples(device: &Device) -> Result<Vec<Sample>> {
     let of = |name, x: &[usize], weight: &[usize], extra, options: ConvOptions| -> Result<Sample> {
         let out = weight[1] * options.groups;
         let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&[out])?];
-        let made = move |v: &[Var]| v[0].conv_transpose2d_relu(&v[1], Some(&v[2]), extra, &options);
+        let made =
+            move |v: &[Var]| conv_transpose2d(&v[0], &v[1], Some(&v[2]), extra, &options, Activation::Relu);
         Ok(sample(name, inputs, made))
     };
     let plain = ConvOptions::default();
@@ -306,7 +289,7 @@ pub(super) fn transpose_relu_samples(device: &Device) -> Result<Vec<Sample>> {
         of("upsampling", &[1, 2, 2, 3], &[2, 2, 2, 2], [0, 0], options([2, 2], [0, 0], [1, 1], 1))?,
         of("depthwise", &[1, 2, 3, 2], &[2, 1, 3, 2], [1, 0], options([2, 1], [1, 0], [1, 1], 2))?,
         sample("without_bias", [d.normal(&[1, 2, 2, 2])?, d.normal(&[2, 1, 2, 2])?], move |v| {
-            v[0].conv_transpose2d_relu(&v[1], None, [0, 0], &plain)?.square()
+            conv_transpose2d(&v[0], &v[1], None, [0, 0], &plain, Activation::Relu)?.square()
         }),
     ])
 }

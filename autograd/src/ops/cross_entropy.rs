@@ -40,7 +40,8 @@ impl Var {
             let loss = reduction.apply(losses(&logits, &flat)?.reshape(labels.shape())?)?;
             if rounded { loss.to_dtype(self.dtype()) } else { Ok(loss) }
         };
-        Cast::of(OP).map_or_else(|| loss(true), |cast| cast.run(|_| loss(false)))
+        Cast::of(const { super::autocast_of(OP) })
+            .map_or_else(|| loss(true), |cast| cast.run(|_| loss(false)))
     }
 }
 
@@ -87,12 +88,9 @@ impl CrossEntropy {
     /// As [`Var::cross_entropy`]; `InvalidArgument` unless `0 <= label_smoothing <= 1`; `ShapeMismatch` unless there is a
     /// weight for each class.
     pub fn loss(&self, logits: &Var, labels: &Tensor) -> Result<Var> {
-        if let Some(cast) = Cast::of("cross_entropy") {
-            return cast.run(|cast| {
-                let weight = self.weight.as_ref().map(|weight| cast.tensor(weight)).transpose()?;
-                CrossEntropy { weight, ..self.clone() }.loss(&cast.var(logits)?, labels)
-            });
-        }
+        autocast!("cross_entropy", [logits, self.weight.as_ref()], |logits, weight| {
+            CrossEntropy { weight, ..self.clone() }.loss(&logits, labels)
+        });
         if logits.dtype().is_half() {
             let compute = logits.dtype().compute_dtype();
             let weight = self.weight.as_ref().map(|weight| weight.to_dtype(compute)).transpose()?;

@@ -1,6 +1,7 @@
 //! What products of two operands share: the gradient of each keeps the other one.
 
 use smallvec::{SmallVec, smallvec};
+use tensor::fused::Activation;
 use tensor::{Result, Tensor, UnaryOp};
 
 use super::function::straight_slope;
@@ -39,9 +40,13 @@ impl Crossed {
         ctx.saved(usize::from(self.lhs_wants))
     }
 
-    /// The gradient of the product, for that of the op's result: of its positive part, if a ReLU is part of the op.
-    pub(super) fn slope(self, ctx: &Vjp<'_>, relu: bool, g: &Var) -> Result<Var> {
-        if relu { straight_slope(&ctx.saved(self.saved().len()), UnaryOp::Relu, g) } else { Ok(g.clone()) }
+    /// The gradient of the product, from the gradient `g` of its activation.
+    pub(super) fn slope(self, ctx: &Vjp<'_>, activation: Activation, g: &Var) -> Result<Var> {
+        if activation.is_relu() {
+            straight_slope(&ctx.saved(self.saved().len()), UnaryOp::Relu, g)
+        } else {
+            Ok(g.clone())
+        }
     }
 }
 
@@ -51,14 +56,14 @@ pub(super) fn record_crossed<F>(
     op: &'static str,
     [lhs, rhs]: [&Var; 2],
     bias: Option<&Var>,
-    (value, relu): (Tensor, bool),
+    (value, activation): (Tensor, Activation),
     vjp: F,
 ) -> Var
 where
     F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
 {
     let mut saved: SmallVec<[Save<'_>; 3]> = Crossed::new(lhs, rhs).saved().iter().copied().collect();
-    saved.extend(relu.then_some(Save::Output));
+    saved.extend(activation.is_relu().then_some(Save::Output));
     let mut inputs: SmallVec<[&Var; 3]> = smallvec![lhs, rhs];
     inputs.extend(bias);
     record(op, &inputs, &saved, value, vjp)

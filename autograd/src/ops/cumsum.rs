@@ -4,7 +4,6 @@ use tensor::{Device, Result};
 
 use super::one;
 use super::samples::{Draw, Sample, sample};
-use crate::autocast::Cast;
 use crate::{Var, record};
 
 impl Var {
@@ -13,9 +12,7 @@ impl Var {
     /// # Errors
     /// `AxisOutOfRange`.
     pub fn cumsum(&self, axis: isize) -> Result<Var> {
-        if let Some(cast) = Cast::of("cumsum") {
-            return cast.run(|cast| cast.var(self)?.cumsum(axis));
-        }
+        autocast!("cumsum", [self], |x| x.cumsum(axis));
         let value = self.value().cumsum(axis)?;
         Ok(record("cumsum", &[self], &[], value, move |_, g| Ok(one(from_end(g, axis)?))))
     }

@@ -5,7 +5,6 @@ use tensor::{Device, Result, UnaryOp};
 use super::function::function;
 use super::samples::{Draw, Sample, unary};
 use crate::Var;
-use crate::autocast::Cast;
 
 impl Var {
     /// The exponential `e^x`.
@@ -13,9 +12,7 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn exp(&self) -> Result<Var> {
-        if let Some(cast) = Cast::of("exp") {
-            return cast.run(|cast| cast.var(self)?.exp());
-        }
+        autocast!("exp", [self], |x| x.exp());
         function(
             self,
             UnaryOp::Exp,

@@ -5,7 +5,6 @@ use tensor::{Device, Norm, Result};
 use super::normalize::normalize;
 use super::samples::{Draw, Sample, sample};
 use crate::Var;
-use crate::autocast::Cast;
 
 impl Var {
     /// `(x - mean) / √(variance + eps) · weight + bias` with the mean and the mean square deviation of each group of
@@ -23,12 +22,9 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<Var> {
-        if let Some(cast) = Cast::of("group_norm") {
-            return cast.run(|cast| {
-                let (x, weight, bias) = (cast.var(self)?, cast.option(weight)?, cast.option(bias)?);
-                x.group_norm(num_groups, weight.as_ref(), bias.as_ref(), eps)
-            });
-        }
+        autocast!("group_norm", [self, weight, bias], |x, weight, bias| {
+            x.group_norm(num_groups, weight.as_ref(), bias.as_ref(), eps)
+        });
         normalize(Norm::group(self.value(), num_groups, eps)?, self, weight, bias)
     }
 }

@@ -9,7 +9,6 @@ use super::cross_entropy::not_empty;
 use super::mse_loss::{by_element, same_shape};
 use super::samples::Sample;
 use crate::Var;
-use crate::autocast::Cast;
 
 impl Var {
     /// The absolute error `|x - target|`.
@@ -19,9 +18,7 @@ impl Var {
     /// # Errors
     /// `ShapeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
     pub fn l1_loss(&self, target: &Var, reduction: Reduction) -> Result<Var> {
-        if let Some(cast) = Cast::of("l1_loss") {
-            return cast.run(|cast| cast.var(self)?.l1_loss(&cast.var(target)?, reduction));
-        }
+        autocast!("l1_loss", [self, target], |x, target| x.l1_loss(&target, reduction));
         const OP: &str = "l1_loss";
         same_shape(OP, self, target)?;
         not_empty(OP, "input", self.value(), reduction)?;
@@ -34,9 +31,7 @@ impl Var {
     /// # Errors
     /// As [`Var::l1_loss`]; `InvalidArgument` for a negative `beta`.
     pub fn smooth_l1_loss(&self, target: &Var, beta: f64, reduction: Reduction) -> Result<Var> {
-        if let Some(cast) = Cast::of("smooth_l1_loss") {
-            return cast.run(|cast| cast.var(self)?.smooth_l1_loss(&cast.var(target)?, beta, reduction));
-        }
+        autocast!("smooth_l1_loss", [self, target], |x, target| x.smooth_l1_loss(&target, beta, reduction));
         const OP: &str = "smooth_l1_loss";
         if beta.is_nan() || beta < 0.0 {
             return Err(Error::invalid(OP, "beta", "not negative", beta));

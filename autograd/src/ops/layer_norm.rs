@@ -5,7 +5,6 @@ use tensor::{Device, Norm, Result};
 use super::normalize::normalize;
 use super::samples::{Draw, Sample, sample};
 use crate::Var;
-use crate::autocast::Cast;
 
 impl Var {
     /// `(x - mean) / √(variance + eps) · weight + bias` of each row over the last axes, whose sizes are `normalized_shape`.
@@ -24,12 +23,9 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<Var> {
-        if let Some(cast) = Cast::of("layer_norm") {
-            return cast.run(|cast| {
-                let (x, weight, bias) = (cast.var(self)?, cast.option(weight)?, cast.option(bias)?);
-                x.layer_norm(normalized_shape, weight.as_ref(), bias.as_ref(), eps)
-            });
-        }
+        autocast!("layer_norm", [self, weight, bias], |x, weight, bias| {
+            x.layer_norm(normalized_shape, weight.as_ref(), bias.as_ref(), eps)
+        });
         normalize(Norm::layer(self.value(), normalized_shape, eps)?, self, weight, bias)
     }
 }

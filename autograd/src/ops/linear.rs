@@ -1,13 +1,13 @@
-//! `Y = X Wᵀ + b`; `X' = G W`, `W' = Gᵀ X`, `b' = Σ G` over the rows. Of `max(Y, 0)`, `G` counts where that is positive.
+//! `Y = X Wᵀ + b`; `X' = G W`, `W' = Gᵀ X`, `b' = Σ G` over the rows. With a ReLU, `G` counts where the result is positive.
 
 use smallvec::SmallVec;
+use tensor::fused::{self, Activation};
 use tensor::{Device, Result};
 
 use super::Dims;
 use super::binary::if_needed;
 use super::crossed::{Crossed, record_crossed};
 use super::samples::{Draw, Sample, sample};
-use crate::autocast::Cast;
 use crate::{Grads, Var, Vjp};
 
 impl Var {
@@ -19,49 +19,41 @@ impl Var {
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` if `x` is a scalar;
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
-        self.affine(weight, bias, false)
+        linear(self, weight, bias, Activation::None)
     }
+}
 
-    /// `max(y, 0)` of [`Var::linear`]'s `y`, in one command. On the CPU it has the bits of [`Var::relu`] of `y`; on CUDA the library may
-    /// add up in another order.
-    ///
-    /// # Errors
-    /// As for [`Var::linear`].
-    pub fn linear_relu(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
-        self.affine(weight, bias, true)
-    }
-
-    fn affine(&self, weight: &Var, bias: Option<&Var>, relu: bool) -> Result<Var> {
-        let op = if relu { "linear_relu" } else { "linear" };
-        if let Some(cast) = Cast::of(op) {
-            return cast
-                .run(|cast| cast.var(self)?.affine(&cast.var(weight)?, cast.option(bias)?.as_ref(), relu));
+/// [`Var::linear`] and an activation in the same command. On the CPU it has the bits of separate ops; on CUDA the library may add up in
+/// another order.
+///
+/// # Errors
+/// As for [`Var::linear`].
+pub fn linear(x: &Var, weight: &Var, bias: Option<&Var>, activation: Activation) -> Result<Var> {
+    let op = activation.op("linear", "linear_relu");
+    autocast!("linear", [x, weight, bias], |x, weight, bias| linear(&x, &weight, bias.as_ref(), activation));
+    let value = fused::linear(x.value(), weight.value(), bias.map(Var::value), activation)?;
+    let crossed = Crossed::new(x, weight);
+    let shape: Dims = SmallVec::from_slice(x.shape());
+    // The gradient of a weight that is stored transposed is made in the same order, so that an update walks
+    // both straight through.
+    let transposed = matches!(weight.value().strides(), [rows, columns] if rows < columns);
+    let has_bias = bias.is_some();
+    let vjp = move |ctx: &Vjp<'_>, g: &Var| {
+        let (rows, inputs, outputs) = sizes(&shape, g.shape());
+        let g = crossed.slope(ctx, activation, g)?;
+        let g2 = g.reshape(&[rows, outputs])?;
+        let mut grads = Grads::new();
+        grads.push(if_needed(ctx, 0, || g2.matmul(&crossed.rhs(ctx))?.reshape(&shape))?);
+        grads.push(if_needed(ctx, 1, || {
+            let x = crossed.lhs(ctx).reshape(&[rows, inputs])?;
+            if transposed { x.t()?.matmul(&g2)?.t() } else { g2.t()?.matmul(&x) }
+        })?);
+        if has_bias {
+            grads.push(if_needed(ctx, 2, || g2.sum(&[0], false))?);
         }
-        let (x, w, b) = (self.value(), weight.value(), bias.map(Var::value));
-        let value = if relu { x.linear_relu(w, b) } else { x.linear(w, b) }?;
-        let crossed = Crossed::new(self, weight);
-        let shape: Dims = SmallVec::from_slice(self.shape());
-        // The gradient of a weight that is stored transposed is made in the same order, so that an update walks
-        // both straight through.
-        let transposed = matches!(weight.value().strides(), [rows, columns] if rows < columns);
-        let has_bias = bias.is_some();
-        let vjp = move |ctx: &Vjp<'_>, g: &Var| {
-            let (rows, inputs, outputs) = sizes(&shape, g.shape());
-            let g = crossed.slope(ctx, relu, g)?;
-            let g2 = g.reshape(&[rows, outputs])?;
-            let mut grads = Grads::new();
-            grads.push(if_needed(ctx, 0, || g2.matmul(&crossed.rhs(ctx))?.reshape(&shape))?);
-            grads.push(if_needed(ctx, 1, || {
-                let x = crossed.lhs(ctx).reshape(&[rows, inputs])?;
-                if transposed { x.t()?.matmul(&g2)?.t() } else { g2.t()?.matmul(&x) }
-            })?);
-            if has_bias {
-                grads.push(if_needed(ctx, 2, || g2.sum(&[0], false))?);
-            }
-            Ok(grads)
-        };
-        Ok(record_crossed(op, [self, weight], bias, (value, relu), vjp))
-    }
+        Ok(grads)
+    };
+    Ok(record_crossed(op, [x, weight], bias, (value, activation), vjp))
 }
 
 /// The number of rows of `x`, and the sizes of one row of `x` and of the result.
@@ -118,17 +110,19 @@ pub(super) fn relu_samples(device: &Device) -> Result<Vec<Sample>> {
     let d = Draw::new(device);
     Ok(vec![
         sample("rows", [d.normal(&[2, 3])?, d.normal(&[4, 3])?, d.normal(&[4])?], |v| {
-            v[0].linear_relu(&v[1], Some(&v[2]))
+            linear(&v[0], &v[1], Some(&v[2]), Activation::Relu)
         }),
         sample("stack", [d.normal(&[2, 2, 3])?, d.normal(&[2, 3])?, d.normal(&[2])?], |v| {
-            v[0].linear_relu(&v[1], Some(&v[2]))?.square()
+            linear(&v[0], &v[1], Some(&v[2]), Activation::Relu)?.square()
         }),
-        sample("without_bias", [d.normal(&[2, 3])?, d.normal(&[4, 3])?], |v| v[0].linear_relu(&v[1], None)),
+        sample("without_bias", [d.normal(&[2, 3])?, d.normal(&[4, 3])?], |v| {
+            linear(&v[0], &v[1], None, Activation::Relu)
+        }),
         sample("weight_stored_transposed", [d.normal(&[2, 3])?, d.normal(&[3, 4])?.transpose(0, 1)?], |v| {
-            v[0].linear_relu(&v[1], None)
+            linear(&v[0], &v[1], None, Activation::Relu)
         }),
         sample("one_value_for_all", [d.normal(&[2, 2])?], |v| {
-            v[0].linear_relu(&v[0], Some(&v[0].select(0, 0)?))
+            linear(&v[0], &v[0], Some(&v[0].select(0, 0)?), Activation::Relu)
         }),
     ])
 }
@@ -157,7 +151,11 @@ mod tests {
         let of = |relu: bool| -> Result<Vec<u64>> {
             let x = leaf(&[1.0, -2.0, f64::NAN, 4.0, 0.0, 0.5], &[3, 2])?;
             let (w, b) = (leaf(&[1.0, 0.5, -1.0, 1.0], &[2, 2])?, vector(&[0.0, -1.0])?);
-            let y = if relu { x.linear_relu(&w, Some(&b))? } else { x.linear(&w, Some(&b))?.relu()? };
+            let y = if relu {
+                linear(&x, &w, Some(&b), Activation::Relu)?
+            } else {
+                x.linear(&w, Some(&b))?.relu()?
+            };
             let gradients = y.mul_scalar(3.0)?.sum_all()?.backward()?;
             let mut found = y.value().to_vec::<f64>()?;
             for leaf in [&x, &w, &b] {

@@ -8,7 +8,6 @@ use tensor::{Device, Error, Result, Tensor};
 use super::Reduction;
 use super::cross_entropy::{cross_entropy_grad, not_empty};
 use super::samples::{Draw, Sample, sample};
-use crate::autocast::Cast;
 use crate::{Grads, Save, Var, Vjp, record};
 
 impl Var {
@@ -60,11 +59,8 @@ impl Var {
             let loss = reduction.apply(losses.reshape(labels.shape())?)?;
             if rounded { loss.to_dtype(x.dtype()) } else { Ok(loss) }
         };
-        match Cast::of("linear") {
-            None => loss(self, weight, bias, true),
-            Some(cast) => cast
-                .run(|cast| loss(&cast.var(self)?, &cast.var(weight)?, cast.option(bias)?.as_ref(), false)),
-        }
+        autocast!(OP, [self, weight, bias], |x, weight, bias| loss(&x, &weight, bias.as_ref(), false));
+        loss(self, weight, bias, true)
     }
 }
 

@@ -5,7 +5,6 @@ use tensor::{Device, Result, UnaryOp};
 use super::function::function;
 use super::samples::{Draw, Sample, unary};
 use crate::Var;
-use crate::autocast::Cast;
 
 impl Var {
     /// The natural logarithm `ln x`; NaN for negative numbers, negative infinity for 0.
@@ -13,9 +12,7 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn log(&self) -> Result<Var> {
-        if let Some(cast) = Cast::of("log") {
-            return cast.run(|cast| cast.var(self)?.log());
-        }
+        autocast!("log", [self], |x| x.log());
         function(self, UnaryOp::Log, self.value().log()?, Some(|x: &Var| x.square()?.reciprocal()?.neg()))
     }
 }

@@ -6,7 +6,6 @@ use super::binary::widened;
 use super::samples::{Draw, Sample};
 use super::sum::reductions;
 use super::{kept_shape, one};
-use crate::autocast::Cast;
 use crate::{Save, Var, record};
 
 impl Var {
@@ -18,9 +17,7 @@ impl Var {
     /// `AxisOutOfRange`; `InvalidArgument` for an axis given twice; `DTypeUnsupported` unless the elements are
     /// floats.
     pub fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
-        if let Some(cast) = Cast::of("logsumexp") {
-            return cast.run(|cast| cast.var(self)?.logsumexp(axes, keepdim));
-        }
+        autocast!("logsumexp", [self], |x| x.logsumexp(axes, keepdim));
         if self.dtype().is_half() {
             // The gradient needs the result unrounded.
             return widened(self, |x| x.logsumexp(axes, keepdim));

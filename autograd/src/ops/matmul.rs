@@ -7,7 +7,6 @@ use super::Dims;
 use super::binary::if_needed;
 use super::crossed::Crossed;
 use super::samples::{Draw, Sample, sample};
-use crate::autocast::Cast;
 use crate::{Grads, Var, record};
 
 impl Var {
@@ -20,9 +19,7 @@ impl Var {
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` for scalars; `DTypeUnsupported` unless
     /// the elements are floats.
     pub fn matmul(&self, rhs: &Var) -> Result<Var> {
-        if let Some(cast) = Cast::of("matmul") {
-            return cast.run(|cast| cast.var(self)?.matmul(&cast.var(rhs)?));
-        }
+        autocast!("matmul", [self, rhs], |x, rhs| x.matmul(&rhs));
         let value = self.value().matmul(rhs.value())?;
         let crossed = Crossed::new(self, rhs);
         if self.shape().len() == 2 && rhs.shape().len() == 2 {

@@ -5,7 +5,7 @@
 //! is itself recorded, those ops make the graph of the second derivative.
 //!
 //! To add an op, write its file and add a line to [`ALL`]: the gradient tests, the device and stream tests
-//! and the `gradcheck` program find it there.
+//! and the `gradcheck` program find it there, and `autocast!` the type in which it runs.
 //!
 //! [`record`]: crate::record
 
@@ -82,6 +82,16 @@ mod where_cond;
 use smallvec::SmallVec;
 use tensor::{Device, Result, Tensor};
 
+/// Ops with their activation in the same command, for layers.
+#[doc(hidden)]
+pub mod fused {
+    pub use tensor::fused::Activation;
+
+    pub use super::batch_norm::batch_norm;
+    pub use super::conv2d::{conv_transpose2d, conv2d};
+    pub use super::linear::linear;
+}
+
 pub use attention::AttentionOptions;
 pub(crate) use convert::record_conversion;
 pub use cross_entropy::CrossEntropy;
@@ -98,6 +108,8 @@ use crate::{Grads, Var};
 pub struct OpEntry {
     /// The op's name: that of its method, with the variant where one is.
     pub name: &'static str,
+    /// In which type it runs under an autocast.
+    pub autocast: Autocast,
     /// Whether its gradient can be differentiated again.
     pub twice_differentiable: bool,
     /// Draws the samples on a device, the same numbers on every device.
@@ -108,18 +120,54 @@ impl std::fmt::Debug for OpEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OpEntry")
             .field("name", &self.name)
+            .field("autocast", &self.autocast)
             .field("twice_differentiable", &self.twice_differentiable)
             .finish_non_exhaustive()
     }
 }
 
-const fn op(name: &'static str, samples: fn(&Device) -> Result<Vec<Sample>>) -> OpEntry {
-    OpEntry { name, twice_differentiable: true, samples }
+/// The type in which an op runs under an [`autocast`](crate::autocast()), by PyTorch's lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Autocast {
+    /// The type of the autocast: matrix products, convolutions and attention.
+    Half,
+    /// F32: sums, norms, losses, and functions that overflow.
+    F32,
+    /// The type of its operands; several types promote.
+    Operands,
+}
+
+use Autocast::{F32, Half, Operands};
+
+const fn op(name: &'static str, autocast: Autocast, samples: fn(&Device) -> Result<Vec<Sample>>) -> OpEntry {
+    OpEntry { name, autocast, twice_differentiable: true, samples }
+}
+
+/// The column of an op that casts its operands, as `autocast!` reads it while it is compiled.
+pub(crate) const fn autocast_of(name: &str) -> Autocast {
+    let mut at = 0;
+    while !is_same(LIST[at].name.as_bytes(), name.as_bytes()) {
+        at += 1;
+        assert!(at < LIST.len(), "the op is not listed");
+    }
+    let autocast = LIST[at].autocast;
+    assert!(!matches!(autocast, Operands), "the op is listed as one that takes its operands as they are");
+    autocast
+}
+
+const fn is_same(a: &[u8], b: &[u8]) -> bool {
+    match (a, b) {
+        ([], []) => true,
+        ([x, a @ ..], [y, b @ ..]) => *x == *y && is_same(a, b),
+        _ => false,
+    }
 }
 
 /// Every differentiable op. Left out are those that change no numbers but their type or device, where differences
 /// cannot be taken.
-pub static ALL: &[OpEntry] = &joined::<{ OPS.len() + activations::OPS.len() }>(OPS, activations::OPS);
+pub static ALL: &[OpEntry] = LIST;
+
+const LIST: &[OpEntry] = &joined::<{ OPS.len() + activations::OPS.len() }>(OPS, activations::OPS);
 
 const fn joined<const N: usize>(first: &[OpEntry], second: &[OpEntry]) -> [OpEntry; N] {
     let mut all = [first[0]; N];
@@ -133,98 +181,98 @@ const fn joined<const N: usize>(first: &[OpEntry], second: &[OpEntry]) -> [OpEnt
 
 /// The ops with a file of their own.
 const OPS: &[OpEntry] = &[
-    op("abs", abs::samples),
-    op("adaptive_avg_pool2d", avg_pool2d::adaptive_samples),
-    op("add", add::samples),
-    op("add_scalar", add::scalar_samples),
-    op("attention", attention::samples),
-    op("avg_pool2d", avg_pool2d::samples),
-    op("batch_norm", batch_norm::samples),
-    op("batch_norm_relu", batch_norm::relu_samples),
-    op("bce_with_logits", bce_with_logits::samples),
-    op("cat", cat::samples),
-    op("clamp", clamp::samples),
-    op("contiguous", convert::contiguous_samples),
-    op("conv2d", conv2d::samples),
-    op("conv2d_relu", conv2d::relu_samples),
-    op("conv_transpose2d", conv2d::transpose_samples),
-    op("conv_transpose2d_relu", conv2d::transpose_relu_samples),
-    op("cos", trigonometry::cos_samples),
-    op("cross_entropy", cross_entropy::samples),
-    op("cross_entropy_with", cross_entropy::option_samples),
-    op("linear_cross_entropy", linear_cross_entropy::samples),
-    op("cumsum", cumsum::samples),
-    op("div", div::samples),
-    op("div_scalar", div::scalar_samples),
-    op("dropout", dropout::samples),
-    op("embedding", embedding::samples),
-    op("embedding_bag", embedding_bag::samples),
-    op("exp", exp::samples),
-    op("expand", expand::samples),
-    op("flatten", reshape::flatten_samples),
-    op("gather", gather::samples),
-    op("gelu", gelu::erf_samples),
-    op("gelu_tanh", gelu::tanh_samples),
-    op("group_norm", group_norm::samples),
-    op("index_add", index_select::add_samples),
-    op("index_select", index_select::samples),
-    op("l1_loss", l1_loss::samples),
-    op("layer_norm", layer_norm::samples),
-    op("linear", linear::samples),
-    op("linear_relu", linear::relu_samples),
-    op("log", log::samples),
-    op("log_softmax", softmax::log_samples),
-    op("logsumexp", logsumexp::samples),
-    op("matmul", matmul::samples),
-    op("max", max::samples),
-    op("max_pool2d", max_pool2d::samples),
-    op("max_with_indices", max::indices_samples),
-    op("maximum", maximum::samples),
-    op("mean", mean::samples),
-    op("min", max::min_samples),
-    op("minimum", maximum::minimum_samples),
-    op("mse_loss", mse_loss::samples),
-    op("mul", mul::samples),
-    op("mul_scalar", mul::scalar_samples),
-    op("narrow", narrow::samples),
-    op("neg", neg::samples),
-    op("nll_loss", nll_loss::samples),
-    op("pad", pad::samples),
-    op("permute", permute::samples),
-    op("pow", pow::samples),
-    op("pow_scalar", pow::scalar_samples),
-    op("reciprocal", reciprocal::samples),
-    op("relu", relu::samples),
-    op("reshape", reshape::samples),
-    op("rms_norm", rms_norm::samples),
-    op("rotary_embedding", rotary_embedding::samples),
-    op("rsqrt", sqrt::rsqrt_samples),
-    op("scatter_add", gather::scatter_samples),
-    op("select", narrow::select_samples),
-    op("self_attention", attention::packed_samples),
-    op("sigmoid", sigmoid::samples),
-    op("silu", silu::samples),
-    op("sin", trigonometry::sin_samples),
-    op("smooth_l1_loss", l1_loss::smooth_samples),
-    op("softmax", softmax::samples),
-    op("split", narrow::split_samples),
-    op("sqrt", sqrt::samples),
-    op("square", square::samples),
-    op("squeeze", reshape::squeeze_samples),
-    op("stack", cat::stack_samples),
-    op("std", variance::std_samples),
-    op("sub", sub::samples),
-    op("sum", sum::samples),
-    op("sum_to", sum::to_samples),
-    op("tanh", tanh::samples),
-    op("transpose", permute::transpose_samples),
-    op("tril", triangle::tril_samples),
-    op("triu", triangle::triu_samples),
-    op("unbind", narrow::unbind_samples),
-    op("unsqueeze", reshape::unsqueeze_samples),
-    op("upsample", upsample::samples),
-    op("var", variance::samples),
-    op("where_cond", where_cond::samples),
+    op("abs", Operands, abs::samples),
+    op("adaptive_avg_pool2d", Operands, avg_pool2d::adaptive_samples),
+    op("add", Operands, add::samples),
+    op("add_scalar", Operands, add::scalar_samples),
+    op("attention", Half, attention::samples),
+    op("avg_pool2d", Operands, avg_pool2d::samples),
+    op("batch_norm", Operands, batch_norm::samples),
+    op("batch_norm_relu", Operands, batch_norm::relu_samples),
+    op("bce_with_logits", F32, bce_with_logits::samples),
+    op("cat", Operands, cat::samples),
+    op("clamp", Operands, clamp::samples),
+    op("contiguous", Operands, convert::contiguous_samples),
+    op("conv2d", Half, conv2d::samples),
+    op("conv2d_relu", Half, conv2d::relu_samples),
+    op("conv_transpose2d", Half, conv2d::transpose_samples),
+    op("conv_transpose2d_relu", Half, conv2d::transpose_relu_samples),
+    op("cos", Operands, trigonometry::cos_samples),
+    op("cross_entropy", F32, cross_entropy::samples),
+    op("cross_entropy_with", F32, cross_entropy::option_samples),
+    op("linear_cross_entropy", Half, linear_cross_entropy::samples),
+    op("cumsum", F32, cumsum::samples),
+    op("div", Operands, div::samples),
+    op("div_scalar", Operands, div::scalar_samples),
+    op("dropout", Operands, dropout::samples),
+    op("embedding", Operands, embedding::samples),
+    op("embedding_bag", Operands, embedding_bag::samples),
+    op("exp", F32, exp::samples),
+    op("expand", Operands, expand::samples),
+    op("flatten", Operands, reshape::flatten_samples),
+    op("gather", Operands, gather::samples),
+    op("gelu", Operands, gelu::erf_samples),
+    op("gelu_tanh", Operands, gelu::tanh_samples),
+    op("group_norm", F32, group_norm::samples),
+    op("index_add", Operands, index_select::add_samples),
+    op("index_select", Operands, index_select::samples),
+    op("l1_loss", F32, l1_loss::samples),
+    op("layer_norm", F32, layer_norm::samples),
+    op("linear", Half, linear::samples),
+    op("linear_relu", Half, linear::relu_samples),
+    op("log", F32, log::samples),
+    op("log_softmax", F32, softmax::log_samples),
+    op("logsumexp", F32, logsumexp::samples),
+    op("matmul", Half, matmul::samples),
+    op("max", Operands, max::samples),
+    op("max_pool2d", Operands, max_pool2d::samples),
+    op("max_with_indices", Operands, max::indices_samples),
+    op("maximum", Operands, maximum::samples),
+    op("mean", Operands, mean::samples),
+    op("min", Operands, max::min_samples),
+    op("minimum", Operands, maximum::minimum_samples),
+    op("mse_loss", F32, mse_loss::samples),
+    op("mul", Operands, mul::samples),
+    op("mul_scalar", Operands, mul::scalar_samples),
+    op("narrow", Operands, narrow::samples),
+    op("neg", Operands, neg::samples),
+    op("nll_loss", F32, nll_loss::samples),
+    op("pad", Operands, pad::samples),
+    op("permute", Operands, permute::samples),
+    op("pow", F32, pow::samples),
+    op("pow_scalar", F32, pow::scalar_samples),
+    op("reciprocal", F32, reciprocal::samples),
+    op("relu", Operands, relu::samples),
+    op("reshape", Operands, reshape::samples),
+    op("rms_norm", F32, rms_norm::samples),
+    op("rotary_embedding", Operands, rotary_embedding::samples),
+    op("rsqrt", F32, sqrt::rsqrt_samples),
+    op("scatter_add", Operands, gather::scatter_samples),
+    op("select", Operands, narrow::select_samples),
+    op("self_attention", Half, attention::packed_samples),
+    op("sigmoid", Operands, sigmoid::samples),
+    op("silu", Operands, silu::samples),
+    op("sin", Operands, trigonometry::sin_samples),
+    op("smooth_l1_loss", F32, l1_loss::smooth_samples),
+    op("softmax", F32, softmax::samples),
+    op("split", Operands, narrow::split_samples),
+    op("sqrt", Operands, sqrt::samples),
+    op("square", F32, square::samples),
+    op("squeeze", Operands, reshape::squeeze_samples),
+    op("stack", Operands, cat::stack_samples),
+    op("std", Operands, variance::std_samples),
+    op("sub", Operands, sub::samples),
+    op("sum", F32, sum::samples),
+    op("sum_to", Operands, sum::to_samples),
+    op("tanh", Operands, tanh::samples),
+    op("transpose", Operands, permute::transpose_samples),
+    op("tril", Operands, triangle::tril_samples),
+    op("triu", Operands, triangle::triu_samples),
+    op("unbind", Operands, narrow::unbind_samples),
+    op("unsqueeze", Operands, reshape::unsqueeze_samples),
+    op("upsample", F32, upsample::samples),
+    op("var", Operands, variance::samples),
+    op("where_cond", Operands, where_cond::samples),
 ];
 
 /// A shape that an op keeps for its gradient.

@@ -7,7 +7,6 @@ use super::binary::computed;
 use super::cross_entropy::not_empty;
 use super::samples::{Draw, Sample, sample};
 use crate::Var;
-use crate::autocast::Cast;
 
 impl Var {
     /// The squared error `(x - target)²`.
@@ -18,9 +17,7 @@ impl Var {
     /// # Errors
     /// `ShapeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
     pub fn mse_loss(&self, target: &Var, reduction: Reduction) -> Result<Var> {
-        if let Some(cast) = Cast::of("mse_loss") {
-            return cast.run(|cast| cast.var(self)?.mse_loss(&cast.var(target)?, reduction));
-        }
+        autocast!("mse_loss", [self, target], |x, target| x.mse_loss(&target, reduction));
         const OP: &str = "mse_loss";
         same_shape(OP, self, target)?;
         not_empty(OP, "input", self.value(), reduction)?;

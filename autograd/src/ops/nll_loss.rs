@@ -6,7 +6,6 @@ use super::Reduction;
 use super::cross_entropy::{by_label, not_empty, rows};
 use super::samples::Sample;
 use crate::Var;
-use crate::autocast::Cast;
 
 impl Var {
     /// The negative log-likelihood of the labels, for log-probabilities such as [`Var::log_softmax`] gives.
@@ -17,9 +16,7 @@ impl Var {
     /// # Errors
     /// As [`Var::cross_entropy`].
     pub fn nll_loss(&self, labels: &Tensor, reduction: Reduction) -> Result<Var> {
-        if let Some(cast) = Cast::of("nll_loss") {
-            return cast.run(|cast| cast.var(self)?.nll_loss(labels, reduction));
-        }
+        autocast!("nll_loss", [self], |x| x.nll_loss(labels, reduction));
         const OP: &str = "nll_loss";
         let (log_probs, flat) = rows(OP, self, labels)?;
         not_empty(OP, "labels", labels, reduction)?;

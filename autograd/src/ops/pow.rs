@@ -5,7 +5,6 @@ use tensor::{BinaryGradOp, Device, Result, UnaryOp};
 use super::binary::{binary_slope, if_needed, promoted, record_binary};
 use super::function::function;
 use super::samples::{Draw, Sample, binary, sample, unary};
-use crate::autocast::Cast;
 use crate::{Save, Var};
 
 impl Var {
@@ -17,9 +16,7 @@ impl Var {
     /// # Errors
     /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
     pub fn pow(&self, exponent: &Var) -> Result<Var> {
-        if let Some(cast) = Cast::of("pow") {
-            return cast.run(|cast| cast.var(self)?.pow(&cast.var(exponent)?));
-        }
+        autocast!("pow", [self, exponent], |x, exponent| x.pow(&exponent));
         if self.dtype() != exponent.dtype() {
             return promoted(self, exponent, Var::pow);
         }
@@ -40,9 +37,7 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn pow_scalar(&self, p: f64) -> Result<Var> {
-        if let Some(cast) = Cast::of("pow") {
-            return cast.run(|cast| cast.var(self)?.pow_scalar(p));
-        }
+        autocast!("pow_scalar", [self], |x| x.pow_scalar(p));
         let value = self.value().pow_scalar(p)?;
         // y'' = p (p - 1) x^(p - 2), 0 for a straight line.
         let bend = move |x: &Var| match p {

@@ -5,7 +5,6 @@ use tensor::{Device, Result, UnaryOp};
 use super::function::function;
 use super::samples::{Draw, Sample, unary};
 use crate::Var;
-use crate::autocast::Cast;
 
 impl Var {
     /// The reciprocal `1 / x`.
@@ -13,9 +12,7 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn reciprocal(&self) -> Result<Var> {
-        if let Some(cast) = Cast::of("reciprocal") {
-            return cast.run(|cast| cast.var(self)?.reciprocal());
-        }
+        autocast!("reciprocal", [self], |x| x.reciprocal());
         let bend = |x: &Var| x.pow_scalar(-3.0)?.mul_scalar(2.0);
         function(self, UnaryOp::Reciprocal, self.value().reciprocal()?, Some(bend))
     }

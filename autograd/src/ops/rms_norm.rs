@@ -5,7 +5,6 @@ use tensor::{Device, Norm, Result};
 use super::normalize::normalize;
 use super::samples::{Draw, Sample, sample};
 use crate::Var;
-use crate::autocast::Cast;
 
 impl Var {
     /// `x / √(mean x² + eps) · weight` of each row over the last axes, whose sizes are `normalized_shape`.
@@ -20,10 +19,7 @@ impl Var {
         weight: Option<&Var>,
         eps: Option<f64>,
     ) -> Result<Var> {
-        if let Some(cast) = Cast::of("rms_norm") {
-            return cast
-                .run(|cast| cast.var(self)?.rms_norm(normalized_shape, cast.option(weight)?.as_ref(), eps));
-        }
+        autocast!("rms_norm", [self, weight], |x, weight| x.rms_norm(normalized_shape, weight.as_ref(), eps));
         normalize(Norm::rms(self.value(), normalized_shape, eps)?, self, weight, None)
     }
 }

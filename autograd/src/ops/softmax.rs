@@ -5,7 +5,6 @@ use tensor::{Device, Result, grad};
 use super::binary::if_needed;
 use super::one;
 use super::samples::{Draw, Sample, sample};
-use crate::autocast::Cast;
 use crate::{Grads, Save, Var, record};
 
 const BOTH: &[Save<'static>] = &[Save::Input(0), Save::Input(1)];
@@ -16,9 +15,7 @@ impl Var {
     /// # Errors
     /// `AxisOutOfRange`; `DTypeUnsupported` unless the elements are floats.
     pub fn softmax(&self, axis: isize) -> Result<Var> {
-        if let Some(cast) = Cast::of("softmax") {
-            return cast.run(|cast| cast.var(self)?.softmax(axis));
-        }
+        autocast!("softmax", [self], |x| x.softmax(axis));
         let value = self.value().softmax(axis)?;
         Ok(record("softmax", &[self], &[Save::Output], value, move |ctx, g| {
             Ok(one(softmax_grad(&ctx.saved(0), g, axis)?))
@@ -30,9 +27,7 @@ impl Var {
     /// # Errors
     /// `AxisOutOfRange`; `DTypeUnsupported` unless the elements are floats.
     pub fn log_softmax(&self, axis: isize) -> Result<Var> {
-        if let Some(cast) = Cast::of("log_softmax") {
-            return cast.run(|cast| cast.var(self)?.log_softmax(axis));
-        }
+        autocast!("log_softmax", [self], |x| x.log_softmax(axis));
         let value = self.value().log_softmax(axis)?;
         Ok(record("log_softmax", &[self], &[Save::Output], value, move |ctx, g| {
             Ok(one(log_softmax_grad(&ctx.saved(0), g, axis)?))

@@ -5,7 +5,6 @@ use tensor::{Device, Result, UnaryOp};
 use super::function::function;
 use super::samples::{Draw, Sample, unary};
 use crate::Var;
-use crate::autocast::Cast;
 
 impl Var {
     /// The square root `√x`; NaN for negative numbers. Its gradient at 0 is infinite.
@@ -22,9 +21,7 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn rsqrt(&self) -> Result<Var> {
-        if let Some(cast) = Cast::of("rsqrt") {
-            return cast.run(|cast| cast.var(self)?.rsqrt());
-        }
+        autocast!("rsqrt", [self], |x| x.rsqrt());
         let bend = |x: &Var| x.pow_scalar(-2.5)?.mul_scalar(0.75);
         function(self, UnaryOp::Rsqrt, self.value().rsqrt()?, Some(bend))
     }

@@ -5,7 +5,6 @@ use tensor::{Device, Result, UnaryOp};
 use super::function::function;
 use super::samples::{Draw, Sample, unary};
 use crate::Var;
-use crate::autocast::Cast;
 
 impl Var {
     /// The square `x²`.
@@ -13,9 +12,7 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` for truth values.
     pub fn square(&self) -> Result<Var> {
-        if let Some(cast) = Cast::of("square") {
-            return cast.run(|cast| cast.var(self)?.square());
-        }
+        autocast!("square", [self], |x| x.square());
         let bend = |x: &Var| Ok(Var::constant(x.value().full_like(2.0)?));
         function(self, UnaryOp::Square, self.value().square()?, Some(bend))
     }

@@ -5,7 +5,6 @@ use tensor::{Device, Result, Tensor};
 
 use super::samples::{Draw, Sample, sample, unary};
 use super::{Dims, kept_shape, one, spread};
-use crate::autocast::Cast;
 use crate::{Var, record};
 
 impl Var {
@@ -16,9 +15,7 @@ impl Var {
     /// # Errors
     /// `AxisOutOfRange`; `InvalidArgument` for an axis given twice.
     pub fn sum(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
-        if let Some(cast) = Cast::of("sum") {
-            return cast.run(|cast| cast.var(self)?.sum(axes, keepdim));
-        }
+        autocast!("sum", [self], |x| x.sum(axes, keepdim));
         let value = self.value().sum(axes, keepdim)?;
         let shape: Dims = SmallVec::from_slice(self.shape());
         let kept = kept_shape(&shape, axes);

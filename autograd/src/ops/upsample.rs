@@ -15,6 +15,7 @@ impl Var {
     /// # Errors
     /// `InvalidArgument` for fewer than two axes, no pixels, or a size of 0.
     pub fn upsample_nearest2d(&self, size: [usize; 2]) -> Result<Var> {
+        autocast!("upsample", [self], |x| x.upsample_nearest2d(size));
         check("upsample_nearest2d", self, size)?;
         let mut x = self.clone();
         for (axis, (n, wanted)) in (-2..).zip(last_two(self).into_iter().zip(size)) {
@@ -37,6 +38,7 @@ impl Var {
     /// As for [`Var::upsample_nearest2d`]; `DTypeUnsupported` unless the elements are floats.
     pub fn upsample_bilinear2d(&self, size: [usize; 2], align_corners: bool) -> Result<Var> {
         const OP: &str = "upsample_bilinear2d";
+        autocast!("upsample", [self], |x| x.upsample_bilinear2d(size, align_corners));
         check(OP, self, size)?;
         if !self.dtype().is_float() {
             return Err(Error::DTypeUnsupported { op: OP, dtype: self.dtype() });

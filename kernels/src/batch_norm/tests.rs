@@ -54,7 +54,7 @@ fn values_and_gradients_follow_the_formulas() {
             bias: Some(bias.view()),
             eps: EPS,
             training: true,
-            relu: false,
+            activation: Activation::None,
         };
         batch_norm(&stream, x.view(), norm, None, out.view()).expect("a launch");
         let grads = [grad.view(), grad_weight.view(), grad_bias.view()];
@@ -86,7 +86,7 @@ fn given_statistics_are_read_and_the_sums_stay_out() {
         bias: None,
         eps: 0.0,
         training: false,
-        relu: false,
+        activation: Activation::None,
     };
     batch_norm(&stream, x.view(), norm, None, out.view()).expect("a launch");
     let (grad_weight, grad_bias) = (vector(0.0), vector(0.0));
@@ -113,7 +113,7 @@ fn threads_do_not_show() {
             bias: None,
             eps: 1e-5,
             training: true,
-            relu: false,
+            activation: Activation::None,
         };
         batch_norm(&stream, x.view(), norm, None, out.view()).expect("a launch");
         [out.to_vec(), mean.to_vec(), var.to_vec()].map(|values| bits(&values))
@@ -138,7 +138,7 @@ fn shapes_and_types_are_checked() {
         bias: None,
         eps: 0.0,
         training: false,
-        relu: false,
+        activation: Activation::None,
     };
     let run = |mean| batch_norm(&stream, x.view(), norm(mean), None, out.view());
     assert!(run(three.view()).is_ok());

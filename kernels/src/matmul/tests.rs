@@ -95,7 +95,10 @@ fn bits_follow_the_documented_order_for_all_strides_and_threads() {
                     .unwrap();
                 assert!(bits(&out.to_vec()) == plain, "{m} {n} {k} {orders:?} {threads} threads");
                 let row = Array::new(&s, &bias, &[n]);
-                linear(&s, x.view(), y.view(), row.view(), out.view()).unwrap().launch(None).unwrap();
+                linear(&s, x.view(), y.view(), Some(row.view()), Activation::None, out.view())
+                    .unwrap()
+                    .launch(None)
+                    .unwrap();
                 assert!(bits(&out.to_vec()) == biased, "bias {m} {n} {k} {orders:?} {threads} threads");
             }
         }
@@ -165,7 +168,10 @@ fn expanded_operands_and_bias_are_read_in_place() {
     let w = Array::new(&s, &[1.0_f32, 2.0, 3.0, 4.0], &[4, 1]).with(|l| l.expand("test", &[4, 5]).unwrap());
     let bias = Array::new(&s, &[0.5_f32], &[1]).with(|l| l.expand("test", &[5]).unwrap());
     let out = Array::full(&s, f32::NAN, &[3, 5]);
-    linear(&s, x.view(), w.view(), bias.view(), out.view()).unwrap().launch(None).unwrap();
+    linear(&s, x.view(), w.view(), Some(bias.view()), Activation::None, out.view())
+        .unwrap()
+        .launch(None)
+        .unwrap();
     assert_eq!(out.to_vec(), [20.5; 15]);
 }
 
@@ -179,7 +185,10 @@ fn empty_products() {
     matmul(&s, none.view(), none_t.view(), out.view(), Accumulate::Overwrite).unwrap().launch(None).unwrap();
     assert_eq!(out.to_vec(), [0.0; 6]);
     let bias = Array::new(&s, &[1.0_f32, 2.0], &[2]);
-    linear(&s, none.view(), none_t.view(), bias.view(), out.view()).unwrap().launch(None).unwrap();
+    linear(&s, none.view(), none_t.view(), Some(bias.view()), Activation::None, out.view())
+        .unwrap()
+        .launch(None)
+        .unwrap();
     matmul(&s, none.view(), none_t.view(), out.view(), Accumulate::Add).unwrap().launch(None).unwrap();
     assert_eq!(out.to_vec(), [1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
     let square = Array::full(&s, 1.0_f32, &[2, 2]);

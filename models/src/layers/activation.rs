@@ -1,8 +1,10 @@
 //! Layers without parameters.
 
 use autograd::Var;
+use autograd::ops::fused::Activation;
 use device::Result;
 
+use crate::module::Fusion;
 use crate::{Forward, Module};
 
 /// `y = max(x, 0)`, element by element; NaN stays NaN.
@@ -14,8 +16,8 @@ impl Forward for Relu {
         input.relu()
     }
 
-    fn is_relu(&self) -> bool {
-        true
+    fn fusion(&self) -> Fusion<'_> {
+        Fusion::Activation(Activation::Relu)
     }
 }
 

@@ -1,10 +1,12 @@
 //! Batch normalisation, with running statistics.
 
+use autograd::ops::fused::{self, Activation};
 use autograd::{Var, defer};
 use device::{DType, Device, Error, Result};
 use tensor::{BatchStatistics, Tensor};
 
 use super::parameters::expect_float;
+use crate::module::{Activated, Fusion};
 use crate::{Forward, Module, Training};
 
 /// Normalises each channel of images: `y = (x - mean) / sqrt(var + eps) weight + bias`.
@@ -123,9 +125,10 @@ impl BatchNorm2d {
     pub fn bias(&self) -> Option<&Var> {
         self.bias.as_ref()
     }
+}
 
-    /// The images normalised, or the positive part of that.
-    fn normalised(&self, input: &Var, relu: bool) -> Result<Var> {
+impl Activated for BatchNorm2d {
+    fn activated(&self, input: &Var, activation: Activation) -> Result<Var> {
         let &[n, _, h, w] = input.shape() else {
             return Err(Error::invalid(
                 "batch_norm",
@@ -134,22 +137,13 @@ impl BatchNorm2d {
                 format_args!("shape {:?}", input.shape()),
             ));
         };
-        let (weight, bias, eps) = (self.weight.as_ref(), self.bias.as_ref(), self.options.eps);
+        let affine = [self.weight.as_ref(), self.bias.as_ref()];
         let training = self.training.is_on();
-        if let (Some(running), false) = (&self.running, training) {
-            let (mean, var) = (&running.running_mean, &running.running_var);
-            return if relu {
-                input.batch_norm_relu_with(mean, var, weight, bias, eps)
-            } else {
-                input.batch_norm_with(mean, var, weight, bias, eps)
-            };
-        }
-        let (value, statistics) = if relu {
-            input.batch_norm_relu(weight, bias, eps)
-        } else {
-            input.batch_norm(weight, bias, eps)
-        }?;
-        if let (Some(running), true) = (&self.running, training) {
+        let running = self.running.as_ref();
+        let given =
+            running.filter(|_| !training).map(|running| [&running.running_mean, &running.running_var]);
+        let (value, statistics) = fused::batch_norm(input, given, affine, self.options.eps, activation)?;
+        if let (Some(running), true) = (running, training) {
             let (running, momentum) = (running.clone(), self.options.momentum);
             defer(move || running.follow(&statistics, n * h * w, momentum))?;
         }
@@ -159,10 +153,10 @@ impl BatchNorm2d {
 
 impl Forward for BatchNorm2d {
     fn forward(&self, input: &Var) -> Result<Var> {
-        self.normalised(input, false)
+        self.activated(input, Activation::None)
     }
 
-    fn forward_relu(&self, input: &Var) -> Result<Var> {
-        self.normalised(input, true)
+    fn fusion(&self) -> Fusion<'_> {
+        Fusion::Layer(self)
     }
 }

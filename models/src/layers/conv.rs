@@ -1,10 +1,12 @@
 //! Convolutional layers.
 
 use autograd::Var;
+use autograd::ops::fused::{self, Activation};
 use device::{DType, Device, Error, Result};
 use tensor::{ConvOptions, RandomKey};
 
 use super::parameters::{FirstValues, expect_float};
+use crate::module::{Activated, Fusion};
 use crate::{Forward, Module};
 
 /// How to make a [`Conv2d`] or a [`ConvTranspose2d`]; every pair is for the axes `[h, w]`.
@@ -137,13 +139,19 @@ impl Conv2d {
     }
 }
 
+impl Activated for Conv2d {
+    fn activated(&self, input: &Var, activation: Activation) -> Result<Var> {
+        fused::conv2d(input, &self.weight, self.bias.as_ref(), &self.options, activation)
+    }
+}
+
 impl Forward for Conv2d {
     fn forward(&self, input: &Var) -> Result<Var> {
-        input.conv2d(&self.weight, self.bias.as_ref(), &self.options)
+        self.activated(input, Activation::None)
     }
 
-    fn forward_relu(&self, input: &Var) -> Result<Var> {
-        input.conv2d_relu(&self.weight, self.bias.as_ref(), &self.options)
+    fn fusion(&self) -> Fusion<'_> {
+        Fusion::Layer(self)
     }
 }
 
@@ -214,12 +222,19 @@ impl ConvTranspose2d {
     }
 }
 
+impl Activated for ConvTranspose2d {
+    fn activated(&self, input: &Var, activation: Activation) -> Result<Var> {
+        let (weight, bias) = (&self.weight, self.bias.as_ref());
+        fused::conv_transpose2d(input, weight, bias, self.output_padding, &self.options, activation)
+    }
+}
+
 impl Forward for ConvTranspose2d {
     fn forward(&self, input: &Var) -> Result<Var> {
-        input.conv_transpose2d(&self.weight, self.bias.as_ref(), self.output_padding, &self.options)
+        self.activated(input, Activation::None)
     }
 
-    fn forward_relu(&self, input: &Var) -> Result<Var> {
-        input.conv_transpose2d_relu(&self.weight, self.bias.as_ref(), self.output_padding, &self.options)
+    fn fusion(&self) -> Fusion<'_> {
+        Fusion::Layer(self)
     }
 }

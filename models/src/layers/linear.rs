@@ -1,10 +1,12 @@
 //! The affine layer.
 
 use autograd::Var;
+use autograd::ops::fused::{self, Activation};
 use device::{DType, Device, Error, Result};
 use tensor::RandomKey;
 
 use super::parameters::{FirstValues, expect_float};
+use crate::module::{Activated, Fusion};
 use crate::{Forward, Module};
 
 /// `y = x W^T + b`.
@@ -111,12 +113,18 @@ impl Linear {
     }
 }
 
+impl Activated for Linear {
+    fn activated(&self, input: &Var, activation: Activation) -> Result<Var> {
+        fused::linear(input, &self.weight, self.bias.as_ref(), activation)
+    }
+}
+
 impl Forward for Linear {
     fn forward(&self, input: &Var) -> Result<Var> {
-        input.linear(&self.weight, self.bias.as_ref())
+        self.activated(input, Activation::None)
     }
 
-    fn forward_relu(&self, input: &Var) -> Result<Var> {
-        input.linear_relu(&self.weight, self.bias.as_ref())
+    fn fusion(&self) -> Fusion<'_> {
+        Fusion::Layer(self)
     }
 }

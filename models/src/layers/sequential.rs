@@ -4,10 +4,11 @@ use autograd::Var;
 use device::{Device, Error, Result};
 use tensor::RandomKey;
 
+use crate::module::Fusion;
 use crate::{Forward, Linear, Module, Relu};
 
-/// Feeds each module's output to the next; parameters are named by position, as in `0.weight`. A module and a
-/// [`Relu`](crate::Relu) behind it are one [`Forward::forward_relu`].
+/// Feeds each module's output to the next; parameters are named by position, as in `0.weight`. A layer and a
+/// [`Relu`](crate::Relu) behind it share a command where the layer has one.
 ///
 /// ```
 /// use models::{Linear, Module, Relu, Sequential};
@@ -54,8 +55,13 @@ impl Forward for Sequential {
         let mut modules = self.modules.iter().peekable();
         let mut value = input.clone();
         while let Some(module) = modules.next() {
-            let relu = modules.next_if(|next| next.is_relu()).is_some();
-            value = if relu { module.forward_relu(&value) } else { module.forward(&value) }?;
+            value = match (module.fusion(), modules.peek().map(|next| next.fusion())) {
+                (Fusion::Layer(layer), Some(Fusion::Activation(activation))) => {
+                    modules.next();
+                    layer.activated(&value, activation)
+                }
+                _ => module.forward(&value),
+            }?;
         }
         Ok(value)
     }

@@ -1,5 +1,7 @@
 //! Values, modes and names of the layers.
 
+use std::sync::Arc;
+
 use approx::{abs_diff_eq, assert_abs_diff_eq};
 use autograd::Var;
 use device::{DType, Device, Error, Result};
@@ -91,6 +93,30 @@ fn activations_have_their_values() {
     close(&Silu, [-0.268_941_43, 0.0, 1.761_594_2]);
     close(&Tanh, [-0.761_594_2, 0.0, 0.964_027_6]);
     close(&Sigmoid, [0.268_941_43, 0.5, 0.880_797_1]);
+}
+
+#[test]
+fn sequential_gives_a_relu_to_the_layer_before_it() {
+    let dev = Device::cpu();
+    let x =
+        Var::constant(Tensor::randn(&[3, 2, 5, 5], DType::F32, RandomKey { seed: 1, op: 0 }, &dev).unwrap());
+    let layers: [(&str, Arc<dyn Forward>); 5] = [
+        ("linear_relu", Arc::new(Linear::new(5, 4, &dev).unwrap())),
+        ("conv2d_relu", Arc::new(Conv2d::new(2, 4, [3, 3], &dev).unwrap())),
+        ("conv_transpose2d_relu", Arc::new(ConvTranspose2d::new(2, 4, [3, 3], &dev).unwrap())),
+        ("batch_norm_relu", Arc::new(BatchNorm2d::new(2, &dev).unwrap())),
+        ("relu", Arc::new(Recompute::new(Linear::new(5, 4, &dev).unwrap()))),
+    ];
+    for (op, layer) in layers {
+        let fused = Sequential::new().push(Arc::clone(&layer)).push(Box::new(Relu)).push(Relu);
+        for training in [true, false] {
+            fused.set_training(training);
+            let y = fused.forward(&x).unwrap();
+            let ops: Vec<_> = y.tape().iter().map(|entry| entry.op).collect();
+            assert!(ops.ends_with(&[op, "relu"]), "{op}: {ops:?}");
+            assert_eq!(values(&y), values(&layer.forward(&x).unwrap().relu().unwrap()), "{op}");
+        }
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use device::{DType, Element, Error, Result};
 use kernels::{CompareOp, UnaryOp};
+use tensor::fused::Activation;
 use tensor::{Attention, AvgPool, ConvOptions, MaxPool, RandomKey, Tensor, bf16, f16, grad};
 
 use crate::on::device;
@@ -317,7 +318,8 @@ fn sums() -> Vec<Case> {
         }),
         case("batch_norm", &[&[4, 3, 5, 2], &[3], &[3], &[4, 3, 5, 2]], |x| {
             let (y, statistics) = x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-5)?;
-            let grads = grad::batch_norm(&x[0], &x[3], Some(&x[1]), &statistics, 1e-5)?;
+            let grads =
+                grad::batch_norm(&x[0], &x[3], [Some(&x[1]), None], &statistics, 1e-5, Activation::None)?;
             let given = x[0].batch_norm_with(&statistics.mean, &statistics.var, Some(&x[1]), None, 1e-3)?;
             Ok([y, given, statistics.mean, statistics.var].into_iter().chain(grads).collect())
         }),

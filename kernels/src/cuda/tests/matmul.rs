@@ -1,7 +1,7 @@
 //! Products of small integers, which are exact in any order.
 
 use super::*;
-use crate::{Accumulate, MatrixProduct, linear, linear_relu, matmul};
+use crate::{Accumulate, Activation, MatrixProduct, linear, matmul};
 
 fn whole<T: Real>(seed: u64, len: usize) -> Vec<T> {
     values(seed, len).into_iter().map(|value| T::of((value * 5.0).round())).collect()
@@ -119,7 +119,11 @@ fn linear_of<T: Real>() {
                 let out = Array::full(stream, T::default(), &wide).with(|layout| {
                     layout.narrow("test", -1, usize::from(narrow), n).expect("within the axis")
                 });
-                launch(stream, linear(stream, x.view(), w.view(), bias.view(), out.view())).map(|()| out)
+                launch(
+                    stream,
+                    linear(stream, x.view(), w.view(), Some(bias.view()), Activation::None, out.view()),
+                )
+                .map(|()| out)
             });
         }
         // Rows that are one value again and again are none that BLAS can express.
@@ -138,7 +142,8 @@ fn linear_of<T: Real>() {
                 let bias = Array::new(stream, &of(3, &[n]), &[n]);
                 let out = Array::full(stream, T::default(), &[m, n]);
                 let bias = biased.then(|| bias.view());
-                launch(stream, linear_relu(stream, x.view(), w.view(), bias, out.view())).map(|()| out)
+                launch(stream, linear(stream, x.view(), w.view(), bias, Activation::Relu, out.view()))
+                    .map(|()| out)
             });
         }
     }

@@ -8,8 +8,8 @@ use crate::conv::tests::{CASES, Case};
 use crate::pool::tests::{MAX, MEANS};
 use crate::testing::values_f32;
 use crate::{
-    Conv2d, Norm, avg_pool2d, avg_pool2d_grad, batch_norm, batch_norm_grad, batch_norm_workspace, conv2d,
-    conv2d_input_grad, conv2d_wants_channels_last, conv2d_weight_grad, follow_statistics, max_pool2d,
+    Activation, Conv2d, Norm, avg_pool2d, avg_pool2d_grad, batch_norm, batch_norm_grad, batch_norm_workspace,
+    conv2d, conv2d_input_grad, conv2d_wants_channels_last, conv2d_weight_grad, follow_statistics, max_pool2d,
     max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 
@@ -52,8 +52,9 @@ fn each_pass<T: Real>(
 ) {
     let (images, filter, results) = (case.images, case.filter(), case.results());
     let how = (case.window, case.groups);
-    for (bias, relu) in [(false, false), (true, false), (true, true)] {
-        both.close(tolerance, ("conv2d", case.name, T::DTYPE, bias, relu), |stream| {
+    let activations = [Activation::None, Activation::Relu];
+    for (bias, activation) in [(false, activations[0]), (true, activations[0]), (true, activations[1])] {
+        both.close(tolerance, ("conv2d", case.name, T::DTYPE, bias, activation), |stream| {
             let (x, w) =
                 (make(stream, ConvPass::Forward, 1, &images), make(stream, ConvPass::Forward, 2, &filter));
             let (b, out) = (
@@ -62,10 +63,10 @@ fn each_pass<T: Real>(
             );
             let bias = bias.then(|| b.view());
             let conv = conv2d(stream, x.view(), w.view(), bias, how, out.view());
-            let conv = conv.and_then(|conv| if relu { conv.relu() } else { Ok(conv) });
+            let conv = conv.and_then(|conv| conv.activated(activation));
             launch::<T>(stream, conv).map(|()| out)
         });
-        both.close(tolerance, ("conv2d_input_grad", case.name, T::DTYPE, bias, relu), |stream| {
+        both.close(tolerance, ("conv2d_input_grad", case.name, T::DTYPE, bias, activation), |stream| {
             let (g, w) = (
                 make(stream, ConvPass::InputGrad, 1, &results),
                 make(stream, ConvPass::InputGrad, 2, &filter),
@@ -76,7 +77,7 @@ fn each_pass<T: Real>(
             );
             let bias = bias.then(|| b.view());
             let conv = conv2d_input_grad(stream, g.view(), w.view(), bias, how, out.view());
-            let conv = conv.and_then(|conv| if relu { conv.relu() } else { Ok(conv) });
+            let conv = conv.and_then(|conv| conv.activated(activation));
             launch::<T>(stream, conv).map(|()| out)
         });
     }
@@ -405,13 +406,13 @@ fn normal_of<T: Real>() {
     let Some(both) = both() else { return };
     let tolerance = 10.0 * T::UNIT;
     for &[n, c, size] in SHAPES {
-        for (training, affine, relu) in [
-            (true, true, false),
-            (true, false, false),
-            // Positive parts of what both devices have the same bits of.
-            (false, true, true),
-            (false, false, true),
-            (false, false, false),
+        for (training, affine, activation) in [
+            (true, true, Activation::None),
+            (true, false, Activation::None),
+            // A ReLU only where both devices have the same bits before it.
+            (false, true, Activation::Relu),
+            (false, false, Activation::Relu),
+            (false, false, Activation::None),
         ] {
             let shape = [n, c, size];
             let run = |stream: &Stream| {
@@ -433,7 +434,7 @@ fn normal_of<T: Real>() {
                     bias: affine.then(|| bias.view()),
                     eps: 1e-2,
                     training,
-                    relu,
+                    activation,
                 };
                 let bytes = batch_norm_workspace(stream, &shape);
                 let space = Array::full(stream, 0xff_u8, &[bytes]);
@@ -445,13 +446,13 @@ fn normal_of<T: Real>() {
             for part in 0..4 {
                 both.close(
                     tolerance,
-                    ("of channels", shape, training, affine, relu, part, T::DTYPE),
+                    ("of channels", shape, training, affine, activation, part, T::DTYPE),
                     |stream| Ok(run(stream)?.0.swap_remove(part)),
                 );
             }
             // The value, and its gradient.
             for part in 0..2 {
-                both.close(tolerance, (shape, training, affine, relu, part, T::DTYPE), |stream| {
+                both.close(tolerance, (shape, training, affine, activation, part, T::DTYPE), |stream| {
                     Ok(run(stream)?.1.swap_remove(part))
                 });
             }

@@ -1,6 +1,7 @@
 //! The example programs as data: model, batches, loss, optimizer, with their models and their made-up data. The `streamgrad`
 //! program trains them, and [`compare::compare`] runs one on one stream and on several, side by side.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod autoencoder;
 mod branches;

@@ -4,6 +4,7 @@
 //! computed from them: tables, the critical path, idle times with their causes, a trace, a diagnosis. [`report`] makes a page
 //! of HTML of it, and [`benchmark`] times single calls.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod averages;
 mod benchmark;

@@ -17,6 +17,8 @@
 //! its data ([`Order`]), in the same blocks. What a step replays reads its batches from tensors that are filled before, within
 //! the time of the step. A replay is one command of a recording. Where batches are prepared ahead, a third copy prepares the next one
 //! beside the replay in the order of the data.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod bound;
 mod captured;

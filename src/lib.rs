@@ -30,7 +30,7 @@
 //! | memory: statistics, limits, snapshots | [`DeviceMemory`] |
 //! | data | [`Tensor`], [`tensor::Operand`] for `+`, `-`, `*` and `/` |
 //! | gradients | [`Var`], [`Gradients`], [`grad`], [`gradcheck`], [`ops`] |
-//! | activation checkpointing | [`recompute`], [`Recompute`] |
+//! | activation checkpointing | [`recompute`], [`nn::Recompute`] |
 //! | mixed precision | [`autocast`], [`optim::GradScaler`] |
 //! | batches at once | [`ConcurrentBatches`] |
 //! | stages at once, batches made ahead | [`Pipeline`], [`Prefetch`] |

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use ::profile::Others;
+use ::profile::OtherPrograms;
 
 /// What the system has counted so far, in its own ticks.
 #[derive(Clone, Copy, Debug)]
@@ -43,12 +43,12 @@ impl Ticks {
     }
 
     /// What others have had from `self` to `end`; `None` if that was not long.
-    pub(super) fn others_until(self, end: Ticks) -> Option<Others> {
+    pub(super) fn others_until(self, end: Ticks) -> Option<OtherPrograms> {
         let since = |what: fn(&Ticks) -> u64| what(&end).saturating_sub(what(&self));
         let (all, processors) = (since(|ticks| ticks.all), end.processors as f64);
         let others = since(|ticks| ticks.busy).saturating_sub(since(|ticks| ticks.own));
         let taken = processors * others as f64 / all as f64;
-        (all > LONG * end.processors).then_some(Others { processors, taken })
+        (all > LONG * end.processors).then_some(OtherPrograms { processors, taken })
     }
 }
 
@@ -68,7 +68,7 @@ mod tests {
         let begin = ticks(1000, 2000, 300);
         // 400 ticks of two processors: 300 at work, 100 of these for this process.
         let others = begin.others_until(ticks(1300, 2100, 400));
-        assert_eq!(others, Some(Others { processors: 2.0, taken: 1.0 }));
+        assert_eq!(others, Some(OtherPrograms { processors: 2.0, taken: 1.0 }));
         assert_eq!(begin.others_until(ticks(1030, 2030, 300)), None, "too short");
         assert!(Ticks::parse("cpu  1 2 3\n", &process(1)).is_none());
         assert!(Ticks::parse(&machine(1, 1), "7 (name R 1").is_none());

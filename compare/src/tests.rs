@@ -1,4 +1,4 @@
-use ::profile::{Busy, Others, longest_chain_ms};
+use ::profile::{Busy, OtherPrograms, longest_chain_ms};
 use approx::assert_abs_diff_eq;
 use device::{
     CommandKind, CommandRecord, DeviceFacts, KernelRecord, LaunchRecord, Moment, RangeRecord, Recording,
@@ -157,7 +157,7 @@ fn each_cause_in_the_figures_has_its_finding() {
     assert_eq!(with(&disturbed), ["busy", "limit"]);
     assert_eq!(with(&|s| (s.overlap, s.serial_ms.p90) = (0.05, 4.0)), ["busy", "limit"]);
     assert_eq!(with(&|s| (s.steps, s.serial_ms.p90) = (19, 4.0)), ["limit"], "too few to tell");
-    let others = |taken| Some(Others { processors: 4.0, taken });
+    let others = |taken| Some(OtherPrograms { processors: 4.0, taken });
     assert_eq!(with(&|s| s.others = others(2.0)), ["limit"], "there is room for both");
     assert_eq!(with(&|s| s.others = others(3.0)), ["busy", "limit"]);
     assert_eq!(with(&|s| (s.threads, s.others) = (Some(4), others(1.0))), ["busy", "limit"]);

@@ -26,7 +26,7 @@ pub use averages::{Average, Averages, Key, Sort};
 pub use benchmark::{MeasuredPeaks, Timing, benchmark};
 pub use communication::Communication;
 pub use device::median;
-pub use diagnosis::{Finding, Others, Schedules, diagnose, diagnose_schedules};
+pub use diagnosis::{Finding, OtherPrograms, Schedules, diagnose, diagnose_schedules};
 pub use idle::{HostActivity, Idle, IdleCause, StreamIdle};
 pub use options::{ProfileOptions, ProfileSchedule};
 pub use path::{CriticalPath, Link, PathSegment, PathShare, longest_chain_ms};

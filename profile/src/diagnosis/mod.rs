@@ -13,7 +13,7 @@ use device::{CommandRecord, DeviceFacts, Place, RangeRecord, StreamId};
 use super::path::{Link, PathSegment, walk};
 use super::timeline::{Busy, Timeline};
 use super::{Profile, ms};
-pub use schedules::{Others, Schedules};
+pub use schedules::{OtherPrograms, Schedules};
 
 /// One finding of a diagnosis.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -122,7 +122,8 @@ rules! { |facts|
         "have the bytes in pinned memory, or upload on another thread, as a stage of a `Pipeline`",
         copies::pageable(facts);
     "exposed-communication" > NOTABLE, "Nothing else runs while ranks exchange tensors",
-        "compute another batch meanwhile, on lanes with a communicator each, or average gradients while the backward pass goes on, as          `DataParallel::backward` does",
+        "compute another batch meanwhile, on lanes with a communicator each, or average gradients during the backward pass, as \
+         `DataParallel::backward` does",
         copies::communication(facts);
     "one-copy-engine" > NOTABLE, "Copies wait for each other, since the device has one engine for them",
         "one waits for the other there, whatever the streams",

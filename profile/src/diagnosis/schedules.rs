@@ -23,7 +23,7 @@ pub struct Schedules {
     /// The part of these until the host had launched everything.
     pub launch_ms: f64,
     /// What other programs had of the machine meanwhile, where the system says so.
-    pub others: Option<Others>,
+    pub others: Option<OtherPrograms>,
     /// How much faster the serial schedule is for having all threads.
     pub split_gain: f64,
     /// The share of busy time in which concurrent streams run at once.
@@ -44,7 +44,7 @@ pub struct Schedules {
 
 /// The processors of the machine, and how many of them other programs had, on average.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Others {
+pub struct OtherPrograms {
     /// All processors.
     pub processors: f64,
     /// Those that other programs had.
@@ -64,10 +64,10 @@ impl Schedules {
     /// How other programs were noticed.
     fn disturbance(&self) -> Option<String> {
         let threads = self.threads.unwrap_or(self.streams) as f64;
-        let is_crowded = |others: &Others| {
+        let is_crowded = |others: &OtherPrograms| {
             others.taken > others.processors - (1.0 - CROWDED) * threads.min(others.processors)
         };
-        if let Some(Others { processors, taken }) = self.others.filter(is_crowded) {
+        if let Some(OtherPrograms { processors, taken }) = self.others.filter(is_crowded) {
             return Some(format!("other programs have {taken:.1} of the {processors} processors"));
         }
         let Quantiles { median, p90, .. } = self.serial_ms;

@@ -67,8 +67,9 @@ impl DataParallelOptions {
 /// several passes. Every rank makes the same calls in the same order.
 ///
 /// ```
-/// use models::{DataParallel, Forward, Optimizer, Module, Sgd, cross_entropy, mlp};
-/// use autograd::{Communicator, Var};
+/// use comm::{Communicator, DataParallel};
+/// use models::{Forward, Module, Optimizer, Sgd, cross_entropy, mlp};
+/// use autograd::Var;
 /// use tensor::{DType, Tensor};
 /// # fn main() -> device::Result<()> {
 /// let rank = |comm: Communicator| -> device::Result<Vec<f32>> {

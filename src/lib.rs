@@ -136,8 +136,8 @@ pub mod prelude {
     #[cfg(feature = "comm")]
     pub use crate::comm::{Communicator, DataParallel, Reduce, TensorCollectives, VarCollectives};
     pub use crate::nn::{
-        AdaptiveAvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d, Dropout,
-        Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, LayerNorm, Linear,
+        AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
+        Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, LayerNorm, Linear,
         LinearOptions, MaxPool2d, MultiheadAttention, MultiheadOptions, Recompute, Relu, RmsNorm, Sequential,
         Sigmoid, Silu, Tanh, Unflatten, mlp,
     };

@@ -224,7 +224,7 @@ impl Plan {
         }
         for at in (0..nodes.len()).rev() {
             let after = nodes[at].next.iter().map(|&next| nodes[next as usize].urgency).max().unwrap_or(0);
-            nodes[at].urgency = after + cost(&*nodes[at].work) as u64;
+            nodes[at].urgency = after.saturating_add(cost(&*nodes[at].work) as u64);
         }
         nodes
     }

@@ -72,7 +72,7 @@ pub fn rotary(
     let (&[ref leading @ .., width], &[ref angles_leading @ .., half]) = (x.shape(), cos.shape()) else {
         return Err(mismatch());
     };
-    if leading != angles_leading || half * 2 != width {
+    if leading != angles_leading || half.checked_mul(2) != Some(width) {
         return Err(mismatch());
     }
     // A loop over the pairs; the second element of each lies at a fixed distance.
@@ -81,11 +81,13 @@ pub fn rotary(
     let (pair, apart) = if rotation.interleaved { (2, 1) } else { (1, half as isize) };
     let strides = |axis: usize| [&out, &x, &cos, &sin].map(|view| view.layout.strides()[axis]);
     let [_, _, cos_step, sin_step] = strides(last);
-    let along = LoopAxis { size: half, strides: [pair * out_step, pair * x_step, cos_step, sin_step] };
+    // What overflows is refused when the command is launched.
+    let [out_pair, x_pair] = [out_step, x_step].map(|step| step.wrapping_mul(pair));
+    let along = LoopAxis { size: half, strides: [out_pair, x_pair, cos_step, sin_step] };
     let pairs = Loops::from_axes(
         (0..last).map(|axis| LoopAxis { size: leading[axis], strides: strides(axis) }).chain([along]),
     );
-    let turn = ([apart * out_step, apart * x_step], rotation.inverse);
+    let turn = ([out_step, x_step].map(|step| step.wrapping_mul(apart)), rotation.inverse);
     let dtype = out.dtype;
     for_float!(OP, dtype, T => {
         Command::new(OP, (out.write::<T>(), x.read::<T>(), cos.read::<T>(), sin.read::<T>()))

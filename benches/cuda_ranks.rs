@@ -14,8 +14,7 @@ mod gpt2;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use streamgrad::comm::Collective;
-use streamgrad::comm::{CommModel, CommOptions, NcclId, ReduceOrder};
+use streamgrad::comm::{Collective, CommModel, CommOptions, NcclId, ReduceOrder};
 use streamgrad::device::{CommandKind, CommandRecord, median};
 use streamgrad::prelude::*;
 use streamgrad::profile::{Profile, ProfileOptions};

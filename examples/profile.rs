@@ -5,9 +5,7 @@
 
 use streamgrad::Result;
 use streamgrad::prelude::*;
-use streamgrad::profile::Key;
-use streamgrad::profile::report::Report;
-use streamgrad::profile::{ProfileSchedule, diagnose};
+use streamgrad::profile::{Key, ProfileSchedule, diagnose, report::Report};
 
 /// The profile of some steps, and the last loss.
 fn train(dev: &Device) -> Result<(Profile, f32)> {

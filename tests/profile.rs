@@ -10,8 +10,7 @@ use common::devices::{cuda, emulated};
 use common::process::run_ignored;
 use streamgrad::device::Use;
 use streamgrad::prelude::*;
-use streamgrad::profile::{Finding, Key};
-use streamgrad::profile::{ProfileSchedule, Profiler, diagnose};
+use streamgrad::profile::{Finding, Key, ProfileSchedule, Profiler, diagnose};
 use streamgrad::{CpuConfig, Error, Placement, Result, Schedule, Stream, StreamOptions, allocate};
 
 /// Steps of a program. What a mistake takes is larger than what a busy machine adds.

@@ -1,4 +1,4 @@
-//! Figures of recorded steps: who was busy when, and the longest chain of commands.
+//! Figures of recorded steps: busy time, overlap, the longest chain of commands, and the time of each op.
 
 use std::collections::HashMap;
 

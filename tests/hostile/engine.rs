@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use streamgrad::allocator::{self, DeviceMemory, PrivatePool};
-use streamgrad::comm::Communicator;
-use streamgrad::comm::{CommOptions, Reduce};
+use streamgrad::comm::{CommOptions, Communicator, Reduce};
 use streamgrad::device::{Capture, Executable, Fused, IpcEvent, Plan, Shared, SpinLock, Team, Use};
 use streamgrad::kernels::{self, RandomKey, UnaryOp};
 use streamgrad::tensor::{RuleStep, custom, each_replay, fresh_slot, optimizer_step};

@@ -5,8 +5,7 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use streamgrad::comm::CommOptions;
-use streamgrad::comm::ReduceOrder;
+use streamgrad::comm::{CommOptions, ReduceOrder};
 use streamgrad::device::as_bytes;
 use streamgrad::prelude::*;
 use streamgrad::{Element, Error, Result};

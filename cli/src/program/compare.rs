@@ -6,9 +6,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use streamgrad::DeviceKind;
 use streamgrad::compare::{
-    CapturedReport, CompareOptions, Comparison, Finding, Quantiles, ScheduleReport, compare,
+    CapturedReport, CompareOptions, Comparison, Finding, Quantiles, Scale, ScheduleReport, Workload, compare,
 };
-use streamgrad::compare::{Scale, Workload};
 use streamgrad::profile::Trace;
 
 use super::output::{Output, Printer};

@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use streamgrad::comm::CommModel;
-use streamgrad::profile::Quantiles;
-use streamgrad::profile::diagnose;
-use streamgrad::profile::report::Report;
-use streamgrad::profile::{Communication, Trace};
+use streamgrad::profile::{Communication, Quantiles, Trace, diagnose, report::Report};
 use workloads::{RankComparison, RankOptions, RankSchedule, compare_ranks};
 
 use super::compare::{Args, quantiles_json, wrapped};

@@ -1,10 +1,11 @@
 //! A comparison as one page of HTML.
 
-use streamgrad::compare::Scale;
-use streamgrad::compare::{Comparison, Finding, ScheduleReport};
+use streamgrad::compare::{Comparison, Finding, Scale, ScheduleReport};
 use streamgrad::device::Recording;
-use streamgrad::profile::Profile;
-use streamgrad::profile::report::{Bars, Line, Plot, Report, Timeline};
+use streamgrad::profile::{
+    Profile,
+    report::{Bars, Line, Plot, Report, Timeline},
+};
 
 use super::table::{Table, pairs};
 

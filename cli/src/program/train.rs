@@ -9,8 +9,10 @@ use streamgrad::compare::{CapturedStep, Evaluation, Model, Scale, Training, Work
 use streamgrad::models::data::LoaderSteps;
 use streamgrad::models::file;
 use streamgrad::optim::Optimizer;
-use streamgrad::profile::report::{Line, Plot, Report};
-use streamgrad::profile::{Profile, ProfileOptions, ProfileSchedule, Profiler};
+use streamgrad::profile::{
+    Profile, ProfileOptions, ProfileSchedule, Profiler,
+    report::{Line, Plot, Report},
+};
 use streamgrad::{
     Batch, ConcurrentBatches, DType, DataLoader, Device, Error, GraphOptions, InMemory, LoaderOptions,
     Tensor, autocast, no_grad,

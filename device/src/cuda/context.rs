@@ -57,7 +57,7 @@ pub(crate) struct Context {
     pub(super) holds: AtomicUsize,
     /// Locked while the driver loads or frees, which waits for the device, and while a stream is made to wait for a
     /// [`Hold`](crate::Hold).
-    loads: Mutex<()>,
+    pub(super) loads: Mutex<()>,
     /// Memory to free once no stream is held.
     freed: Mutex<Vec<Freed>>,
     /// Addresses that get their memory later, if the device has such.
@@ -251,7 +251,7 @@ impl Context {
         if self.bind().is_err() {
             return;
         }
-        // Whoever loads may wait long: the next one frees.
+        // While another thread loads, which may take long, the memory is left to the next release.
         let Some(_quiet) = self.loads.try_lock().filter(|_| !self.is_held()) else { return };
         let all = std::mem::take(&mut *self.freed.lock());
         for freed in all {
@@ -378,14 +378,6 @@ impl Context {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-    }
-
-    /// Calls `close`, which holds a stream back, while the driver does nothing that waits for the device.
-    pub(super) fn hold<R>(&self, close: impl FnOnce() -> Result<R>) -> Result<R> {
-        let _quiet = self.loads.lock();
-        let closed = close()?;
-        self.holds.fetch_add(1, Ordering::AcqRel);
-        Ok(closed)
     }
 }
 

@@ -369,18 +369,13 @@ impl DriverStream {
         let staged = Staged::of(&self.context, &0u32.to_ne_bytes(), moment)?;
         let word = address(staged.as_ptr());
         let flags = sys::CUstreamWaitValue_flags_enum::CU_STREAM_WAIT_VALUE_GEQ as u32;
-        let close = || {
-            // SAFETY: the context is current; the word is the device's to read until the command at `moment` has run.
-            let code = unsafe { sys::cuStreamWaitValue32_v2(self.raw(), word, 1, flags) };
-            check("cuStreamWaitValue32", code)?;
-            self.context.gates.fetch_add(1, Ordering::AcqRel);
-            Ok(())
-        };
-        if holds {
-            self.context.hold(close)?
-        } else {
-            close()?
-        }
+        // Nothing is loaded before the hold is counted.
+        let _quiet = holds.then(|| self.context.loads.lock());
+        // SAFETY: the context is current; the word is the device's to read until the command at `moment` has run.
+        let code = unsafe { sys::cuStreamWaitValue32_v2(self.raw(), word, 1, flags) };
+        check("cuStreamWaitValue32", code)?;
+        self.context.gates.fetch_add(1, Ordering::AcqRel);
+        self.context.holds.fetch_add(usize::from(holds), Ordering::AcqRel);
         Ok(GateWord { word: staged, holds })
     }
 

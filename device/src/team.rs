@@ -13,7 +13,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{UnsafeCell, spin_loop, thread_local};
 use crate::threads::spawn;
-use crate::within::may_wait;
+use crate::within::{CurrentWithin, may_wait};
 use crate::{Error, Panicked, Result, fork};
 
 /// Threads that wait close by for the next job: a hand-off takes well under a microsecond while they look around,
@@ -169,8 +169,10 @@ impl Team {
                 self.running.lock()
             }
         };
-        let (runs, capture, range) = (self.runs(), capture::current(), CurrentRange::get());
-        let job = |i| within(&runs, || capture::within(capture.clone(), || range.within(|| job(i))));
+        let (runs, within) = (self.runs(), CurrentWithin::get());
+        let (capture, range) = (capture::current(), CurrentRange::get());
+        let job =
+            |i| as_part_of(&runs, within, || capture::within(capture.clone(), || range.within(|| job(i))));
         Ok(call(&self.members[..helpers.min(self.members.len())], &job, Shared::wait))
     }
 
@@ -179,8 +181,9 @@ impl Team {
     /// sleeps, and where the team is at work for another caller, this one works alone. Returns as [`run`](Team::run).
     pub fn share(&self, helpers: usize, job: &(dyn Fn(usize) + Sync)) -> Vec<(usize, Panicked)> {
         let Some(_running) = self.running.try_lock() else { return call(&[], job, Shared::take_back) };
-        let (helpers, runs) = (helpers.min(self.members.len()), self.runs());
-        call(&self.members[..helpers], &|i| within(&runs, || job(i)), Shared::take_back)
+        let helpers = helpers.min(self.members.len());
+        let (runs, within) = (self.runs(), CurrentWithin::get());
+        call(&self.members[..helpers], &|i| as_part_of(&runs, within, || job(i)), Shared::take_back)
     }
 
     fn id(&self) -> usize {
@@ -203,8 +206,9 @@ thread_local! {
 
 type Runs = SmallVec<[usize; 2]>;
 
-/// Calls `f` as part of `runs`.
-fn within<R>(runs: &Runs, f: impl FnOnce() -> R) -> R {
+/// Calls `f` as part of `runs`, within what their caller is within: a command that waits for its helpers holds its locks
+/// until they return, so they must not wait for these.
+fn as_part_of<R>(runs: &Runs, within: CurrentWithin, f: impl FnOnce() -> R) -> R {
     /// The former runs, to be restored also on panic.
     struct Outer(Runs);
     impl Drop for Outer {
@@ -213,7 +217,7 @@ fn within<R>(runs: &Runs, f: impl FnOnce() -> R) -> R {
         }
     }
     let outer = RUNS.with(|own| own.replace(ManuallyDrop::new(runs.clone())));
-    let _outer = Outer(ManuallyDrop::into_inner(outer));
+    let (_outer, _within) = (Outer(ManuallyDrop::into_inner(outer)), within.enter());
     f()
 }
 

@@ -33,6 +33,24 @@ impl Within {
     }
 }
 
+/// What a thread is within, for the threads that help it.
+#[derive(Clone, Copy)]
+pub(crate) struct CurrentWithin(u64);
+
+impl CurrentWithin {
+    #[inline]
+    pub(crate) fn get() -> CurrentWithin {
+        CurrentWithin(WITHIN.get())
+    }
+
+    /// While the result lives, the calling thread is within the same. What it is within itself is restored then: a thread
+    /// that helps another one for a while may be within a command of its own.
+    #[inline]
+    pub(crate) fn enter(self) -> Within {
+        Within { outer: WITHIN.replace(self.0 | (WITHIN.get() & 1)) }
+    }
+}
+
 impl Drop for Within {
     #[inline]
     fn drop(&mut self) {

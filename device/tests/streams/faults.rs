@@ -4,10 +4,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use device::{Buffer, CudaConfig, Device, Error, Event, Result, Schedule, Stream, Use};
+use device::cuda::Queue;
+use device::{
+    Binder, Buffer, Cpu, CpuConfig, CudaConfig, Device, Error, Event, Result, Schedule, Stream, Use, Work,
+};
 
 use crate::common::{
     buffer, each_cpu_order, each_cpu_schedule, each_order, each_schedule, emulated, fail, fresh, new_streams,
@@ -121,6 +124,53 @@ fn what_would_wait_for_its_own_command_is_refused() -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// Launches on a stream, and waits for it, on a thread that helps with the command.
+struct Helped {
+    stream: Stream,
+    told: Sender<[Result<()>; 2]>,
+}
+
+impl Work for Helped {
+    fn run(&self, cpu: &Cpu<'_>) {
+        let told = AtomicBool::new(false);
+        let team = cpu.team(usize::MAX).unwrap_or_else(|| unreachable!("the device has two threads"));
+        team.share(1, &|thread| match thread {
+            0 => {
+                while !told.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+            }
+            _ => {
+                // The test listens.
+                let calls = [self.stream.launch_host("nested", &[], || ()), self.stream.synchronize()];
+                let _ = self.told.send(calls);
+                told.store(true, Ordering::Release);
+            }
+        });
+    }
+
+    fn enqueue(&self, _: &Queue<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn bind(&mut self, _: &mut dyn Binder) {}
+}
+
+#[test]
+fn what_would_wait_for_the_command_that_a_thread_helps_with_is_refused() -> Result<()> {
+    let dev = Device::cpu_with(CpuConfig { threads: Some(2), ..CpuConfig::default() });
+    let [side] = new_streams(&dev)?;
+    for stream in [dev.default_stream(), side] {
+        let (sender, receiver) = channel();
+        stream.launch("helped", &[], Helped { stream: stream.clone(), told: sender })?;
+        stream.synchronize()?;
+        let [launched, waited] = receiver.recv().unwrap_or_else(|_| unreachable!("the command has run"));
+        assert!(matches!(launched, Ok(()) | Err(Error::Deadlock { op: "nested", .. })), "{launched:?}");
+        assert!(matches!(waited, Err(Error::Deadlock { op: "synchronize", .. })), "{waited:?}");
+    }
+    Ok(())
 }
 
 #[test]

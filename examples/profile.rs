@@ -48,7 +48,7 @@ fn show(profile: &Profile) {
 /// Runs the example.
 ///
 /// # Errors
-/// What training answers, and `Error::Io` if the trace cannot be written.
+/// What training answers, and `Io` if the trace cannot be written.
 pub(crate) fn main() -> Result<()> {
     let (profile, loss) = train(&Device::best())?;
     show(&profile);

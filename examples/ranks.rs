@@ -9,7 +9,7 @@
 
 use streamgrad::comm::Launch;
 use streamgrad::prelude::*;
-use streamgrad::{Error, Gradients, Result};
+use streamgrad::{Error, ErrorKind, Gradients, Result};
 
 const STEPS: usize = 20;
 const SEED: u64 = 7;
@@ -79,6 +79,6 @@ pub(crate) fn main() -> Result<()> {
         return rank(&Communicator::from_env()?);
     }
     let threads = Communicator::threads(4)?.into_iter().map(|comm| std::thread::spawn(move || rank(&comm)));
-    let panicked = |_| Error::LanePanicked { lane: 0, message: "a rank".into() };
+    let panicked = |_| Error::new(ErrorKind::LanePanicked { lane: 0, message: "a rank".into() });
     threads.collect::<Vec<_>>().into_iter().try_for_each(|thread| thread.join().map_err(panicked)?)
 }

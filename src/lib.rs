@@ -70,9 +70,9 @@ pub use autograd::{
     grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, recompute, record,
 };
 pub use device::{
-    Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
-    IpcEvent, IpcHandle, Moment, Peaks, Placement, Policy, Priority, Recording, Result, Schedule, Stream,
-    StreamId, StreamOptions, SyncDebug, SyncMode, SyncStats, Team, bf16, f16,
+    Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, ErrorKind, Event, Hazard,
+    HiddenSync, Hold, IpcEvent, IpcHandle, Moment, Peaks, Placement, Policy, Priority, Recording, Result,
+    Schedule, Stream, StreamId, StreamOptions, SyncDebug, SyncMode, SyncStats, Team, bf16, f16,
 };
 pub use models::data::Position;
 pub use models::{

@@ -10,15 +10,17 @@ use streamgrad::device::Buffer;
 use streamgrad::nn::mlp;
 use streamgrad::optim::{Sgd, SgdOptions};
 use streamgrad::prelude::*;
-use streamgrad::{ConcurrentBatches, CudaConfig, Error, RandomKey, Result, allocate, cross_entropy};
+use streamgrad::{
+    ConcurrentBatches, CudaConfig, Error, ErrorKind, RandomKey, Result, allocate, cross_entropy,
+};
 
 const MIB: usize = 1 << 20;
 
 /// A CUDA device of its own; `None`, with the reason, if there is none.
 fn cuda() -> Option<Device> {
-    match Device::cuda_with(0, CudaConfig::default()) {
+    match Device::cuda_with(0, CudaConfig::default()).map_err(Error::into_kind) {
         Ok(device) => Some(device),
-        Err(Error::CudaUnavailable { reason }) => {
+        Err(ErrorKind::CudaUnavailable { reason }) => {
             println!("skipped: {reason}");
             None
         }
@@ -210,9 +212,9 @@ fn inner_failing() {
     };
     let mut failed = 0;
     for _ in 0..2 {
-        match failing_run(&device) {
+        match failing_run(&device).map_err(Error::into_kind) {
             Ok(parameters) => assert!(close(&parameters)),
-            Err(Error::OutOfMemory { report, .. }) => {
+            Err(ErrorKind::OutOfMemory { report, .. }) => {
                 failed += 1;
                 assert!(report.contains("the driver refused"), "{report}");
             }
@@ -270,7 +272,7 @@ fn inner_out_of_memory() -> Result<()> {
     assert_eq!((marks(&kept)?, marks(&end)?, marks(&large)?), ([1; 2], [3; 2], [4; 2]));
     let refused = allocate(&main, 8 * MIB);
     assert!(
-        matches!(&refused, Err(Error::OutOfMemory { requested_bytes, report })
+        matches!(refused.as_ref().map_err(Error::kind), Err(ErrorKind::OutOfMemory { requested_bytes, report })
             if *requested_bytes == 8 * MIB && report.contains("the driver refused")),
         "{refused:?}"
     );
@@ -297,7 +299,10 @@ fn inner_refused_undo() -> Result<()> {
     let (main, side) = (device.default_stream(), device.new_stream()?);
     let kept = marked(&main, 4 * page, 1)?;
     let refused = allocate(&main, 40 * page);
-    assert!(matches!(&refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
+    assert!(
+        matches!(refused.as_ref().map_err(Error::kind), Err(ErrorKind::OutOfMemory { .. })),
+        "{refused:?}"
+    );
     // Of 32 pages 28 are still to be had, by any stream.
     let others: Vec<Buffer> = [(&main, 1), (&side, 2), (&main, 4), (&side, 20)]
         .into_iter()
@@ -514,9 +519,9 @@ fn pinned_memory_is_given_back() {
 fn inner_refused_pinned() {
     let device = cuda().unwrap();
     for bytes in [MIB, 4 * MIB, 4 * MIB] {
-        match copied(&device, bytes) {
+        match copied(&device, bytes).map_err(Error::into_kind) {
             Ok(same) => println!("{bytes}: {same}"),
-            Err(Error::OutOfMemory { requested_bytes, .. }) => println!("{bytes}: no {requested_bytes}"),
+            Err(ErrorKind::OutOfMemory { requested_bytes, .. }) => println!("{bytes}: no {requested_bytes}"),
             Err(error) => panic!("{error}"),
         }
     }

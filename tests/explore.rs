@@ -7,7 +7,7 @@ mod common;
 use common::programs::{PROGRAMS, Program, input, parameters, two_lanes};
 use streamgrad::compare::{Explore, explore, explore_all};
 use streamgrad::prelude::*;
-use streamgrad::{Error, Result};
+use streamgrad::{Error, ErrorKind, Result};
 use workloads::{Dlrm, DlrmOptions, Gpt, GptOptions};
 
 /// Two training steps of a model with two lanes that share its weights; `input` gives each lane's batch.
@@ -157,7 +157,13 @@ fn a_limit_of_exactly_the_schedules_is_enough() -> Result<()> {
     assert_eq!(explore_all(all.schedules, two)?, all);
     assert!(all.schedules > 1, "{all:?}");
     let error = explore_all(all.schedules - 1, two);
-    assert!(matches!(error, Err(Error::InvalidArgument { argument: "limit", .. })), "{error:?}");
+    assert!(
+        matches!(
+            error.as_ref().map_err(Error::kind),
+            Err(ErrorKind::InvalidArgument { argument: "limit", .. })
+        ),
+        "{error:?}"
+    );
     Ok(())
 }
 
@@ -175,10 +181,12 @@ fn a_missing_wait_is_found() -> Result<()> {
     assert!(waits >= 6);
     let mut missed = Vec::new();
     for wait in 0..waits {
-        match explore(Explore { seeds: 0..100, drop_wait: Some(wait) }, three_streams) {
-            Err(Error::ScheduleDependent { found, .. }) => assert!(!found.is_empty()),
+        match explore(Explore { seeds: 0..100, drop_wait: Some(wait) }, three_streams)
+            .map_err(Error::into_kind)
+        {
+            Err(ErrorKind::ScheduleDependent { found, .. }) => assert!(!found.is_empty()),
             Ok(_) => missed.push(wait),
-            Err(error) => return Err(error),
+            Err(error) => return Err(Error::new(error)),
         }
     }
     assert!(missed.is_empty(), "without wait {missed:?} of {waits} nothing changed");

@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use common::devices::{cuda, emulated};
 use streamgrad::prelude::*;
-use streamgrad::{DType, Error, IpcEvent, Result};
+use streamgrad::{DType, Error, ErrorKind, IpcEvent, Result};
 
 /// Another process, with which this one exchanges lines.
 struct Other {
@@ -160,8 +160,10 @@ fn another_process_waits_for_an_event() -> Result<()> {
 fn what_cannot_be_shared_is_refused() -> Result<()> {
     let cpu = Device::cpu();
     let x = Tensor::zeros(&[2], DType::F32, &cpu)?;
-    let refused = |outcome: Result<()>, argument: &str| match outcome {
-        Err(Error::InvalidArgument { argument: named, .. }) => assert_eq!(named, argument),
+    let refused = |outcome: Result<()>, argument: &str| match outcome.map_err(Error::into_kind) {
+        Err(ErrorKind::InvalidArgument { argument: named, .. }) => {
+            assert_eq!(named, argument)
+        }
         other => panic!("{other:?}"),
     };
     refused(x.ipc_handle().map(drop), "device");

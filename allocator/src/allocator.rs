@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use device::{BlockId, Device, Error, MemoryDriver, Moment, Pool, Result, SpinLock, StreamId};
+use device::{BlockId, Device, Error, ErrorKind, MemoryDriver, Moment, Pool, Result, SpinLock, StreamId};
 use parking_lot::{Mutex, RwLock};
 
 use crate::arena::Arena;
@@ -365,7 +365,7 @@ impl CachingAllocator {
         let needed = units_for(bytes).map_or(bytes, |units| units as usize * UNIT);
         let (stats, snapshot) = (self.stats(), self.snapshot());
         let report = crate::report::report(&stats, &snapshot, needed, refusal, order);
-        Error::OutOfMemory { requested_bytes: bytes, report }
+        Error::new(ErrorKind::OutOfMemory { requested_bytes: bytes, report })
     }
 }
 

@@ -22,7 +22,7 @@
 //! 7. The same once more after the host has waited for the oldest commands that still use enough freed memory, under every
 //!    policy: whether a program fits does not depend on how far the host runs ahead. No lock is held meanwhile. The host does
 //!    not wait for what need not end by itself ([`Stuck`](device::Stuck)).
-//! 8. [`Error::OutOfMemory`] with a report of where the memory is, and of what was not waited for.
+//! 8. `OutOfMemory` with a report of where the memory is, and of what was not waited for.
 //!
 //! Each stream has an arena with a lock of its own, so streams driven by different threads do not meet. Memory
 //! belongs to its arena until it is given back to the driver; blocks always return there. Blocks are multiples
@@ -87,9 +87,9 @@ pub use stats::MemoryStats;
 /// for the request. On a hit it calls neither the driver nor the device.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`] with a report, when neither the cache nor the driver has a range of that size, or freed memory
-/// would, and is used by commands that the host must not wait for; [`Error::HiddenSync`] where hidden waits are refused;
-/// [`Error::Io`] if the stream must wait and the system gives no thread for that; [`Error::InvalidArgument`]
+/// `OutOfMemory` with a report, when neither the cache nor the driver has a range of that size, or freed memory
+/// would, and is used by commands that the host must not wait for; `HiddenSync` where hidden waits are refused;
+/// `Io` if the stream must wait and the system gives no thread for that; `InvalidArgument`
 /// if the device has a memory pool of another kind.
 #[inline]
 #[track_caller]
@@ -201,8 +201,8 @@ pub trait DeviceMemory {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] with a report, when neither the cache nor the driver has a range of that size;
-    /// [`Error::InvalidArgument`] if the device has a memory pool of another kind.
+    /// `OutOfMemory` with a report, when neither the cache nor the driver has a range of that size;
+    /// `InvalidArgument` if the device has a memory pool of another kind.
     fn reserve(&self, bytes: usize) -> Result<()>;
 
     /// Gives memory without live blocks, every use of which is over, back to the driver: the bytes that were.

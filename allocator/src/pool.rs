@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use device::{Device, Error, Result, Stream, StreamId};
+use device::{Device, Error, ErrorKind, Result, Stream, StreamId};
 use parking_lot::Mutex;
 
 use crate::allocator::CachingAllocator;
@@ -35,7 +35,7 @@ impl PrivatePool {
     /// An empty pool.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the device has a memory pool of another kind.
+    /// `InvalidArgument` if the device has a memory pool of another kind.
     pub fn new(device: &Device) -> Result<PrivatePool> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         CachingAllocator::of(device).ok_or_else(crate::other_pool)?;
@@ -52,7 +52,7 @@ impl PrivatePool {
     /// Buffers may outlive the guard and the pool. Guards for one stream are dropped in reverse order.
     ///
     /// # Errors
-    /// [`Error::DeviceMismatch`] if the stream is another device's, [`Error::OutOfMemory`] if too many streams and pools
+    /// `DeviceMismatch` if the stream is another device's, `OutOfMemory` if too many streams and pools
     /// have memory of their own.
     pub fn serve<'a>(&'a self, stream: &Stream) -> Result<Serving<'a>> {
         if *stream.device() != self.device {
@@ -66,7 +66,8 @@ impl PrivatePool {
                 None => {
                     let report = "no stream or pool more can have memory of its own";
                     let number = allocator.private_arena(stream.id(), self.id);
-                    let none = || Error::OutOfMemory { requested_bytes: 0, report: report.into() };
+                    let none =
+                        || Error::new(ErrorKind::OutOfMemory { requested_bytes: 0, report: report.into() });
                     let number = number.ok_or_else(none)?;
                     arenas.push((stream.id(), number));
                     number

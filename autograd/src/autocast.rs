@@ -71,12 +71,12 @@ thread_local! {
 /// ```
 ///
 /// # Errors
-/// Those of `f`; [`Error::DTypeUnsupported`] for other types, and `f` is not called.
+/// Those of `f`; `DTypeUnsupported` for other types, and `f` is not called.
 pub fn autocast<R>(dtype: impl Into<Option<DType>>, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let half = match dtype.into() {
         None | Some(DType::F32) => None,
         Some(half) if half.is_half() => Some(half),
-        Some(dtype) => return Err(Error::DTypeUnsupported { op: "autocast", dtype }),
+        Some(dtype) => return Err(Error::dtype_unsupported("autocast", dtype)),
     };
     let outermost = current_cache(|cache| cache.is_none());
     if outermost { with_cache(Cache::default(), || with(half, f)) } else { with(half, f) }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use device::{Panicked, Shared};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
-use tensor::{Error, Result, Tensor};
+use tensor::{Error, ErrorKind, Result, Tensor};
 
 use crate::autocast::suspended;
 use crate::gradients::{add_gradients, check_form, check_like, check_place, separate};
@@ -45,9 +45,9 @@ impl Var {
     /// device, and the gradients may be used on any stream. Frees the saved tensors.
     ///
     /// # Errors
-    /// [`Error::NoGradient`] if no leaf led to the value, [`Error::InvalidArgument`] if it has several elements,
-    /// [`Error::GraphConsumed`] after an earlier pass, [`Error::VersionMismatch`] after a change in place,
-    /// [`Error::Async`] if a gradient rule or a hook panicked. Nothing was launched in the first four cases.
+    /// `NoGradient` if no leaf led to the value, `InvalidArgument` if it has several elements,
+    /// `GraphConsumed` after an earlier pass, `VersionMismatch` after a change in place,
+    /// `Async` if a gradient rule or a hook panicked. Nothing was launched in the first four cases.
     pub fn backward(&self) -> Result<Gradients> {
         self.backward_with(BackwardOptions::default())
     }
@@ -55,7 +55,7 @@ impl Var {
     /// [`backward`](Self::backward) with options.
     ///
     /// # Errors
-    /// As for [`backward`](Self::backward); [`Error::ShapeMismatch`], [`Error::DTypeMismatch`] or [`Error::DeviceMismatch`] if
+    /// As for [`backward`](Self::backward); `ShapeMismatch`, `DTypeMismatch` or `DeviceMismatch` if
     /// the given gradient, or that of a hook or a rule, does not fit its value.
     pub fn backward_with(&self, options: BackwardOptions) -> Result<Gradients> {
         self.backward_each(options, |_, gradient| Ok(Some(gradient.clone())))
@@ -365,7 +365,7 @@ impl<'a> Sweep<'a> {
             }
         }
         if sweep.stops.is_empty() {
-            return Err(Error::NoGradient { op });
+            return Err(Error::new(ErrorKind::NoGradient { op }));
         }
         let mut at = 0;
         while let Some(stop) = sweep.stops.get_mut(at) {
@@ -613,7 +613,7 @@ fn check_root(op: &'static str, root: &Var, gradient: Option<&Var>) -> Result<()
 /// Turns a panic of a rule or a hook into an error that names the op.
 fn caught<R>(node: &Node, f: impl FnOnce() -> Result<R>) -> Result<R> {
     Panicked::catch(f).unwrap_or_else(|panicked| {
-        Err(Error::Async { op: node.op, stream: node.place.id(), source: Arc::new(panicked) })
+        Err(Error::new(ErrorKind::Async { op: node.op, stream: node.place.id(), source: Arc::new(panicked) }))
     })
 }
 

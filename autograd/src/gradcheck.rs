@@ -1,6 +1,6 @@
 //! Gradients against finite differences.
 
-use tensor::{DType, Error, RandomKey, Result, Tensor};
+use tensor::{DType, Error, ErrorKind, RandomKey, Result, Tensor};
 
 use crate::{GradOptions, Var, grad};
 
@@ -166,7 +166,7 @@ impl Check<'_> {
     /// Differences need the precision of F64.
     fn is_f64(&self, x: &Tensor) -> Result<()> {
         if x.dtype() != DType::F64 {
-            return Err(Error::DTypeMismatch { op: self.op, expected: DType::F64, got: x.dtype() });
+            return Err(Error::dtype_mismatch(self.op, DType::F64, x.dtype()));
         }
         Ok(())
     }
@@ -203,11 +203,7 @@ impl Check<'_> {
         let found = grad(&roots, leaves, GradOptions { gradients: given, ..GradOptions::default() })?;
         let values = |(leaf, gradient): (&Var, Option<Var>)| match gradient {
             Some(gradient) if gradient.shape() == leaf.shape() => gradient.value().to_vec(),
-            Some(gradient) => Err(Error::ShapeMismatch {
-                op: self.op,
-                lhs: leaf.shape().into(),
-                rhs: gradient.shape().into(),
-            }),
+            Some(gradient) => Err(Error::shape_mismatch(self.op, leaf.shape(), gradient.shape())),
             None => Ok(vec![0.0; leaf.value().elements()]),
         };
         leaves.iter().zip(found).map(values).collect()
@@ -284,7 +280,8 @@ impl Worst {
         let excess = if !error.is_finite() { f64::INFINITY } else { error / allowed };
         if !within && (self.mismatch.is_none() || excess > self.excess) {
             self.excess = excess;
-            self.mismatch = Some(Error::GradientMismatch { input, element, analytic, numeric });
+            self.mismatch =
+                Some(Error::new(ErrorKind::GradientMismatch { input, element, analytic, numeric }));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use device::{Capture, Shared};
 use rustc_hash::FxHashMap;
-use tensor::{DType, Device, Error, Result, Tensor, Tensors, accumulate};
+use tensor::{DType, Device, Error, ErrorKind, Result, Tensor, Tensors, accumulate};
 
 use crate::Var;
 use crate::mode::is_recording;
@@ -78,7 +78,10 @@ impl Gradients {
         const OP: &str = "Gradients::insert";
         let entry = |(leaf, gradient): (Var, Var)| {
             check_like(OP, &leaf, &gradient)?;
-            let leaf = leaf.node.filter(|node| node.is_leaf()).ok_or(Error::NoGradient { op: OP })?;
+            let leaf = leaf
+                .node
+                .filter(|node| node.is_leaf())
+                .ok_or(Error::new(ErrorKind::NoGradient { op: OP }))?;
             Ok(Entry { leaf, gradient })
         };
         let fresh = Gradients::of(gradients.into_iter().map(entry).collect::<Result<_>>()?);
@@ -212,10 +215,10 @@ pub(crate) fn check_form(op: &'static str, shape: &[usize], dtype: DType, gradie
     let given = gradient.shape();
     // Shapes are short, and `==` makes a call.
     if given.len() != shape.len() || given.iter().zip(shape).any(|(a, b)| a != b) {
-        return Err(Error::ShapeMismatch { op, lhs: shape.into(), rhs: given.into() });
+        return Err(Error::shape_mismatch(op, shape, given));
     }
     if gradient.dtype() != dtype {
-        return Err(Error::DTypeMismatch { op, expected: dtype, got: gradient.dtype() });
+        return Err(Error::dtype_mismatch(op, dtype, gradient.dtype()));
     }
     Ok(())
 }
@@ -232,7 +235,7 @@ pub(crate) fn check_place(
         return Ok(());
     }
     let lhs = format!("the device of stream {}", place.id()).into();
-    Err(Error::DeviceMismatch { op, lhs, rhs: device.name().into() })
+    Err(Error::new(ErrorKind::DeviceMismatch { op, lhs, rhs: device.name().into() }))
 }
 
 /// Whether `gradient` can be added where `sum` is: nobody else can see it, and nothing is recorded.

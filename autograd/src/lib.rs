@@ -35,7 +35,7 @@ pub use pipeline::{
 pub use recompute::recompute;
 pub use tape::{Grads, Save, TapeEntry, Vjp, record};
 pub use tensor::{
-    DType, Device, Error, Graph, GraphOptions, Operand, Order, PlanReport, PlannedCommand, Result, Stream,
-    Tensor, Tensors,
+    DType, Device, Error, ErrorKind, Graph, GraphOptions, Operand, Order, PlanReport, PlannedCommand, Result,
+    Stream, Tensor, Tensors,
 };
 pub use var::{Var, VarId};

@@ -46,9 +46,9 @@ use crate::{Grads, Save, Var, Vjp, record};
 /// ```
 ///
 /// # Errors
-/// Those of `f`, now or in the backward pass; there also [`Error::ShapeMismatch`](crate::Error) and the like if `f` gives another form than the first
-/// time, [`Error::InvalidArgument`](crate::Error) if it gives a constant, leaves out a value of the tape that it used the first time, or uses
-/// another one, and [`Error::VersionMismatch`](crate::Error) if `x` or another value, parameter or constant, that an op on a [`Var`] in `f` uses was
+/// Those of `f`, now or in the backward pass; there also `ShapeMismatch` and the like if `f` gives another form than the first
+/// time, `InvalidArgument` if it gives a constant, leaves out a value of the tape that it used the first time, or uses
+/// another one, and `VersionMismatch` if `x` or another value, parameter or constant, that an op on a [`Var`] in `f` uses was
 /// changed in place meanwhile.
 pub fn recompute<F>(f: F, x: &Var) -> Result<Var>
 where

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use device::{Shared, SpinLock, StreamId};
 use smallvec::SmallVec;
-use tensor::{DType, Error, Result, Tensor};
+use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
 use crate::Var;
 use crate::hook::{Hook, Hooks};
@@ -256,7 +256,7 @@ impl Node {
     pub(crate) fn add_hook(&self, hook: Hook) -> Result<()> {
         let mut state = self.state.lock();
         if state.consumed {
-            return Err(Error::GraphConsumed { op: self.op });
+            return Err(Error::new(ErrorKind::GraphConsumed { op: self.op }));
         }
         let hooks = state.hooks.get_or_insert_default();
         hooks.retain(|hook| !hook.is_removed());
@@ -274,12 +274,16 @@ impl Node {
         }
         let mut state = self.state.lock();
         if state.consumed {
-            return Err(Error::GraphConsumed { op: self.op });
+            return Err(Error::new(ErrorKind::GraphConsumed { op: self.op }));
         }
         for saved in &state.saved {
             let now = saved.tensor.version();
             if now != saved.version {
-                return Err(Error::VersionMismatch { op: self.op, saved: saved.version, now });
+                return Err(Error::new(ErrorKind::VersionMismatch {
+                    op: self.op,
+                    saved: saved.version,
+                    now,
+                }));
             }
         }
         let consume = consume && !state.outlasts;

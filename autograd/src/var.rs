@@ -3,7 +3,7 @@
 use std::fmt;
 
 use device::Shared;
-use tensor::{DType, Device, Error, Result, Tensor, Tensors};
+use tensor::{DType, Device, Error, ErrorKind, Result, Tensor, Tensors};
 
 use crate::HookHandle;
 use crate::tape::Node;
@@ -104,13 +104,13 @@ impl Var {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoGradient`] if no gradient flows through this value, [`Error::GraphConsumed`] if a pass has freed what
+    /// `NoGradient` if no gradient flows through this value, `GraphConsumed` if a pass has freed what
     /// its gradient needs, so that the hook would never be called.
     pub fn register_hook<F>(&self, hook: F) -> Result<HookHandle>
     where
         F: Fn(&Var) -> Result<Option<Var>> + Send + Sync + 'static,
     {
-        let node = self.node.as_ref().ok_or(Error::NoGradient { op: "register_hook" })?;
+        let node = self.node.as_ref().ok_or(Error::new(ErrorKind::NoGradient { op: "register_hook" }))?;
         let handle = HookHandle::new(hook);
         node.add_hook(handle.hook())?;
         Ok(handle)

@@ -155,8 +155,7 @@ impl Module for EncoderDecoder {
 /// Those of [`Var::cross_entropy`]; `ShapeMismatch` for scores of another rank.
 pub fn pixel_cross_entropy(scores: &Var, labels: &Tensor) -> Result<Var> {
     let &[n, _, height, width] = scores.shape() else {
-        let (lhs, rhs) = (scores.shape().into(), labels.shape().into());
-        return Err(Error::ShapeMismatch { op: "cross_entropy", lhs, rhs });
+        return Err(Error::shape_mismatch("cross_entropy", scores.shape(), labels.shape()));
     };
     scores.cross_entropy(&labels.reshape(&[n, height, width])?, Reduction::Mean)
 }
@@ -166,6 +165,7 @@ mod tests {
     use device::DType;
 
     use super::*;
+    use device::ErrorKind;
 
     fn count(module: &dyn Module) -> usize {
         module.parameters().iter().map(|parameter| parameter.value().elements()).sum()
@@ -207,13 +207,22 @@ mod tests {
     fn bad_sizes_and_labels_are_errors() {
         let device = Device::cpu();
         for options in [PyramidOptions { width: 0, levels: 1 }, PyramidOptions { width: 16, levels: 70 }] {
-            assert!(matches!(options.features(), Err(Error::InvalidArgument { .. })), "{options:?}");
+            assert!(
+                matches!(
+                    options.features().as_ref().map_err(Error::kind),
+                    Err(ErrorKind::InvalidArgument { .. })
+                ),
+                "{options:?}"
+            );
             assert!(encoder(options, 1, &device).is_err());
         }
         let scores = Var::constant(Tensor::zeros(&[2, 5, 4, 4], DType::F32, &device).unwrap());
         let labels = Tensor::zeros(&[2, 15], DType::I64, &device).unwrap();
         assert!(pixel_cross_entropy(&scores, &labels).is_err());
         let flat = scores.reshape(&[2, 80]).unwrap();
-        assert!(matches!(pixel_cross_entropy(&flat, &labels), Err(Error::ShapeMismatch { .. })));
+        assert!(matches!(
+            pixel_cross_entropy(&flat, &labels).as_ref().map_err(Error::kind),
+            Err(ErrorKind::ShapeMismatch { .. })
+        ));
     }
 }

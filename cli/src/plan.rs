@@ -82,7 +82,7 @@ pub struct PlannedStep {
 /// Measures steps of a workload on one rank that trains as one of many: its gradients go through buckets and collectives.
 ///
 /// # Errors
-/// `InvalidArgument` for no rows or steps, or a network without a positive bandwidth; [`Error::CommUnavailable`] for a device on which
+/// `InvalidArgument` for no rows or steps, or a network without a positive bandwidth; `CommUnavailable` for a device on which
 /// a rank cannot be alone; those of training.
 pub fn plan(workload: &dyn Workload, options: &PlanOptions) -> Result<Plan> {
     let PlanOptions { device, batch, steps, warmup, seed, parallel, network } = options;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use autograd::{ConcurrentBatches, Lanes, Var};
 use comm::{CommModel, CommOptions, Communicator, DataParallel};
-use device::{CpuConfig, Device, Error, Panicked, Result};
+use device::{CpuConfig, Device, Error, ErrorKind, Panicked, Result};
 use tensor::{DType, RandomKey, Tensor};
 
 use models::{Module, Optimizer, Sgd, mse};
@@ -156,17 +156,23 @@ fn on_ranks<C: Send, T: Send>(
     rank: impl Fn(C) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
     let caught = |(at, comm): (usize, C)| {
-        let named = |panicked: Panicked| Error::LanePanicked { lane: at, message: panicked.message };
+        let named =
+            |panicked: Panicked| Error::new(ErrorKind::LanePanicked { lane: at, message: panicked.message });
         Panicked::catch(|| rank(comm)).unwrap_or_else(|panicked| Err(named(panicked)))
     };
     let results: Vec<Result<T>> = thread::scope(|scope| {
         let caught = &caught;
         let ranks = comms.into_iter().enumerate().map(|numbered| scope.spawn(move || caught(numbered)));
-        let lost = |_| Err(Error::LanePanicked { lane: 0, message: "a rank ended".into() });
+        let lost = |_| Err(Error::new(ErrorKind::LanePanicked { lane: 0, message: "a rank ended".into() }));
         ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap_or_else(lost)).collect()
     });
     let (done, mut failed): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
-    failed.sort_by_key(|error| matches!(error, Err(Error::RankLost { .. } | Error::Async { .. })));
+    failed.sort_by_key(|error| {
+        matches!(
+            error.as_ref().map_err(Error::kind),
+            Err(ErrorKind::RankLost { .. } | ErrorKind::Async { .. })
+        )
+    });
     match failed.into_iter().next() {
         Some(Err(error)) => Err(error),
         _ => done.into_iter().collect(),

@@ -65,8 +65,8 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Does a call, on a thread of the stream's own; waits for the other ranks.
     ///
     /// # Errors
-    /// [`Error::RankLost`](crate::Error::RankLost), [`Error::CollectiveMismatch`](crate::Error::CollectiveMismatch),
-    /// [`Error::CollectiveTimeout`](crate::Error::CollectiveTimeout), and those of the library behind it.
+    /// `RankLost`, `CollectiveMismatch`,
+    /// `CollectiveTimeout`, and those of the library behind it.
     fn run(&self, call: &Call, memory: Memory) -> Result<()>;
 
     /// Whether a call has what it waits for, or this rank is to wait for the others, and not they for it: where ranks choose among

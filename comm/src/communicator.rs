@@ -8,7 +8,7 @@ use kernels::{Dims, View};
 use smallvec::SmallVec;
 
 use crate::work::Meeting;
-use crate::{Backend, Call, Collective, CommOptions, Error, Memory, Reduce, Result, met_by};
+use crate::{Backend, Call, Collective, CommOptions, Error, ErrorKind, Memory, Reduce, Result, met_by};
 
 /// One rank of a group of ranks, on a device. A cheap handle: clones are the same rank.
 ///
@@ -17,7 +17,7 @@ use crate::{Backend, Call, Collective, CommOptions, Error, Memory, Reduce, Resul
 /// ones, with operands of the same types and shapes, in the same order. Operands are dense, in row-major order.
 ///
 /// When the last handle of a rank goes, and the last command that it launched has run, the rank has left: a collective of the
-/// others that still needs it is [`Error::RankLost`].
+/// others that still needs it is `RankLost`.
 #[derive(Clone)]
 pub struct Communicator(Arc<Rank>);
 
@@ -96,7 +96,7 @@ impl Communicator {
     /// their ranks; `None` for a rank without a color. Every rank calls it, and the host waits for them.
     ///
     /// # Errors
-    /// [`Error::RankLost`], [`Error::CollectiveTimeout`]; [`Error::Captured`] within a captured step; those of the backend.
+    /// `RankLost`, `CollectiveTimeout`; `Captured` within a captured step; those of the backend.
     pub fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Communicator>> {
         device::Capture::none("split")?;
         let made = self.0.backend.split(color, key)?;
@@ -118,8 +118,8 @@ impl Communicator {
     /// Shapes: `[..] -> [..]`.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`] for a mean of integers or a sum of truth values,
-    /// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for an operand that is not dense; what became of the group before;
+    /// `DTypeMismatch`, `DTypeUnsupported` for a mean of integers or a sum of truth values,
+    /// `ShapeMismatch`, `InvalidArgument` for an operand that is not dense; what became of the group before;
     /// those of [`Stream::launch`].
     #[track_caller]
     pub fn all_reduce(&self, stream: &Stream, x: View<'_>, out: View<'_>, reduce: Reduce) -> Result<()> {
@@ -156,7 +156,7 @@ impl Communicator {
     /// Shapes: `[..] -> [..]`.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce); [`Error::IndexOutOfRange`] for a root that is no rank.
+    /// As for [`all_reduce`](Self::all_reduce); `IndexOutOfRange` for a root that is no rank.
     #[track_caller]
     pub fn broadcast(&self, stream: &Stream, x: View<'_>, out: View<'_>, root: usize) -> Result<()> {
         self.expect_rank("broadcast", root)?;
@@ -169,7 +169,7 @@ impl Communicator {
     /// Shapes: `[size * n, ..] -> [size * n, ..]`.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce); [`Error::InvalidArgument`] if the first axis has no such size.
+    /// As for [`all_reduce`](Self::all_reduce); `InvalidArgument` if the first axis has no such size.
     #[track_caller]
     pub fn all_to_all(&self, stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
         const OP: &str = "all_to_all";
@@ -183,8 +183,8 @@ impl Communicator {
     /// Threads of one process copy it and wait for nobody.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce); [`Error::IndexOutOfRange`] for a rank that there is not;
-    /// [`Error::InvalidArgument`] for this rank itself.
+    /// As for [`all_reduce`](Self::all_reduce); `IndexOutOfRange` for a rank that there is not;
+    /// `InvalidArgument` for this rank itself.
     #[track_caller]
     pub fn send(&self, stream: &Stream, x: View<'_>, to: usize) -> Result<()> {
         self.expect_other("send", to)?;
@@ -223,7 +223,7 @@ impl Communicator {
     /// The shape of one rank's part of a tensor of this shape.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if its first axis cannot be cut into a part for each rank.
+    /// `InvalidArgument` if its first axis cannot be cut into a part for each rank.
     pub fn scattered(&self, op: &'static str, shape: &[usize]) -> Result<Dims> {
         self.expect_parts(op, shape)?;
         let mut part = Dims::from_slice(shape);
@@ -246,7 +246,11 @@ impl Communicator {
         if rank < size {
             return Ok(());
         }
-        Err(Error::IndexOutOfRange { op, index: i64::try_from(rank).unwrap_or(i64::MAX), size })
+        Err(Error::new(ErrorKind::IndexOutOfRange {
+            op,
+            index: i64::try_from(rank).unwrap_or(i64::MAX),
+            size,
+        }))
     }
 
     fn expect_other(&self, op: &'static str, rank: usize) -> Result<()> {
@@ -378,7 +382,7 @@ fn operand(
         expect_dense(op, &view)?;
     }
     if let Some(out) = out.filter(|out| out.dtype != view.dtype) {
-        return Err(Error::DTypeMismatch { op, expected: view.dtype, got: out.dtype });
+        return Err(Error::dtype_mismatch(op, view.dtype, out.dtype));
     }
     if let (Some(x), Some(out)) = (x, out) {
         expect_apart(op, collective, x, out)?;
@@ -389,7 +393,7 @@ fn operand(
         _ => false,
     };
     if refused {
-        return Err(Error::DTypeUnsupported { op, dtype: view.dtype });
+        return Err(Error::dtype_unsupported(op, view.dtype));
     }
     Ok((view.dtype, Dims::from_slice(view.shape())))
 }
@@ -422,5 +426,5 @@ fn expect_shape(op: &'static str, view: View<'_>, shape: &[usize]) -> Result<()>
     if view.shape() == shape {
         return Ok(());
     }
-    Err(Error::ShapeMismatch { op, lhs: shape.into(), rhs: view.shape().into() })
+    Err(Error::shape_mismatch(op, shape, view.shape()))
 }

@@ -110,7 +110,7 @@ impl<M: Module> DataParallel<M> {
     /// duplicated, so every rank calls this, and the host waits for them.
     ///
     /// # Errors
-    /// [`Error::DeviceMismatch`] for a parameter on another device than the communicator's; those of
+    /// `DeviceMismatch` for a parameter on another device than the communicator's; those of
     /// [`Communicator::duplicate`] and [`Tensor::broadcast_`].
     pub fn new(model: M, comm: &Communicator) -> Result<DataParallel<M>> {
         DataParallel::with_options(model, comm, DataParallelOptions::default())
@@ -160,7 +160,7 @@ impl<M: Module> DataParallel<M> {
     /// leaves as they are. Asynchronous but for the first time, when rank 0 tells in which order gradients arrived.
     ///
     /// # Errors
-    /// As for [`Var::backward`] and [`Tensor::all_reduce`]; [`Error::InvalidArgument`] naming a parameter that the loss does not
+    /// As for [`Var::backward`] and [`Tensor::all_reduce`]; `InvalidArgument` naming a parameter that the loss does not
     /// depend on, without [`find_unused`](DataParallelOptions::find_unused).
     pub fn backward(&self, loss: &Var) -> Result<Gradients> {
         let mut pass = Pass::new(self);

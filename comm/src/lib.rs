@@ -12,8 +12,8 @@
 //! program on ranks gives the same bits as one that adds in that order by itself. BF16 and F16 are summed in F32 and rounded
 //! once.
 //!
-//! An error that ranks find when they meet, such as [`Error::RankLost`], is what the next synchronising call of each rank
-//! returns, as the source of an [`Error::Async`]; the communicator is of no use from then on, and says so at each launch.
+//! An error that ranks find when they meet, such as `RankLost`, is what the next synchronising call of each rank
+//! returns, as the source of an `Async`; the communicator is of no use from then on, and says so at each launch.
 //!
 //! ```
 //! use comm::Communicator;
@@ -44,7 +44,7 @@ mod threads;
 mod vars;
 mod work;
 
-use device::{Device, Error, Result};
+use device::{Device, Error, ErrorKind, Result};
 
 pub use backend::Backend;
 pub use call::{Call, Collective, Memory};
@@ -58,9 +58,11 @@ pub use vars::VarCollectives;
 
 /// What a group failed with, as `op` meets it.
 fn met_by(op: &'static str, failure: Error) -> Error {
-    match failure {
-        Error::RankLost { rank, reason, .. } => Error::RankLost { op, rank, reason },
-        other => other,
+    match failure.kind() {
+        ErrorKind::RankLost { rank, reason, .. } => {
+            Error::new(ErrorKind::RankLost { op, rank: *rank, reason: reason.clone() })
+        }
+        _ => failure,
     }
 }
 

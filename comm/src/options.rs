@@ -64,7 +64,7 @@ pub enum ReduceOrder {
 pub struct CommOptions {
     /// The order of reductions.
     pub order: ReduceOrder,
-    /// How long a rank waits for the others before that is [`Error::CollectiveTimeout`](crate::Error::CollectiveTimeout);
+    /// How long a rank waits for the others before that is `CollectiveTimeout`;
     /// five minutes by default.
     pub timeout: Duration,
     /// A network that the threads of one process shall behave as if they had between them.

@@ -4,7 +4,7 @@
 //! has to depend on the result, and its input has to require a gradient, on all ranks or on none.
 
 use autograd::{Grads, Save, Var, record};
-use tensor::{DType, Error, Result, Tensor};
+use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
 use crate::{Communicator, Reduce, TensorCollectives};
 
@@ -127,7 +127,7 @@ impl VarCollectives for Var {
         const OP: &str = "reduce";
         if root >= comm.size() {
             let index = i64::try_from(root).unwrap_or(i64::MAX);
-            return Err(Error::IndexOutOfRange { op: OP, index, size: comm.size() });
+            return Err(Error::new(ErrorKind::IndexOutOfRange { op: OP, index, size: comm.size() }));
         }
         let sum = self.value().all_reduce(comm, Reduce::Sum)?;
         let value = if comm.rank() == root { sum } else { Tensor::zeros_like(&sum)? };

@@ -1,6 +1,6 @@
 //! The captured schedules of a comparison, and what differs from the serial one.
 
-use device::{Error, PlanReport, Result};
+use device::{Error, ErrorKind, PlanReport, Result};
 
 use super::runner::{Captures, Runner};
 use super::{Finding, ScheduleReport, speedups};
@@ -58,7 +58,7 @@ impl Captured {
     }
 
     fn refuse(&mut self, error: Error) -> Result<()> {
-        if !matches!(error, Error::Captured { .. }) {
+        if !matches!(error.kind(), ErrorKind::Captured { .. }) {
             return Err(error);
         }
         let finding = Finding::new("not-captured", format!("the step cannot be replayed: {error}"));

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use device::{Candidate, Choice, CpuConfig, Device, Error, Policy, Result, Schedule};
+use device::{Candidate, Choice, CpuConfig, Device, Error, ErrorKind, Policy, Result, Schedule};
 
 use tensor::Tensor;
 
@@ -59,7 +59,7 @@ pub struct ExploreReport {
 /// ```
 ///
 /// # Errors
-/// [`Error::ScheduleDependent`] with the seed, the result that differs, and the shortest start of the schedule that
+/// `ScheduleDependent` with the seed, the result that differs, and the shortest start of the schedule that
 /// still makes it differ; whatever the program returns.
 pub fn explore(options: Explore, program: impl Fn(&Device) -> Result<Vec<Tensor>>) -> Result<ExploreReport> {
     let expected = run(&program, Policy::OldestFirst, &[], None)?;
@@ -90,7 +90,7 @@ pub fn explore(options: Explore, program: impl Fn(&Device) -> Result<Vec<Tensor>
 /// that differ only in commands that do not touch the same memory are not told apart. A replay is one command here.
 ///
 /// # Errors
-/// As for [`explore`], with the number of the schedule for a seed; [`Error::InvalidArgument`] if there are more than
+/// As for [`explore`], with the number of the schedule for a seed; `InvalidArgument` if there are more than
 /// `limit` schedules.
 pub fn explore_all(limit: usize, program: impl Fn(&Device) -> Result<Vec<Tensor>>) -> Result<ExploreReport> {
     let expected = run(&program, Policy::OldestFirst, &[], None)?;
@@ -243,12 +243,12 @@ fn explain(
             break;
         }
     }
-    Ok(Error::ScheduleDependent {
+    Ok(Error::new(ErrorKind::ScheduleDependent {
         seed,
         output,
         expected: expected.describe(shortest.max(1)).into(),
         found: found.describe(shortest.max(1)).into(),
-    })
+    }))
 }
 
 /// Schedules that are run to shorten one that fails.

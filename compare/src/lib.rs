@@ -95,7 +95,7 @@ impl CompareOptions {
     /// Whether a comparison can begin; [`compare`] asks, too.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no streams, batch, steps or traced steps, and for more streams than 256, or than 2 where a
+    /// `InvalidArgument` for no streams, batch, steps or traced steps, and for more streams than 256, or than 2 where a
     /// workload has two parts.
     pub fn check(&self, workload: &dyn Workload) -> Result<()> {
         let counts = [
@@ -123,7 +123,7 @@ impl CompareOptions {
     /// Whether the workload's data have a batch's rows, before a long run of other options.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if they do not, and what making the data fails with.
+    /// `InvalidArgument` if they do not, and what making the data fails with.
     pub fn check_rows(&self, workload: &dyn Workload) -> Result<()> {
         let (train, _) = workload.data_for(self.batch, self.seed, &self.device)?;
         if self.batch > train.len() {

@@ -58,7 +58,7 @@ impl FromStr for Scale {
     type Err = Error;
 
     /// # Errors
-    /// [`Error::InvalidArgument`] with the text, for another one.
+    /// `InvalidArgument` with the text, for another one.
     fn from_str(text: &str) -> Result<Scale> {
         Scale::ALL
             .into_iter()

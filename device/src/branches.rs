@@ -66,7 +66,7 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// That of the first closure that fails; those after it are not called. [`Error::Io`](crate::Error::Io) if the system gives
+    /// That of the first closure that fails; those after it are not called. `Io` if the system gives
     /// no thread.
     pub fn concurrent<B: Branches>(&self, branches: B) -> Result<B::Output> {
         let current = Stream::current(self);
@@ -109,7 +109,7 @@ impl Stream {
     /// at the first call, have this stream's priority, share its threads evenly, and live as long as it does.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) if the system gives no thread for them.
+    /// `Io` if the system gives no thread for them.
     pub fn branches(&self, count: usize) -> Result<Vec<Stream>> {
         let priority = self.priority();
         let branch = |fifo: &Arc<Fifo>| {

@@ -288,8 +288,8 @@ impl Buffer {
     /// reads under way have ended. `read` must not wait for the device.
     ///
     /// # Errors
-    /// [`Error::Async`] with the device's first failed command not reported yet; [`Error::HiddenSync`] if such reads are
-    /// refused; [`Error::Deadlock`] if it would wait within a command or another read.
+    /// `Async` with the device's first failed command not reported yet; `HiddenSync` if such reads are
+    /// refused; `Deadlock` if it would wait within a command or another read.
     #[track_caller]
     pub fn download<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let core = self.device.core();
@@ -334,8 +334,8 @@ impl Buffer {
     /// finds what was there; bytes that it leaves alone stay.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the memory is a CUDA device's; [`Error::Async`] with the device's first failed command not
-    /// reported yet; [`Error::Deadlock`] if it would wait within a command or a host read; [`Error::Captured`] within a
+    /// `InvalidArgument` if the memory is a CUDA device's; `Async` with the device's first failed command not
+    /// reported yet; `Deadlock` if it would wait within a command or a host read; `Captured` within a
     /// captured step.
     #[track_caller]
     pub fn update<R>(&self, write: impl FnOnce(&mut [u8]) -> R) -> Result<R> {

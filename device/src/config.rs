@@ -92,7 +92,7 @@ pub enum SyncMode {
     /// The device: it inserts every wait.
     #[default]
     Auto,
-    /// The user's own waits. A command that they leave in a race is [`Error::Race`](crate::Error::Race) and is not
+    /// The user's own waits. A command that they leave in a race is `Race` and is not
     /// launched. Memory that is handed out again is still kept safe.
     Manual,
 }

@@ -22,8 +22,8 @@ use crate::recorder::{Recorder, Syncing};
 use crate::stream::{Handle, Side, Stream};
 use crate::within::may_launch;
 use crate::{
-    CpuConfig, CudaConfig, Error, HeldOutside, HostMemory, MemoryDriver, Moment, Peaks, Placement, Pool,
-    Priority, Result, Schedule, StreamId, StreamOptions, SyncMode, SyncStats, Team, environment, fork,
+    CpuConfig, CudaConfig, Error, ErrorKind, HeldOutside, HostMemory, MemoryDriver, Moment, Peaks, Placement,
+    Pool, Priority, Result, Schedule, StreamId, StreamOptions, SyncMode, SyncStats, Team, environment, fork,
 };
 
 /// What a device is made of.
@@ -135,7 +135,7 @@ impl Device {
     }
 
     /// A CPU device of its own, with its own streams, memory and threads. If `STREAMGRAD_THREADS` is needed and makes no sense,
-    /// [`Error::InvalidArgument`] is the error of its first synchronising call.
+    /// `InvalidArgument` is the error of its first synchronising call.
     pub fn cpu_with(config: CpuConfig) -> Device {
         let threads = or_variable(config.threads, environment::threads);
         let (threads, refused) = threads.map_or_else(|error| (None, Some(error)), |threads| (threads, None));
@@ -179,9 +179,9 @@ impl Device {
     /// The CUDA device with this ordinal, one device for the whole process.
     ///
     /// # Errors
-    /// [`Error::CudaUnavailable`] with the reason: no driver or one that is too old, no such device, no libnvrtc or libcublasLt,
-    /// or a build without CUDA; [`Error::InvalidArgument`] for a [variable](environment) that makes no sense; [`Error::OutOfMemory`] if the driver has no memory left, [`Error::Driver`] if it refuses,
-    /// [`Error::Io`] if all launches are to be a [launcher](CudaConfig::launcher)'s and there is no thread for it.
+    /// `CudaUnavailable` with the reason: no driver or one that is too old, no such device, no libnvrtc or libcublasLt,
+    /// or a build without CUDA; `InvalidArgument` for a [variable](environment) that makes no sense; `OutOfMemory` if the driver has no memory left, `Driver` if it refuses,
+    /// `Io` if all launches are to be a [launcher](CudaConfig::launcher)'s and there is no thread for it.
     pub fn cuda(ordinal: usize) -> Result<Device> {
         static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
         let mut devices = DEVICES.lock();
@@ -256,7 +256,9 @@ impl Device {
     pub fn best() -> Device {
         Device::cuda(0).unwrap_or_else(|error| {
             let cpu = Device::cpu();
-            cpu.fail_with(Some(error).filter(|error| matches!(error, Error::InvalidArgument { .. })));
+            cpu.fail_with(
+                Some(error).filter(|error| matches!(error.kind(), ErrorKind::InvalidArgument { .. })),
+            );
             cpu
         })
     }
@@ -327,7 +329,7 @@ impl Device {
     /// What makes the device's convolutions, as in `cuDNN 9.14.0, and kernels of its own for what that has not`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] and [`Error::Driver`] where cuDNN is found and answers so.
+    /// `OutOfMemory` and `Driver` where cuDNN is found and answers so.
     pub fn convolutions(&self) -> Result<String> {
         match &self.core().cuda {
             Some(cuda) if self.core().cudnn => cuda.context.convolutions(),
@@ -348,7 +350,7 @@ impl Device {
     /// A stream that runs beside the others.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system gives no thread for it.
+    /// `Io` if the system gives no thread for it.
     pub fn new_stream(&self) -> Result<Stream> {
         self.new_stream_with(StreamOptions::default())
     }
@@ -356,7 +358,7 @@ impl Device {
     /// A stream with a priority.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system gives no thread for it.
+    /// `Io` if the system gives no thread for it.
     pub fn new_stream_with_priority(&self, priority: Priority) -> Result<Stream> {
         self.new_stream_with(StreamOptions { priority, ..StreamOptions::default() })
     }
@@ -364,7 +366,7 @@ impl Device {
     /// A stream with every option named.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system gives no thread for it, [`Error::Deadlock`] within a command of an explored device.
+    /// `Io` if the system gives no thread for it, `Deadlock` within a command of an explored device.
     pub fn new_stream_with(&self, options: StreamOptions) -> Result<Stream> {
         let (fifo, priority) = (self.new_fifo(options)?, options.priority);
         Ok(Stream(Handle::Side(Arc::new(Side { device: self.clone(), fifo, priority, branch_of: None }))))
@@ -407,7 +409,7 @@ impl Device {
     /// Blocks until every command launched so far has run.
     ///
     /// # Errors
-    /// [`Error::Async`] with the first command that failed since the last synchronising call; [`Error::Deadlock`] if it
+    /// `Async` with the first command that failed since the last synchronising call; `Deadlock` if it
     /// would wait within a command or a host read.
     pub fn synchronize(&self) -> Result<()> {
         self.0.not_captured("synchronize", "nothing has run that the host could wait for")?;
@@ -501,7 +503,7 @@ impl Device {
     /// gives fewer.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system gives fewer.
+    /// `Io` if the system gives fewer.
     pub fn start_threads(&self) -> Result<()> {
         self.core().start_workers().map_or(Ok(()), |workers| workers.as_ref().map(drop).map_err(Error::clone))
     }
@@ -537,9 +539,9 @@ impl Device {
     }
 
     /// A command of `stream` has failed, as a library that the device works with found out later: `error` is the source of the
-    /// [`Error::Async`] of the next synchronising call, unless another command failed before.
+    /// `Async` of the next synchronising call, unless another command failed before.
     pub fn fail(&self, op: &'static str, stream: StreamId, error: Error) {
-        self.core().fail(Error::Async { op, stream, source: Arc::new(error) });
+        self.core().fail(Error::new(ErrorKind::Async { op, stream, source: Arc::new(error) }));
     }
 
     #[inline]
@@ -713,8 +715,8 @@ impl Core {
     /// Makes something that takes the driver's memory; if there is none left, once more without what the pool keeps.
     pub(crate) fn with_room<R>(&self, make: impl Fn() -> Result<R>) -> Result<R> {
         let made = make();
-        match (&made, self.pool()) {
-            (Err(Error::OutOfMemory { .. }), Some(pool)) => {
+        match (made.as_ref().map_err(Error::kind), self.pool()) {
+            (Err(ErrorKind::OutOfMemory { .. }), Some(pool)) => {
                 pool.make_room(&reached);
                 make()
             }

@@ -13,7 +13,7 @@ pub(crate) enum Launches {
 /// Checks all of them: for a program that would rather not begin than find out later.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] with the variable and its value.
+/// `InvalidArgument` with the variable and its value.
 pub fn check() -> Result<()> {
     threads()?;
     launches()?;

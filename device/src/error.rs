@@ -1,8 +1,8 @@
-//! The one error type. Every variant names the op and the values that were wrong.
+//! The one error type: every kind names the op and the values that were wrong.
 
 use std::any::Any;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
 
 use crate::{DType, Device, StreamId};
@@ -10,12 +10,36 @@ use crate::{DType, Device, StreamId};
 /// `std::result::Result` with this crate's [`Error`] unless another is named.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// What went wrong, and where in the program.
+///
+/// One pointer wide, so that a [`Result`] costs nothing while nothing fails.
+///
+/// ```
+/// use device::{Device, Error, ErrorKind};
+/// let error: Error = Error::new(ErrorKind::NoGradient { op: "backward" });
+/// assert!(matches!(error.kind(), ErrorKind::NoGradient { op: "backward" }));
+/// assert_eq!(error.location().line(), 3);
+/// ```
+#[derive(Clone, thiserror::Error)]
+#[error("{}", .0.kind)]
+pub struct Error(Box<Details>);
+
+#[derive(Clone)]
+struct Details {
+    kind: ErrorKind,
+    location: &'static Location<'static>,
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}\n  at {}", self.location())
+    }
+}
+
 /// Everything that can go wrong, with the op and the offending values as fields.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-// The tag is a word: a result passes through many hands, and narrow tags beside narrow fields move byte by byte.
-#[repr(usize)]
-pub enum Error {
+pub enum ErrorKind {
     /// Two shapes that do not fit together.
     #[error("{op}: shapes {lhs:?} and {rhs:?} do not fit")]
     ShapeMismatch {
@@ -322,39 +346,88 @@ pub enum Error {
 }
 
 impl Error {
+    /// An error at the caller's place.
+    #[cold]
+    #[track_caller]
+    pub fn new(kind: ErrorKind) -> Error {
+        Error(Box::new(Details { kind, location: Location::caller() }))
+    }
+
     /// An argument with a value that the op does not accept.
     #[cold]
+    #[track_caller]
     pub fn invalid(
         op: &'static str,
         argument: &'static str,
         expected: &'static str,
         value: impl fmt::Display,
     ) -> Error {
-        Error::InvalidArgument { op, argument, expected, value: value.to_string().into() }
+        Error::new(ErrorKind::InvalidArgument { op, argument, expected, value: value.to_string().into() })
+    }
+
+    /// Two shapes that do not fit together.
+    #[cold]
+    #[inline(never)]
+    #[track_caller]
+    pub fn shape_mismatch(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Error {
+        Error::new(ErrorKind::ShapeMismatch { op, lhs: lhs.into(), rhs: rhs.into() })
+    }
+
+    /// An element type other than the one needed.
+    #[cold]
+    #[inline(never)]
+    #[track_caller]
+    pub fn dtype_mismatch(op: &'static str, expected: DType, got: DType) -> Error {
+        Error::new(ErrorKind::DTypeMismatch { op, expected, got })
+    }
+
+    /// An element type that the op is not defined for.
+    #[cold]
+    #[inline(never)]
+    #[track_caller]
+    pub fn dtype_unsupported(op: &'static str, dtype: DType) -> Error {
+        Error::new(ErrorKind::DTypeUnsupported { op, dtype })
     }
 
     /// Operands on two devices. Where their names are the same, their default streams tell them apart.
     #[cold]
+    #[track_caller]
     pub fn device_mismatch(op: &'static str, lhs: &Device, rhs: &Device) -> Error {
         let alike = lhs.name() == rhs.name();
         let name = |device: &Device| match alike {
             true => format!("{device} (default stream {})", device.default_stream().id()).into(),
             false => device.name().into(),
         };
-        Error::DeviceMismatch { op, lhs: name(lhs), rhs: name(rhs) }
+        Error::new(ErrorKind::DeviceMismatch { op, lhs: name(lhs), rhs: name(rhs) })
+    }
+
+    /// What went wrong.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0.kind
+    }
+
+    /// What went wrong, to be taken apart: `match result.map_err(Error::into_kind) { .. }`.
+    pub fn into_kind(self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The call that failed: the innermost one that passes its caller on, as ops and launches do.
+    pub fn location(&self) -> &'static Location<'static> {
+        self.0.location
     }
 
     /// A driver's failure as that of the op that met it first. Once a command has failed on a device, so does every
     /// later call.
+    #[track_caller]
     pub(crate) fn met_by(self, op: &'static str, stream: StreamId) -> Error {
-        match self {
-            Error::Driver { .. } => Error::Async { op, stream, source: Arc::new(self) },
-            other => other,
+        match self.kind() {
+            ErrorKind::Driver { .. } => Error::new(ErrorKind::Async { op, stream, source: Arc::new(self) }),
+            _ => self,
         }
     }
 }
 
-/// A panic that was caught in a command, as the source of [`Error::Async`]. A program that is built with `panic = "abort"` ends at the
+/// A panic that was caught in a command, as the source of [`ErrorKind::Async`]. A program that is built with `panic = "abort"` ends at the
 /// panic instead.
 #[derive(Debug, thiserror::Error)]
 #[error("panicked: {message}")]

@@ -56,8 +56,8 @@ impl Event {
     /// Blocks until the stream has passed the event.
     ///
     /// # Errors
-    /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet;
-    /// [`Error::Deadlock`](crate::Error::Deadlock) if it would wait within a command or a host read.
+    /// `Async` with the device's first failed command not reported yet;
+    /// `Deadlock` if it would wait within a command or a host read.
     pub fn synchronize(&self) -> Result<()> {
         if Capture::of(&self.0.core).is_some() {
             return Err(refused("synchronize", "nothing has run that the host could wait for"));
@@ -80,9 +80,9 @@ impl Event {
     /// Milliseconds from this event to `end`; negative if `end` came first. Waits for both by itself.
     ///
     /// # Errors
-    /// [`Error::DeviceMismatch`] unless both events are of CPU streams, or both of streams on one GPU: others have no common clock;
-    /// [`Error::Captured`] for an event recorded within a captured step; [`Error::Async`] with the device's first failed command
-    /// not reported yet; [`Error::InvalidArgument`] for an event that its stream did not reach, since a wait before it failed.
+    /// `DeviceMismatch` unless both events are of CPU streams, or both of streams on one GPU: others have no common clock;
+    /// `Captured` for an event recorded within a captured step; `Async` with the device's first failed command
+    /// not reported yet; `InvalidArgument` for an event that its stream did not reach, since a wait before it failed.
     pub fn elapsed_ms(&self, end: &Event) -> Result<f64> {
         const OP: &str = "elapsed_ms";
         if self.0.gpu() != end.0.gpu() {

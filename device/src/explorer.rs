@@ -445,7 +445,7 @@ impl Fifo {
     /// `core` is that of the caller, which need not be the stream's.
     ///
     /// # Errors
-    /// As for [`may_wait`](Self::may_wait); [`Error::Driver`](crate::Error::Driver).
+    /// As for [`may_wait`](Self::may_wait); `Driver`.
     pub(crate) fn wait_or_fail(&self, op: &'static str, core: &Core, tick: u64) -> Result<()> {
         self.may_wait(op, tick)?;
         let Some(explorer) = self.explorer() else {

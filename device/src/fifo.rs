@@ -20,7 +20,9 @@ use crate::progress::Progress;
 use crate::threads::spawn;
 use crate::time::Timeline;
 use crate::within::{Holds, Within, may_launch, may_wait};
-use crate::{Clock, Error, Moment, Panicked, Placement, Result, StreamId, SyncStats, failure, fork};
+use crate::{
+    Clock, Error, ErrorKind, Moment, Panicked, Placement, Result, StreamId, SyncStats, failure, fork,
+};
 
 /// What a queued command does.
 pub(crate) type Job = Box<dyn FnOnce(&Core) + Send>;
@@ -223,7 +225,7 @@ impl Fifo {
     /// Starts the worker if there is none yet, for `op`.
     ///
     /// # Errors
-    /// [`Error::Io`] if there is no thread for it; as for [`may_launch`] where the explorer takes the worker's place.
+    /// `Io` if there is no thread for it; as for [`may_launch`] where the explorer takes the worker's place.
     pub(crate) fn ensure_worker(self: &Arc<Self>, op: &'static str) -> Result<()> {
         if self.explorer().is_some() {
             may_launch(op)?;
@@ -388,19 +390,19 @@ impl Fifo {
     #[cold]
     fn fail(&self, core: &Core, op: &'static str, caught: Option<Panicked>) {
         let source: Option<Arc<dyn std::error::Error + Send + Sync>> = match (failure::take(), caught) {
-            (Some(reported), _) => Some(Arc::new(*reported)),
+            (Some(reported), _) => Some(Arc::new(reported)),
             (None, Some(panicked)) => Some(Arc::new(panicked)),
             (None, None) => None,
         };
         if let Some(source) = source {
-            core.fail(Error::Async { op, stream: self.id, source });
+            core.fail(Error::new(ErrorKind::Async { op, stream: self.id, source }));
         }
     }
 
     /// Blocks until the stream has run `tick`, which was given out before the call.
     ///
     /// # Errors
-    /// [`Error::Driver`] if the stream's driver says that it will not.
+    /// `Driver` if the stream's driver says that it will not.
     pub(crate) fn wait_until(&self, tick: u64) -> Result<()> {
         match self.driver_stream() {
             None => self.wait_for_worker(tick),
@@ -448,7 +450,7 @@ impl Fifo {
     /// As [`has_run`](Self::has_run), for who asks until it has: a driver that has failed never says so.
     ///
     /// # Errors
-    /// [`Error::Driver`] if the stream's driver says that it will not.
+    /// `Driver` if the stream's driver says that it will not.
     pub(crate) fn query(&self, tick: u64) -> Result<bool> {
         if self.completed() >= tick {
             return Ok(true);
@@ -468,7 +470,7 @@ impl Fifo {
     /// Locks the tail for `op`.
     ///
     /// # Errors
-    /// [`Error::Deadlock`] if another launch has it, which may be the one whose command this thread runs; [`Error::Forked`].
+    /// `Deadlock` if another launch has it, which may be the one whose command this thread runs; `Forked`.
     #[inline]
     pub(crate) fn lock_tail(&self, op: &'static str) -> Result<MutexGuard<'_, Tail>> {
         fork::check(op)?;
@@ -487,7 +489,7 @@ impl Fifo {
     /// That `op` may wait for `tick`, if there is anything to wait for.
     ///
     /// # Errors
-    /// [`Error::Deadlock`] within a command or a host read.
+    /// `Deadlock` within a command or a host read.
     pub(crate) fn may_wait(&self, op: &'static str, tick: u64) -> Result<()> {
         if self.completed() >= tick { Ok(()) } else { may_wait(op) }
     }

@@ -2,12 +2,12 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// The bytes of a regular file, as many as it has when it is opened.
 ///
@@ -34,12 +34,12 @@ pub fn read_if(path: impl AsRef<Path>, check: impl FnOnce(&Metadata) -> io::Resu
         check(&found)?;
         if found.len() > memory() {
             return Err(io::Error::new(
-                ErrorKind::OutOfMemory,
+                io::ErrorKind::OutOfMemory,
                 format!("{} bytes, more than this machine has memory", found.len()),
             ));
         }
         let mut bytes = Vec::new();
-        bytes.try_reserve_exact(usize::try_from(found.len()).map_err(|_| ErrorKind::FileTooLarge)?)?;
+        bytes.try_reserve_exact(usize::try_from(found.len()).map_err(|_| io::ErrorKind::FileTooLarge)?)?;
         file.take(found.len()).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
@@ -70,9 +70,9 @@ fn memory() -> u64 {
 
 fn not_regular(found: &Metadata) -> io::Error {
     if found.is_dir() {
-        return ErrorKind::IsADirectory.into();
+        return io::ErrorKind::IsADirectory.into();
     }
-    io::Error::new(ErrorKind::InvalidInput, "not a regular file")
+    io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")
 }
 
 /// Makes a file of these bytes, in place of the one that is there, whose permissions it takes over.
@@ -115,7 +115,7 @@ pub fn check_writable(path: impl AsRef<Path>) -> Result<PathBuf> {
 }
 
 fn io_error(path: &Path, source: io::Error) -> Error {
-    Error::Io { path: path.display().to_string().into(), source: Arc::new(source) }
+    Error::new(ErrorKind::Io { path: path.display().to_string().into(), source: Arc::new(source) })
 }
 
 /// A file beside the one that it becomes. It is locked while its writer lives, and removed if it is not finished.
@@ -139,7 +139,7 @@ impl Unfinished {
     /// For the file `target`, with permissions `mode` less those that the process masks.
     fn beside(target: PathBuf, mode: u32) -> io::Result<Unfinished> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let stem = stem(&target).ok_or(ErrorKind::InvalidInput)?;
+        let stem = stem(&target).ok_or(io::ErrorKind::InvalidInput)?;
         remove_abandoned(folder(&target), &stem);
         loop {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -151,7 +151,7 @@ impl Unfinished {
             std::os::unix::fs::OpenOptionsExt::mode(&mut options, mode);
             let file = match options.write(true).create_new(true).open(&path) {
                 // A process of this number on another machine, or in another container, may share the folder.
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 file => file?,
             };
             // Without locks, nobody removes another's file.
@@ -187,7 +187,7 @@ fn resolve(path: &Path) -> io::Result<(PathBuf, Option<Permissions>)> {
             without_waiting().write(true).open(path)?;
             Ok((fs::canonicalize(path)?, Some(found.permissions())))
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
             // Links in a circle are another error.
             let mut target = path.to_owned();
             while let Ok(next) = fs::read_link(&target) {
@@ -199,9 +199,9 @@ fn resolve(path: &Path) -> io::Result<(PathBuf, Option<Permissions>)> {
                 .as_encoded_bytes()
                 .ends_with(target.file_name().unwrap_or_default().as_encoded_bytes())
             {
-                return Err(ErrorKind::IsADirectory.into());
+                return Err(io::ErrorKind::IsADirectory.into());
             }
-            let name = target.file_name().ok_or(ErrorKind::InvalidInput)?;
+            let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
             Ok((fs::canonicalize(folder(&target))?.join(name), None))
         }
         Err(error) => Err(error),
@@ -273,7 +273,7 @@ mod tests {
         File::create(&sparse)?.set_len(1 << 43)?;
         for path in [Path::new("/dev/zero"), &link, &pipe, &folder, &sparse] {
             let error = read(path).map_or_else(|error| error, |_| unreachable!("{path:?}"));
-            assert!(matches!(error, Error::Io { .. }), "{error}");
+            assert!(matches!(error.kind(), ErrorKind::Io { .. }), "{error}");
             assert!(error.to_string().contains(&path.display().to_string()), "{error}");
         }
         fs::write(&whole, "content")?;

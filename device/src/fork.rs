@@ -4,7 +4,7 @@
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// Whether this process was forked after its first device or thread was made.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
@@ -31,7 +31,7 @@ pub(crate) fn is_child() -> bool {
 /// That the process may call devices, for `op`.
 ///
 /// # Errors
-/// [`Error::Forked`] in one that was forked from one with a device.
+/// `Forked` in one that was forked from one with a device.
 #[inline(always)]
 pub fn check(op: &'static str) -> Result<()> {
     if is_child() { Err(refused(op)) } else { Ok(()) }
@@ -39,5 +39,5 @@ pub fn check(op: &'static str) -> Result<()> {
 
 #[cold]
 fn refused(op: &'static str) -> Error {
-    Error::Forked { op }
+    Error::new(ErrorKind::Forked { op })
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::{Device, Error, Result};
+use crate::{Device, Error, ErrorKind, Result};
 
 /// What a device does when the host has to wait without being asked to: when it reads a buffer, in `item`, `to_vec`, or by
 /// printing a tensor, and when an allocation waits for memory that queued commands still use.
@@ -20,7 +20,7 @@ pub enum SyncDebug {
     Count,
     /// Counts them, and writes a line to standard error the first time at each place.
     Warn,
-    /// Returns [`Error::HiddenSync`].
+    /// Returns `HiddenSync`.
     Refuse,
 }
 
@@ -55,7 +55,7 @@ impl HiddenSyncs {
     #[cold]
     fn look(&self, mode: u8, op: &'static str, place: &'static Location<'static>) -> Result<()> {
         if mode == SyncDebug::Refuse as u8 {
-            return Err(Error::HiddenSync { place: place.to_string().into() });
+            return Err(Error::new(ErrorKind::HiddenSync { place: place.to_string().into() }));
         }
         let mut places = self.places.lock();
         let key = (place.file(), place.line(), place.column());

@@ -41,8 +41,8 @@ impl IpcEvent {
     /// Opens what [`Event::ipc_handle`] of another process made, on the same GPU.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a device that is no CUDA device, bytes that are no event's handle, one of this very
-    /// process, or one of another GPU; [`Error::Driver`].
+    /// `InvalidArgument` for a device that is no CUDA device, bytes that are no event's handle, one of this very
+    /// process, or one of another GPU; `Driver`.
     pub fn from_ipc_handle(bytes: &[u8], device: &Device) -> Result<IpcEvent> {
         let parsed = Parsed::of("from_ipc_handle", bytes, device)?;
         if parsed.memory.is_some() {
@@ -54,7 +54,7 @@ impl IpcEvent {
     /// Whether the other process's stream has passed the event. Does not block.
     ///
     /// # Errors
-    /// [`Error::Driver`].
+    /// `Driver`.
     pub fn is_complete(&self) -> Result<bool> {
         self.0.is_complete()
     }
@@ -62,7 +62,7 @@ impl IpcEvent {
     /// Blocks until the other process's stream has passed the event.
     ///
     /// # Errors
-    /// [`Error::Driver`].
+    /// `Driver`.
     pub fn synchronize(&self) -> Result<()> {
         self.0.synchronize()
     }
@@ -79,8 +79,8 @@ impl Event {
     /// process has waited. The host waits for nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an event that is no CUDA device's, [`Error::Captured`] within a captured step,
-    /// [`Error::Driver`].
+    /// `InvalidArgument` for an event that is no CUDA device's, `Captured` within a captured step,
+    /// `Driver`.
     pub fn ipc_handle(&self) -> Result<IpcHandle> {
         const OP: &str = "ipc_handle";
         if Capture::of(&self.0.core).is_some() {
@@ -98,8 +98,8 @@ impl Stream {
     /// Makes later commands of this stream come after another process's event. Does not block the host.
     ///
     /// # Errors
-    /// [`Error::DeviceMismatch`] for an event that was opened on another device, [`Error::Captured`] within a captured
-    /// step, [`Error::Driver`].
+    /// `DeviceMismatch` for an event that was opened on another device, `Captured` within a captured
+    /// step, `Driver`.
     pub fn wait_ipc(&self, event: &IpcEvent) -> Result<()> {
         const OP: &str = "wait_ipc";
         self.not_captured(OP, "another process's event is waited for once")?;
@@ -112,8 +112,8 @@ impl Stream {
     /// waits for the copy.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] on a device that is no CUDA device, [`Error::Captured`] within a captured step,
-    /// [`Error::OutOfMemory`], [`Error::Driver`].
+    /// `InvalidArgument` on a device that is no CUDA device, `Captured` within a captured step,
+    /// `OutOfMemory`, `Driver`.
     pub fn share_copy(
         &self,
         op: &'static str,
@@ -134,8 +134,8 @@ impl Stream {
     /// so far. Blocks until that is done: the other process may drop its handle then.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] as for [`IpcEvent::from_ipc_handle`] and if `buffer` is too small, [`Error::Captured`] within a captured step,
-    /// [`Error::Driver`], [`Error::Async`] with the device's first failed command not reported yet.
+    /// `InvalidArgument` as for [`IpcEvent::from_ipc_handle`] and if `buffer` is too small, `Captured` within a captured step,
+    /// `Driver`, `Async` with the device's first failed command not reported yet.
     pub fn copy_shared(&self, op: &'static str, buffer: &Buffer, handle: &[u8]) -> Result<()> {
         self.not_captured(op, "another process's memory is copied once")?;
         let parsed = Parsed::of(op, handle, self.device())?;
@@ -152,7 +152,7 @@ impl Stream {
 /// How many bytes another process [shared](Stream::share_copy), and its note.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for bytes that are no such handle.
+/// `InvalidArgument` for bytes that are no such handle.
 pub fn shared_copy<'a>(op: &'static str, handle: &'a [u8]) -> Result<(usize, &'a [u8])> {
     let parsed = Parsed::read(handle).ok_or_else(|| malformed(op, handle))?;
     let (_, len) = parsed.memory.ok_or_else(|| malformed(op, handle))?;

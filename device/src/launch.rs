@@ -18,7 +18,9 @@ use crate::needs::Moments;
 use crate::pending::Barrier;
 use crate::recorder::{CommandKind, Kernels, Label, Launching, OperandRecord};
 use crate::within::{Holds, Within};
-use crate::{Binder, Cpu, Error, Moment, Panicked, Placement, Result, Shared, SpinGuard, Stream, Use, Work};
+use crate::{
+    Binder, Cpu, Error, ErrorKind, Moment, Panicked, Placement, Result, Shared, SpinGuard, Stream, Use, Work,
+};
 
 /// Who runs a command that was ordered.
 #[derive(Clone, Copy, PartialEq)]
@@ -40,11 +42,11 @@ impl Stream {
     /// buffers' logs, those that the stream's clock covers are dropped, the rest are waited for with the fewest
     /// events, and the uses are logged. A CPU device runs the work before the call returns if the stream runs inline, later
     /// and on another thread if not; a CUDA device enqueues it. Memory that it reaches through `uses` stays valid until it
-    /// has run. A call that would wait in it is [`Error::Deadlock`].
+    /// has run. A call that would wait in it is `Deadlock`.
     ///
     /// # Errors
-    /// [`Error::DeviceMismatch`] if a buffer is another device's, [`Error::Io`] if the stream needs a thread that the
-    /// system does not give, [`Error::Deadlock`] within a command of a stream that runs inline. Nothing is launched then.
+    /// `DeviceMismatch` if a buffer is another device's, `Io` if the stream needs a thread that the
+    /// system does not give, `Deadlock` within a command of a stream that runs inline. Nothing is launched then.
     /// What a CUDA device's queue returns.
     #[inline]
     #[track_caller]
@@ -219,7 +221,7 @@ impl Stream {
     /// memory is allocated.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] for a step of more bytes than can be counted.
+    /// `OutOfMemory` for a step of more bytes than can be counted.
     #[inline(always)]
     pub fn plan_buffer(&self, bytes: usize) -> Result<Option<Shared<crate::Buffer>>> {
         Capture::of(self.core()).map(|capture| capture.buffer(bytes)).transpose()
@@ -240,7 +242,7 @@ impl Stream {
     /// are kept for it.
     ///
     /// # Errors
-    /// As for [`launch`](Self::launch); [`Error::InvalidArgument`] if the range is not inside the buffer.
+    /// As for [`launch`](Self::launch); `InvalidArgument` if the range is not inside the buffer.
     #[track_caller]
     pub fn upload(
         &self,
@@ -250,12 +252,12 @@ impl Stream {
         bytes: &[u8],
     ) -> Result<()> {
         if offset.checked_add(bytes.len()).is_none_or(|end| end > buffer.len_bytes()) {
-            return Err(Error::InvalidArgument {
+            return Err(Error::new(ErrorKind::InvalidArgument {
                 op,
                 argument: "range",
                 expected: "inside the buffer",
                 value: format!("{offset}+{} of {}", bytes.len(), buffer.len_bytes()).into(),
-            });
+            }));
         }
         let to = Address(buffer.ptr().wrapping_add(offset));
         if Capture::of(self.core()).is_some() {
@@ -294,8 +296,8 @@ impl Stream {
     /// waits for nothing; where devices cannot reach each other's memory, the driver takes the way through the host's.
     ///
     /// # Errors
-    /// As for [`launch`](Self::launch); [`Error::CudaUnavailable`] if the other buffer is neither, [`Error::DeviceMismatch`] if
-    /// `to` is another CUDA device's, [`Error::InvalidArgument`] for a range that is not inside its buffer or if `from` is
+    /// As for [`launch`](Self::launch); `CudaUnavailable` if the other buffer is neither, `DeviceMismatch` if
+    /// `to` is another CUDA device's, `InvalidArgument` for a range that is not inside its buffer or if `from` is
     /// `to`.
     #[track_caller]
     pub fn copy_across(
@@ -318,7 +320,7 @@ impl Stream {
             (None, Some(context)) => context,
             (None, None) => {
                 let reason = format!("{op} copies between {} and {}", self.device(), other.device()).into();
-                return Err(Error::CudaUnavailable { reason });
+                return Err(Error::new(ErrorKind::CudaUnavailable { reason }));
             }
         };
         if !is_ours(to) {
@@ -329,20 +331,20 @@ impl Stream {
             start.checked_add(bytes).is_some_and(|end| end <= buffer.len_bytes())
         };
         if !fits(at, to) || !fits(range.start, from) {
-            return Err(Error::InvalidArgument {
+            return Err(Error::new(ErrorKind::InvalidArgument {
                 op,
                 argument: "range",
                 expected: "inside the buffers",
                 value: format!("{range:?} of {} to {at} of {}", from.len_bytes(), to.len_bytes()).into(),
-            });
+            }));
         }
         if std::ptr::eq(to, from) {
-            return Err(Error::InvalidArgument {
+            return Err(Error::new(ErrorKind::InvalidArgument {
                 op,
                 argument: "from",
                 expected: "another buffer than the target",
                 value: format!("{:p} twice", to.ptr()).into(),
-            });
+            }));
         }
         let uses = [Use::write(to), Use::read(from)];
         let kind = match &theirs.cuda {
@@ -376,7 +378,7 @@ impl Stream {
     /// Makes later commands come after `moments`, with the fewest waits. Does not block the host.
     ///
     /// # Errors
-    /// [`Error::Io`] if the stream needs a thread that the system does not give, [`Error::InvalidArgument`] for a moment that its
+    /// `Io` if the stream needs a thread that the system does not give, `InvalidArgument` for a moment that its
     /// stream has not come to: the clock would count it as passed.
     pub fn wait_for(&self, moments: &[Moment]) -> Result<()> {
         self.wait_exactly(moments, None)
@@ -482,7 +484,7 @@ impl Stream {
         let guarded = Box::new(move || {
             let _within = Within::enter(stream, Holds::Nothing);
             if let Err(panicked) = Panicked::catch(work) {
-                core.fail(Error::Async { op, stream, source: Arc::new(panicked) });
+                core.fail(Error::new(ErrorKind::Async { op, stream, source: Arc::new(panicked) }));
             }
         });
         self.drive(driver, tail, op, noted, |_| driver.host_call(guarded))
@@ -670,7 +672,7 @@ impl Stream {
             used.buffer.log.lock().needs(self.id(), used.write, |moment| found |= moment == need);
             found
         });
-        Error::Race {
+        Error::new(ErrorKind::Race {
             op,
             stream: self.id(),
             earlier,
@@ -678,7 +680,7 @@ impl Stream {
             earlier_tick: need.tick,
             address: shared.map_or(0, |used| used.buffer.ptr() as usize),
             bytes: shared.map_or(0, |used| used.buffer.len_bytes()),
-        }
+        })
     }
 
     /// Waits for the needs of the newest command. A driver that refuses leaves the command behind, launched without

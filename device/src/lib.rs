@@ -59,7 +59,7 @@ pub use config::{CpuConfig, Placement, Priority, Schedule, StreamOptions, SyncMo
 pub use cuda::CudaConfig;
 pub use device::{Device, DeviceKind};
 pub use dtype::{DType, Element};
-pub use error::{Error, Panicked, Result};
+pub use error::{Error, ErrorKind, Panicked, Result};
 pub use event::Event;
 pub use explorer::{Access, Candidate, Choice, Policy};
 pub use graph::{

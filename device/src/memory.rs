@@ -5,7 +5,7 @@ mod failing;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 pub use failing::FailingMemory;
 
@@ -61,7 +61,7 @@ pub unsafe trait MemoryDriver: Send + Sync {
     /// Obtains `bytes` bytes, aligned to [`alignment`](Self::alignment); `bytes` is not 0.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] or [`Error::Driver`] if the device has no such range.
+    /// `OutOfMemory` or `Driver` if the device has no such range.
     fn allocate(&self, bytes: usize) -> Result<NonNull<u8>>;
 
     /// Returns a range.
@@ -97,13 +97,13 @@ pub unsafe trait AddressSpace: Send + Sync {
     /// Reserves `bytes` bytes of addresses, aligned to a page and without memory.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] or [`Error::Driver`] if there is no such range.
+    /// `OutOfMemory` or `Driver` if there is no such range.
     fn reserve(&self, bytes: usize) -> Result<NonNull<u8>>;
 
     /// Gives memory to pages that have none. Its content is not specified. A failure changes nothing.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] or [`Error::Driver`] if the device has not that much.
+    /// `OutOfMemory` or `Driver` if the device has not that much.
     ///
     /// # Safety
     /// The pages are in one range of [`reserve`](Self::reserve).
@@ -112,7 +112,7 @@ pub unsafe trait AddressSpace: Send + Sync {
     /// Takes the memory from pages that have some. A failure changes nothing.
     ///
     /// # Errors
-    /// [`Error::Driver`] if the device refuses; the pages keep their memory then.
+    /// `Driver` if the device refuses; the pages keep their memory then.
     ///
     /// # Safety
     /// The pages are in one range of [`reserve`](Self::reserve), and no command still uses them.
@@ -157,7 +157,10 @@ impl HostMemory {
 }
 
 fn no_memory(bytes: usize) -> Error {
-    Error::OutOfMemory { requested_bytes: bytes, report: "the system has no such range".into() }
+    Error::new(ErrorKind::OutOfMemory {
+        requested_bytes: bytes,
+        report: "the system has no such range".into(),
+    })
 }
 
 // SAFETY: the system's allocator returns memory of the layout that is asked for, and every thread may use it.
@@ -243,7 +246,11 @@ unsafe impl AddressSpace for HostMemory {
         if lost != 0 {
             let code = std::io::Error::last_os_error();
             let name = code.to_string().into();
-            return Err(Error::Driver { call: "mprotect", code: code.raw_os_error().unwrap_or(0), name });
+            return Err(Error::new(ErrorKind::Driver {
+                call: "mprotect",
+                code: code.raw_os_error().unwrap_or(0),
+                name,
+            }));
         }
         // Nobody can reach the pages any more; whether their memory went back is the system's business.
         // SAFETY: as above.

@@ -116,8 +116,8 @@ impl Stream {
     /// Counted and recorded as a synchronisation of the host named `wait_for_memory`. The caller holds no lock.
     ///
     /// # Errors
-    /// [`Error::HiddenSync`](crate::Error::HiddenSync) if hidden synchronisations are refused;
-    /// [`Error::Deadlock`](crate::Error::Deadlock) within a command or a host read; [`Error::Driver`](crate::Error::Driver).
+    /// `HiddenSync` if hidden synchronisations are refused;
+    /// `Deadlock` within a command or a host read; `Driver`.
     #[track_caller]
     pub fn wait_for_memory(&self, moments: &[Moment]) -> Result<()> {
         let core = self.core();

@@ -154,7 +154,7 @@ impl Stream {
     /// Records an event after everything launched so far.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) if the stream needs a thread that the system does not give.
+    /// `Io` if the stream needs a thread that the system does not give.
     pub fn record(&self) -> Result<Event> {
         let stamp = Arc::new(OnceLock::new());
         let set = Arc::clone(&stamp);
@@ -170,7 +170,7 @@ impl Stream {
     /// Makes later commands of this stream come after `event`. Does not block the host.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) if the stream needs a thread that the system does not give.
+    /// `Io` if the stream needs a thread that the system does not give.
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.wait_exactly(&[event.moment()], event.0.timed.as_ref())
     }
@@ -178,7 +178,7 @@ impl Stream {
     /// Makes later commands of this stream come after everything launched on `other` so far. Does not block the host.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) if a stream needs a thread that the system does not give.
+    /// `Io` if a stream needs a thread that the system does not give.
     pub fn wait_stream(&self, other: &Stream) -> Result<()> {
         self.wait_for(&[other.now()])
     }
@@ -186,8 +186,8 @@ impl Stream {
     /// Blocks until everything launched on this stream so far has run.
     ///
     /// # Errors
-    /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet;
-    /// [`Error::Deadlock`](crate::Error::Deadlock) if it would wait within a command or a host read.
+    /// `Async` with the device's first failed command not reported yet;
+    /// `Deadlock` if it would wait within a command or a host read.
     pub fn synchronize(&self) -> Result<()> {
         self.not_captured("synchronize", "nothing has run that the host could wait for")?;
         let core = self.core();
@@ -211,7 +211,7 @@ impl Stream {
     ///
     /// The driver loads kernels only once its device has done all work. So a kernel, or a shape of matmul or convolution, that
     /// is used for the first time while a stream is held waits for the hold, and after five seconds is
-    /// [`Error::StreamHeld`](crate::Error::StreamHeld), on whichever stream of the device it is. Use it, or preload it, before.
+    /// `StreamHeld`, on whichever stream of the device it is. Use it, or preload it, before.
     pub fn hold(&self) -> Hold {
         let gate = Arc::new(Gate::default());
         let word = self.close(Arc::clone(&gate)).unwrap_or_else(|error| {

@@ -14,7 +14,7 @@ use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{UnsafeCell, spin_loop, thread_local};
 use crate::threads::spawn;
 use crate::within::{CurrentWithin, may_wait};
-use crate::{Error, Panicked, Result, fork};
+use crate::{Error, ErrorKind, Panicked, Result, fork};
 
 /// Threads that wait close by for the next job: a hand-off takes well under a microsecond while they look around,
 /// which they do for some hundred microseconds after each job, and tens of microseconds once they sleep.
@@ -76,7 +76,7 @@ impl Waiting {
         }
         if reached.iter().any(|team| runs.contains(team)) {
             let within = "a job of a team that it waits for".into();
-            return Err(Error::Deadlock { op: "Team::run", within });
+            return Err(Error::new(ErrorKind::Deadlock { op: "Team::run", within }));
         }
         waiting.extend(runs.iter().map(|&run| (run, team)));
         Ok(Waiting { runs, team })
@@ -101,7 +101,7 @@ impl Team {
     /// A team of the calling thread and `helpers` more, whose threads are called `<name> 1` and so on.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for more helpers than [`MAX_HELPERS`](Team::MAX_HELPERS), [`Error::Io`] if the system gives
+    /// `InvalidArgument` for more helpers than [`MAX_HELPERS`](Team::MAX_HELPERS), `Io` if the system gives
     /// no thread.
     pub fn new(name: &str, helpers: usize) -> Result<Team> {
         if helpers > Team::MAX_HELPERS {
@@ -144,8 +144,8 @@ impl Team {
     /// Returns when all have returned, with the panic of each that panicked.
     ///
     /// # Errors
-    /// [`Error::Deadlock`] from within a job of the same team, directly or by way of other teams' runs, from within one of a team
-    /// that this one's job waits for, and where the call would wait within a command or a host read; [`Error::Forked`]. `job` is not
+    /// `Deadlock` from within a job of the same team, directly or by way of other teams' runs, from within one of a team
+    /// that this one's job waits for, and where the call would wait within a command or a host read; `Forked`. `job` is not
     /// called.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Result<Vec<(usize, Panicked)>> {
         self.run_some(self.members.len(), job)
@@ -158,7 +158,10 @@ impl Team {
     pub fn run_some(&self, helpers: usize, job: &(dyn Fn(usize) + Sync)) -> Result<Vec<(usize, Panicked)>> {
         fork::check("Team::run")?;
         if RUNS.with(|runs| runs.borrow().contains(&self.id())) {
-            return Err(Error::Deadlock { op: "Team::run", within: "a job of the same team".into() });
+            return Err(Error::new(ErrorKind::Deadlock {
+                op: "Team::run",
+                within: "a job of the same team".into(),
+            }));
         }
         let _running = match self.running.try_lock() {
             Some(running) => running,
@@ -517,7 +520,7 @@ mod tests {
                     if i == 0 {
                         both.wait();
                         if let Err(error) = inner.run(&|_| ()) {
-                            assert!(matches!(error, Error::Deadlock { .. }), "{error}");
+                            assert!(matches!(error.kind(), ErrorKind::Deadlock { .. }), "{error}");
                             refused.fetch_add(1, Ordering::Relaxed);
                         }
                     }
@@ -540,7 +543,10 @@ mod tests {
         let (outer, inner) = (Team::new("outer", 1)?, Team::new("inner", 1)?);
         let refused = AtomicUsize::new(0);
         let count = |nested: Result<Vec<(usize, Panicked)>>| {
-            refused.fetch_add(usize::from(matches!(nested, Err(Error::Deadlock { .. }))), Ordering::Relaxed);
+            refused.fetch_add(
+                usize::from(matches!(nested.as_ref().map_err(Error::kind), Err(ErrorKind::Deadlock { .. }))),
+                Ordering::Relaxed,
+            );
         };
         outer.run(&|_| count(outer.run(&|_| ())))?;
         assert_eq!(refused.load(Ordering::Relaxed), 2);

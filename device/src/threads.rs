@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 use crate::sync::thread::{Builder, JoinHandle, current};
-use crate::{Error, Panicked, Result, fork};
+use crate::{Error, ErrorKind, Panicked, Result, fork};
 
 // A thread that the system gives and then cannot set up ends the process, so the library stays well below what systems give.
 
@@ -50,8 +50,8 @@ fn check_room() -> io::Result<()> {
 /// Starts a thread.
 ///
 /// # Errors
-/// [`Error::Io`] if there are too many, the system gives none, or the process may have too little memory for it;
-/// [`Error::Forked`].
+/// `Io` if there are too many, the system gives none, or the process may have too little memory for it;
+/// `Forked`.
 pub(crate) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     fork::watch();
     fork::check("thread")?;
@@ -70,7 +70,7 @@ pub(crate) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Resul
         // The next one finds the room that this one leaves. The sender is not lost.
         let _ = start.recv();
     }
-    spawned.map_err(|error| Error::Io { path: path.into(), source: Arc::new(error) })
+    spawned.map_err(|error| Error::new(ErrorKind::Io { path: path.into(), source: Arc::new(error) }))
 }
 
 /// A thread that works for its owner, who waits for its end when dropped.
@@ -89,7 +89,7 @@ impl Thread {
     /// Starts `work` on a thread of this name. A panic in it goes no further.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system gives no thread.
+    /// `Io` if the system gives no thread.
     pub fn new(name: &str, work: impl FnOnce() + Send + 'static) -> Result<Thread> {
         // Whoever has something to tell of a panic catches it in `work`.
         spawn(name.to_owned(), || drop(Panicked::catch(work))).map(|thread| Thread(Some(thread)))

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use crate::{Error, Result, StreamId, fork};
+use crate::{Error, ErrorKind, Result, StreamId, fork};
 
 /// What a thread is within, by the locks that it holds meanwhile.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Drop for Within {
 /// That the thread may wait for a command.
 ///
 /// # Errors
-/// [`Error::Deadlock`] within another command or a host read: either may be what the command waits for; [`Error::Forked`].
+/// `Deadlock` within another command or a host read: either may be what the command waits for; `Forked`.
 pub(crate) fn may_wait(op: &'static str) -> Result<()> {
     fork::check(op)?;
     match WITHIN.get() {
@@ -73,7 +73,7 @@ pub(crate) fn may_wait(op: &'static str) -> Result<()> {
 /// That the thread may wait for what it takes to launch.
 ///
 /// # Errors
-/// [`Error::Deadlock`] within a command whose thread holds the same of its own stream.
+/// `Deadlock` within a command whose thread holds the same of its own stream.
 pub(crate) fn may_launch(op: &'static str) -> Result<()> {
     match WITHIN.get() {
         within if within & 1 == 1 => Err(deadlock(op, within)),
@@ -83,5 +83,8 @@ pub(crate) fn may_launch(op: &'static str) -> Result<()> {
 
 #[cold]
 fn deadlock(op: &'static str, within: u64) -> Error {
-    Error::Deadlock { op, within: format!("a command or host read of stream #{}", within >> 1).into() }
+    Error::new(ErrorKind::Deadlock {
+        op,
+        within: format!("a command or host read of stream #{}", within >> 1).into(),
+    })
 }

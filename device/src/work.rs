@@ -13,7 +13,7 @@ use crate::{CommandKind, Error, Result, Team, failure};
 /// It reaches memory through addresses that it holds. Whoever makes one answers for it that they lie in the buffers which the
 /// launch is told of.
 pub trait Work: Send + Sync + 'static {
-    /// Does it on a thread of the host, for a CPU device. A panic is [`Error::Async`](crate::Error::Async) at the next
+    /// Does it on a thread of the host, for a CPU device. A panic is `Async` at the next
     /// synchronising call. Must not call the device.
     fn run(&self, cpu: &Cpu<'_>);
 

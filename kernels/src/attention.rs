@@ -2,16 +2,14 @@
 
 use std::any::Any;
 
-#[cfg(doc)]
-use device::Error;
-use device::{Result, Stream};
+use device::{Error, Result, Stream};
 use smallvec::SmallVec;
 
 use crate::command::{Command, for_float};
 use crate::cpu::attention as cpu;
 use crate::cuda::attention as cuda;
 use crate::distribution::Dropout;
-use crate::layout::{View, shape_mismatch};
+use crate::layout::View;
 use crate::scores::{AttentionKind, ScoreBatch, ScoreSizes};
 
 /// The operands of attention: queries `[.., s, d]`, keys `[.., t, d]`, values `[.., t, e]`, and a mask `[.., s, t]` that is
@@ -48,7 +46,7 @@ pub struct AttentionResult<'a> {
 /// do not see it.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], those of [`Stream::launch`].
+/// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, those of [`Stream::launch`].
 pub fn attention(
     stream: &Stream,
     kind: AttentionKind,
@@ -138,12 +136,14 @@ pub fn attention_grad(
 /// [`AttentionKind::dropout`].
 ///
 /// # Errors
-/// [`Error::DTypeUnsupported`] unless `out` is floating-point; [`Error::ShapeMismatch`] unless it is a matrix with leading axes;
-/// [`Error::InvalidArgument`] if `p` is not in `0..=1`; the errors of [`Stream::launch`].
+/// `DTypeUnsupported` unless `out` is floating-point; `ShapeMismatch` unless it is a matrix with leading axes;
+/// `InvalidArgument` if `p` is not in `0..=1`; the errors of [`Stream::launch`].
 pub fn kept_weights(stream: &Stream, dropout: Dropout, out: View<'_>) -> Result<()> {
     const OP: &str = "kept_weights";
     dropout.check(OP)?;
-    let &[.., queries, keys] = out.shape() else { return Err(shape_mismatch(OP, out.shape(), &[1, 1])) };
+    let &[.., queries, keys] = out.shape() else {
+        return Err(Error::shape_mismatch(OP, out.shape(), &[1, 1]));
+    };
     let sizes = ScoreSizes { queries, keys, width: 0, value_width: 0 };
     let kind = AttentionKind { causal: false, scale: 1.0, dropout: Some(dropout) };
     let problem = ScoreBatch::of(kind, sizes, out, [None; 8]);
@@ -177,7 +177,7 @@ fn sizes(
     let (&[ref leading @ .., queries, width], &[.., keys, _], &[.., value_width]) =
         (q.shape(), k.shape(), v.shape())
     else {
-        return Err(shape_mismatch(op, q.shape(), k.shape()));
+        return Err(Error::shape_mismatch(op, q.shape(), k.shape()));
     };
     let expect = |view: &View<'_>, last: &[usize]| {
         let shape: SmallVec<[usize; 6]> = leading.iter().chain(last).copied().collect();

@@ -1,14 +1,12 @@
 //! Launchers of batch normalisation. Images are contiguous, `[n, c, ..]`; whatever follows the channels is one axis.
 
-#[cfg(any(test, doc))]
-use device::Error;
-use device::{Result, Stream};
+use device::{Error, Result, Stream};
 
 use crate::activation::Activation;
 use crate::command::{Command, for_float};
 use crate::cpu::batch_norm as cpu;
 use crate::cuda::batch_norm as cuda;
-use crate::layout::{View, shape_mismatch};
+use crate::layout::View;
 use crate::norms::Channels;
 
 /// What normalises: each channel's mean and variance, a scale and a shift.
@@ -47,7 +45,7 @@ pub fn batch_norm_workspace(stream: &Stream, shape: &[usize]) -> usize {
 /// [`batch_norm_workspace`] elements, and may be left out if those are none.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for operands
+/// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `InvalidArgument` for operands
 /// that are not contiguous, those of [`Stream::launch`].
 pub fn batch_norm(
     stream: &Stream,
@@ -149,7 +147,7 @@ pub fn follow_statistics(
 ) -> Result<()> {
     const OP: &str = "follow_statistics";
     let &[channels] = running[0].shape() else {
-        return Err(shape_mismatch(OP, running[0].shape(), &[]));
+        return Err(Error::shape_mismatch(OP, running[0].shape(), &[]));
     };
     running.iter().chain(&batch).try_for_each(|view| {
         view.expect_shape(OP, &[channels])?;
@@ -185,7 +183,7 @@ fn channels<const N: usize, const M: usize>(
     vectors: [Option<&View<'_>>; M],
 ) -> Result<Channels> {
     let &[count, channels, ref rest @ ..] = images[0].shape() else {
-        return Err(shape_mismatch(op, images[0].shape(), &[]));
+        return Err(Error::shape_mismatch(op, images[0].shape(), &[]));
     };
     images.iter().try_for_each(|view| view.expect_shape_of(op, images[0]))?;
     vectors.iter().flatten().try_for_each(|view| view.expect_shape(op, &[channels]))?;

@@ -1,8 +1,6 @@
 //! Launchers over many tensors for gradients: the norm, scaling, and the search for what is not finite, each one command for all
 //! of them.
 
-#[cfg(doc)]
-use device::Error;
 use device::{Result, Stream};
 
 use crate::command::{Command, for_float};
@@ -29,7 +27,7 @@ pub struct TotalNorm<'a> {
 /// are summed, then these sums in order, both as [`reduce`](crate::reduce) sums.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`]; [`Error::InvalidArgument`] for a tensor with
+/// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`; `InvalidArgument` for a tensor with
 /// gaps; those of [`Stream::launch`].
 pub fn total_norm(stream: &Stream, tensors: &[View<'_>], max_norm: f64, to: TotalNorm<'_>) -> Result<()> {
     const OP: &str = "total_norm";

@@ -66,7 +66,7 @@ impl<O: Operands> Command<O> {
     /// their statement. A command that has nothing to write is not launched.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for a layout beyond its buffer,
+    /// `DTypeMismatch`, `DTypeUnsupported`, `InvalidArgument` for a layout beyond its buffer,
     /// one that is written and expanded, or one that is written and shares memory with another operand; those of
     /// [`Stream::launch`].
     #[inline(always)]
@@ -245,7 +245,7 @@ macro_rules! for_float {
                 type $t = f64;
                 $body
             }
-            _ => Err(device::Error::DTypeUnsupported { op: $op, dtype: $dtype }),
+            _ => Err(device::Error::dtype_unsupported($op, $dtype)),
         }
     };
 }

@@ -11,7 +11,7 @@ use crate::command::{Address, Command, for_float};
 use crate::cpu::{conv as cpu, depthwise, matmul::positive_parts};
 use crate::cuda::conv as cuda;
 use crate::geometry::ConvGeometry;
-use crate::layout::{View, shape_mismatch};
+use crate::layout::View;
 use crate::window::Window;
 
 /// From the shapes of images `[n, c, h, w]`, filters `[f, c / groups, kh, kw]` and results `[n, f, oh, ow]`.
@@ -21,10 +21,10 @@ fn geometry(
     (window, groups): (Window, usize),
 ) -> Result<ConvGeometry> {
     let (&[n, c, h, w], &[f, per_group, kh, kw]) = (images, filters) else {
-        return Err(shape_mismatch(op, images, filters));
+        return Err(Error::shape_mismatch(op, images, filters));
     };
     let &[results_n, results_f, oh, ow] = results else {
-        return Err(shape_mismatch(op, images, results));
+        return Err(Error::shape_mismatch(op, images, results));
     };
     if groups == 0
         || c % groups != 0
@@ -32,11 +32,11 @@ fn geometry(
         || c / groups != per_group
         || window.kernel != [kh, kw]
     {
-        return Err(shape_mismatch(op, images, filters));
+        return Err(Error::shape_mismatch(op, images, filters));
     }
     let all = window.places(op, [h, w])?;
     if results_n != n || results_f != f || oh > all[0] || ow > all[1] {
-        return Err(shape_mismatch(op, &[n, f, all[0], all[1]], results));
+        return Err(Error::shape_mismatch(op, &[n, f, all[0], all[1]], results));
     }
     Ok(ConvGeometry {
         images: n,
@@ -177,7 +177,7 @@ enum Made {
 /// an image or behind the last place, so that infinite factors spread NaN there.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for operands that are not contiguous or a window that does not fit,
+/// `ShapeMismatch`, `InvalidArgument` for operands that are not contiguous or a window that does not fit,
 /// those of [`Stream::convolution`].
 pub fn conv2d<'a>(
     stream: &'a Stream,
@@ -315,7 +315,7 @@ impl<'a> Conv2d<'a> {
     /// Applies an activation to the results.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a ReLU of filters' gradients.
+    /// `InvalidArgument` for a ReLU of filters' gradients.
     pub fn activated(mut self, activation: Activation) -> Result<Self> {
         self.relu = activation.is_relu();
         if !self.relu {
@@ -336,7 +336,7 @@ impl<'a> Conv2d<'a> {
     /// out if those are none.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for a workspace that is smaller,
+    /// `DTypeMismatch`, `DTypeUnsupported`, `InvalidArgument` for a workspace that is smaller,
     /// those of [`Stream::launch`].
     pub fn launch(self, workspace: Option<View<'_>>) -> Result<()> {
         let needed = self.workspace();

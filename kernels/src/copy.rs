@@ -73,7 +73,7 @@ impl Scalar {
             (DType::Bool, _) => Ok(u64::from(self.to_bool())),
             (DType::BF16, _) => Ok(u64::from(self.to_half::<bf16>().to_bits())),
             (DType::F16, _) => Ok(u64::from(self.to_half::<f16>().to_bits())),
-            _ => Err(Error::DTypeUnsupported { op, dtype }),
+            _ => Err(Error::dtype_unsupported(op, dtype)),
         }
     }
 }
@@ -99,7 +99,7 @@ from!(bool, Bool);
 /// Shapes: any. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for an `out` that is expanded; the errors of [`Stream::launch`].
+/// `InvalidArgument` for an `out` that is expanded; the errors of [`Stream::launch`].
 pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
     const OP: &str = "fill";
     let (bits, size) = (value.bits(OP, out.dtype)?, out.dtype.size_bytes());
@@ -124,7 +124,7 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
 /// Shapes: any, `x` and `out` alike; expand the layout of `x` first to broadcast. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`]; [`Error::InvalidArgument`] for an `out` that is expanded or overlaps `x` otherwise than
+/// `ShapeMismatch`; `InvalidArgument` for an `out` that is expanded or overlaps `x` otherwise than
 /// element for element; the errors of [`Stream::launch`].
 pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     let (from, to) = (x.dtype, out.dtype);

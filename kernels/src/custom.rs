@@ -18,7 +18,7 @@ pub trait CustomKernel<const R: usize, const W: usize>: Send + Sync + 'static {
     /// The op's name in errors and profiles.
     fn name(&self) -> &'static str;
 
-    /// Does the work on a CPU, on one thread. The outputs begin as zeros. A panic is [`Error::Async`] at the next synchronising
+    /// Does the work on a CPU, on one thread. The outputs begin as zeros. A panic is `Async` at the next synchronising
     /// call.
     fn cpu(&self, inputs: [&[Self::Element]; R], outputs: [&mut [Self::Element]; W]);
 
@@ -61,9 +61,9 @@ impl KernelLaunch {
 /// Launches a kernel of one's own.
 ///
 /// # Errors
-/// [`Error::DTypeMismatch`] for operands of another type, [`Error::DTypeUnsupported`] for truth values;
-/// [`Error::InvalidArgument`] for operands that are not contiguous, an output that shares memory with another operand, or a
-/// kernel without a body for the device; [`Error::KernelCompile`]; the errors of [`Stream::launch`].
+/// `DTypeMismatch` for operands of another type, `DTypeUnsupported` for truth values;
+/// `InvalidArgument` for operands that are not contiguous, an output that shares memory with another operand, or a
+/// kernel without a body for the device; `KernelCompile`; the errors of [`Stream::launch`].
 pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
     stream: &Stream,
     kernel: K,
@@ -72,7 +72,7 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
 ) -> Result<()> {
     let (op, dtype) = (kernel.name(), K::Element::DTYPE);
     if dtype == DType::Bool {
-        return Err(Error::DTypeUnsupported { op, dtype });
+        return Err(Error::dtype_unsupported(op, dtype));
     }
     for view in inputs.iter().chain(&outputs) {
         view.expect_dtype(op, dtype)?;

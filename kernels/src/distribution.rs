@@ -32,7 +32,7 @@ impl Dropout {
     }
 
     /// # Errors
-    /// [`Error::InvalidArgument`] unless `p` is a probability.
+    /// `InvalidArgument` unless `p` is a probability.
     pub(crate) fn check(&self, op: &'static str) -> Result<()> {
         if (0.0..=1.0).contains(&self.p) {
             return Ok(());

@@ -78,14 +78,14 @@ impl UnaryOp {
 /// Shapes: any, `x` and `out` alike. Asynchronous, ordered by the buffers. `out` may be `x`.
 ///
 /// # Errors
-/// [`Error::DTypeUnsupported`] if the op is not defined for the type; [`Error::DTypeMismatch`],
-/// [`Error::ShapeMismatch`] if `x` and `out` differ; [`Error::InvalidArgument`] for a scalar that integers cannot hold,
+/// `DTypeUnsupported` if the op is not defined for the type; `DTypeMismatch`,
+/// `ShapeMismatch` if `x` and `out` differ; `InvalidArgument` for a scalar that integers cannot hold,
 /// or an `out` that is expanded or overlaps `x` otherwise than element for element; the errors of [`Stream::launch`].
 #[inline]
 pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result<()> {
     let (name, dtype) = (op.name(), out.dtype);
     if !op.supports(dtype) {
-        return Err(Error::DTypeUnsupported { op: name, dtype });
+        return Err(Error::dtype_unsupported(name, dtype));
     }
     op.check_scalar(dtype)?;
     let op = op.simplified();
@@ -98,14 +98,14 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
 /// Shapes: any, all alike. Asynchronous, ordered by the buffers. `out` may be `saved` or `g`.
 ///
 /// # Errors
-/// As for [`unary`]; [`Error::InvalidArgument`] for an op whose derivative is not known.
+/// As for [`unary`]; `InvalidArgument` for an op whose derivative is not known.
 pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, out: View<'_>) -> Result<()> {
     let (name, dtype) = (op.grad_name(), out.dtype);
     if op.saves().is_none() {
         return Err(Error::invalid(name, "op", "a function whose derivative is known", op.name()));
     }
     if !dtype.is_float() {
-        return Err(Error::DTypeUnsupported { op: name, dtype });
+        return Err(Error::dtype_unsupported(name, dtype));
     }
     saved.expect_dtype(name, dtype)?;
     g.expect_dtype(name, dtype)?;
@@ -119,14 +119,14 @@ pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, ou
 /// `lhs` or `rhs`.
 ///
 /// # Errors
-/// [`Error::DTypeUnsupported`] if the op is not defined for the type; [`Error::DTypeMismatch`],
-/// [`Error::ShapeMismatch`] if the views differ; [`Error::InvalidArgument`] for an `out` that is expanded or overlaps an
+/// `DTypeUnsupported` if the op is not defined for the type; `DTypeMismatch`,
+/// `ShapeMismatch` if the views differ; `InvalidArgument` for an `out` that is expanded or overlaps an
 /// input otherwise than element for element; the errors of [`Stream::launch`].
 #[inline]
 pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: View<'_>) -> Result<()> {
     let (name, dtype) = (op.name(), out.dtype);
     if !op.supports(dtype) {
-        return Err(Error::DTypeUnsupported { op: name, dtype });
+        return Err(Error::dtype_unsupported(name, dtype));
     }
     lhs.expect_dtype(name, dtype)?;
     rhs.expect_dtype(name, dtype)?;
@@ -139,7 +139,7 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
 /// input.
 ///
 /// # Errors
-/// As for [`binary`]; [`Error::DTypeUnsupported`] unless the elements are floats.
+/// As for [`binary`]; `DTypeUnsupported` unless the elements are floats.
 pub fn binary_grad(
     stream: &Stream,
     op: BinaryGradOp,
@@ -150,7 +150,7 @@ pub fn binary_grad(
 ) -> Result<()> {
     let (name, dtype) = (op.name(), out.dtype);
     if !dtype.is_float() {
-        return Err(Error::DTypeUnsupported { op: name, dtype });
+        return Err(Error::dtype_unsupported(name, dtype));
     }
     for input in [&lhs, &rhs, &g] {
         input.expect_dtype(name, dtype)?;
@@ -163,8 +163,8 @@ pub fn binary_grad(
 /// Shapes: any, all alike; expand the layouts first to broadcast. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
-/// [`Error::DTypeMismatch`] if `lhs` and `rhs` differ or `out` is not boolean; [`Error::ShapeMismatch`];
-/// [`Error::InvalidArgument`] for an `out` that is expanded or overlaps an input; the errors of [`Stream::launch`].
+/// `DTypeMismatch` if `lhs` and `rhs` differ or `out` is not boolean; `ShapeMismatch`;
+/// `InvalidArgument` for an `out` that is expanded or overlaps an input; the errors of [`Stream::launch`].
 pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out: View<'_>) -> Result<()> {
     let (name, dtype) = (op.name(), lhs.dtype);
     rhs.expect_dtype(name, dtype)?;
@@ -177,7 +177,7 @@ pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out
 /// Shapes: any, `x` and `out` alike. Asynchronous, ordered by the buffers. `out` may be `x`.
 ///
 /// # Errors
-/// [`Error::DTypeMismatch`] if a view is not boolean; [`Error::ShapeMismatch`]; [`Error::InvalidArgument`] for an `out`
+/// `DTypeMismatch` if a view is not boolean; `ShapeMismatch`; `InvalidArgument` for an `out`
 /// that is expanded or overlaps `x` otherwise than element for element; the errors of [`Stream::launch`].
 pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "logical_not";
@@ -192,8 +192,8 @@ pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
 /// an input.
 ///
 /// # Errors
-/// [`Error::DTypeMismatch`] if `condition` is not boolean or the others differ; [`Error::ShapeMismatch`];
-/// [`Error::InvalidArgument`] for an `out` that is expanded or overlaps an input otherwise than element for element;
+/// `DTypeMismatch` if `condition` is not boolean or the others differ; `ShapeMismatch`;
+/// `InvalidArgument` for an `out` that is expanded or overlaps an input otherwise than element for element;
 /// the errors of [`Stream::launch`].
 pub fn where_cond(
     stream: &Stream,

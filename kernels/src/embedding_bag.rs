@@ -9,7 +9,7 @@ use crate::command::{Command, Read, for_float};
 use crate::cpu::embedding_bag as cpu;
 use crate::cuda::embedding_bag as cuda;
 use crate::indexed::BagSizes;
-use crate::layout::{View, shape_mismatch};
+use crate::layout::View;
 
 /// Which rows of a table are in which bag.
 #[derive(Clone, Copy, Debug)]
@@ -31,10 +31,10 @@ pub struct Bags<'a> {
 /// there, at least 1. BF16 and F16 are summed in F32, and the result is rounded.
 ///
 /// Shapes: `table [v, d]`, `members [b]`, `out [b, d]`. An index that is no row, and offsets that do not go from 0 upwards to
-/// at most `n`, are failures of the command, which become [`Error::Async`]. The same bits on every device.
+/// at most `n`, are failures of the command, which become `Async`. The same bits on every device.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`]; [`Error::InvalidArgument`] for indices
+/// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`; `InvalidArgument` for indices
 /// that the bags do not share evenly, and an `out` that is expanded or overlaps an input; those of [`Stream::launch`].
 pub fn embedding_bag(
     stream: &Stream,
@@ -145,11 +145,11 @@ impl<'a> Bags<'a> {
         members: Option<&View<'_>>,
     ) -> Result<BagSizes> {
         let &[rows, width] = table.shape() else {
-            return Err(shape_mismatch(op, &[0, 0], table.shape()));
+            return Err(Error::shape_mismatch(op, &[0, 0], table.shape()));
         };
         sums.expect_shape(op, &[self.count, width])?;
         let &[len] = self.indices.shape() else {
-            return Err(shape_mismatch(op, &[0], self.indices.shape()));
+            return Err(Error::shape_mismatch(op, &[0], self.indices.shape()));
         };
         // The step of an optional vector of so many elements.
         let step = |view: Option<&View<'_>>, len: usize| {

@@ -6,12 +6,12 @@ use crate::command::Command;
 use crate::cpu::image as cpu;
 use crate::cuda::image as cuda;
 use crate::geometry::{Images, Sampling};
-use crate::layout::{View, shape_mismatch};
+use crate::layout::View;
 
 /// The sizes of images that lie one after another in row-major order.
 fn images(op: &'static str, view: &View<'_>) -> Result<Images> {
     let &[samples, channels, rows, columns] = view.shape() else {
-        return Err(shape_mismatch(op, &[0; 4], view.shape()));
+        return Err(Error::shape_mismatch(op, &[0; 4], view.shape()));
     };
     view.expect_contiguous(op, "operands")?;
     if view.layout.elements() > i32::MAX as usize {
@@ -29,7 +29,7 @@ fn images(op: &'static str, view: &View<'_>) -> Result<Images> {
 /// [`Sampling::Bilinear`].
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`]; [`Error::InvalidArgument`] for operands that are not contiguous, an
+/// `ShapeMismatch`, `DTypeMismatch`; `InvalidArgument` for operands that are not contiguous, an
 /// `out` that shares memory with `x`, 2^31 pixels, and images without pixels; those of [`Stream::launch`].
 pub fn warp(
     stream: &Stream,
@@ -66,7 +66,7 @@ pub fn warp(
 /// buffers. The result has the same bits on every device.
 ///
 /// # Errors
-/// As for [`warp`]; [`Error::InvalidArgument`] also if `k` is even, or `r` not below height and width, and on CUDA for a `k` above
+/// As for [`warp`]; `InvalidArgument` also if `k` is even, or `r` not below height and width, and on CUDA for a `k` above
 /// 12225.
 pub fn blur(
     stream: &Stream,
@@ -80,7 +80,7 @@ pub fn blur(
     out.expect_shape(OP, x.shape())?;
     out.expect_contiguous(OP, "operands")?;
     let &[_, taps] = weights.shape() else {
-        return Err(shape_mismatch(OP, &[sizes.samples, 0], weights.shape()));
+        return Err(Error::shape_mismatch(OP, &[sizes.samples, 0], weights.shape()));
     };
     weights.expect_shape(OP, &[sizes.samples, taps])?;
     weights.expect_contiguous(OP, "operands")?;

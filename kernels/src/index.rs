@@ -1,18 +1,16 @@
 //! Launchers that read and add at indices.
 //!
 //! Indices are I64, count from 0, and are checked when the command runs: one that is out of range is
-//! [`Error::Async`] at the next synchronising call, and nothing outside the operands is touched.
+//! `Async` at the next synchronising call, and nothing outside the operands is touched.
 
-#[cfg(doc)]
-use device::Error;
-use device::{Result, Stream};
+use device::{Error, Result, Stream};
 
 use crate::command::{Command, Raw, for_number};
 use crate::cpu::{for_bits, index as cpu};
 use crate::cuda::index as cuda;
 use crate::fuse::{IndexSums, Part};
 use crate::indexed::{IndexedElements, IndexedRows};
-use crate::layout::{LoopAxis, Loops, View, normalize_axis, shape_mismatch};
+use crate::layout::{LoopAxis, Loops, View, normalize_axis};
 use crate::loops::Places;
 
 /// `out[.., i, ..] = x[.., indices[i], ..]` along `axis`.
@@ -20,7 +18,7 @@ use crate::loops::Places;
 /// Shapes: `x [a.., n, b..]`, `indices [k]`, `out [a.., k, b..]`. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
-/// [`Error::AxisOutOfRange`]; [`Error::DTypeMismatch`]; [`Error::ShapeMismatch`]; [`Error::InvalidArgument`] for an `out`
+/// `AxisOutOfRange`; `DTypeMismatch`; `ShapeMismatch`; `InvalidArgument` for an `out`
 /// that is expanded or overlaps an input; the errors of [`Stream::launch`].
 pub fn index_select(
     stream: &Stream,
@@ -53,8 +51,8 @@ pub fn index_select(
 /// Shapes: `out [a.., n, b..]`, `indices [k]`, `src [a.., k, b..]`. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
-/// [`Error::DTypeUnsupported`] for booleans; [`Error::AxisOutOfRange`]; [`Error::DTypeMismatch`];
-/// [`Error::ShapeMismatch`]; [`Error::InvalidArgument`] for an `out` that is expanded or overlaps an input; the errors
+/// `DTypeUnsupported` for booleans; `AxisOutOfRange`; `DTypeMismatch`;
+/// `ShapeMismatch`; `InvalidArgument` for an `out` that is expanded or overlaps an input; the errors
 /// of [`Stream::launch`].
 pub fn index_add(
     stream: &Stream,
@@ -91,7 +89,7 @@ fn rows(op: &'static str, axis: isize, [part, whole, indices]: [&View<'_>; 3]) -
         && (0..rank)
             .all(|i| part.shape()[i] == if i == axis { indices.shape()[0] } else { whole.shape()[i] });
     if !alike {
-        return Err(shape_mismatch(op, whole.shape(), part.shape()));
+        return Err(Error::shape_mismatch(op, whole.shape(), part.shape()));
     }
     let layouts = [part.layout, whole.layout];
     Ok(IndexedRows {
@@ -110,7 +108,7 @@ fn rows(op: &'static str, axis: isize, [part, whole, indices]: [&View<'_>; 3]) -
 /// Shapes: `indices` and `out` alike, at most as large as `x` on the other axes. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
-/// [`Error::AxisOutOfRange`]; [`Error::DTypeMismatch`]; [`Error::ShapeMismatch`]; [`Error::InvalidArgument`] for an `out`
+/// `AxisOutOfRange`; `DTypeMismatch`; `ShapeMismatch`; `InvalidArgument` for an `out`
 /// that is expanded or overlaps an input; the errors of [`Stream::launch`].
 pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "gather";
@@ -138,8 +136,8 @@ pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out:
 /// Shapes: `indices` at most as large as `src`, and as `out` on the other axes. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
-/// [`Error::DTypeUnsupported`] for booleans; [`Error::AxisOutOfRange`]; [`Error::DTypeMismatch`];
-/// [`Error::ShapeMismatch`]; [`Error::InvalidArgument`] for an `out` that is expanded or overlaps an input; the errors
+/// `DTypeUnsupported` for booleans; `AxisOutOfRange`; `DTypeMismatch`;
+/// `ShapeMismatch`; `InvalidArgument` for an `out` that is expanded or overlaps an input; the errors
 /// of [`Stream::launch`].
 pub fn scatter_add(
     stream: &Stream,
@@ -177,7 +175,7 @@ fn elements(
         && part.layout.rank() == rank
         && (0..rank).all(|i| shape[i] <= part.shape()[i] && (i == axis || shape[i] <= whole.shape()[i]));
     if !fits {
-        return Err(shape_mismatch(op, whole.shape(), shape));
+        return Err(Error::shape_mismatch(op, whole.shape(), shape));
     }
     let at = |i: usize| LoopAxis {
         size: shape[i],

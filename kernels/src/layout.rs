@@ -3,7 +3,7 @@
 //! A [`Layout`] places element `(i0, i1, ..)` at `offset + i0 * strides[0] + i1 * strides[1] + ..`, in elements.
 //! Every layout is derived from a contiguous one, so two indices share an address only where a stride is 0.
 
-use device::{Error, Result};
+use device::{Error, ErrorKind, Result};
 use smallvec::SmallVec;
 
 pub(crate) use crate::loops::{LoopAxis, Loops};
@@ -237,13 +237,13 @@ impl Layout {
     /// The same elements under another shape, `None` if that takes a copy.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] if the shapes differ in their number of elements.
+    /// `ShapeMismatch` if the shapes differ in their number of elements.
     pub fn reshape(&self, op: &'static str, shape: &[usize]) -> Result<Option<Layout>> {
         let elements = shape.iter().try_fold(1_usize, |n, &size| n.checked_mul(size));
         // A shape with a 0 has no elements, however large its other axes are.
         let elements = if shape.contains(&0) { Some(0) } else { elements };
         if elements != Some(self.elements()) {
-            return Err(shape_mismatch(op, self.shape(), shape));
+            return Err(Error::shape_mismatch(op, self.shape(), shape));
         }
         if self.is_contiguous() {
             let mut layout = Layout::contiguous(shape);
@@ -289,14 +289,14 @@ impl Layout {
     /// Axes in another order: axis `i` of the result is axis `axes[i]` of this layout.
     ///
     /// # Errors
-    /// [`Error::AxisOutOfRange`] for an axis that does not exist, [`Error::InvalidArgument`] if `axes` does not name
+    /// `AxisOutOfRange` for an axis that does not exist, `InvalidArgument` if `axes` does not name
     /// every axis once.
     pub fn permute(&self, op: &'static str, axes: &[usize]) -> Result<Layout> {
         let rank = self.rank();
         let mut seen: SmallVec<[bool; 8]> = SmallVec::from_elem(false, rank);
         for &axis in axes {
             let Some(seen) = seen.get_mut(axis) else {
-                return Err(Error::AxisOutOfRange { op, axis: axis as isize, rank });
+                return Err(Error::new(ErrorKind::AxisOutOfRange { op, axis: axis as isize, rank }));
             };
             if std::mem::replace(seen, true) {
                 return Err(invalid_axes(op, "every axis once", &axes));
@@ -313,7 +313,7 @@ impl Layout {
     /// Two axes exchanged; negative axes count from the end.
     ///
     /// # Errors
-    /// [`Error::AxisOutOfRange`].
+    /// `AxisOutOfRange`.
     pub fn transpose(&self, op: &'static str, a: isize, b: isize) -> Result<Layout> {
         let (a, b) = (normalize_axis(op, a, self.rank())?, normalize_axis(op, b, self.rank())?);
         let (mut shape, mut strides) = (self.dims(), Strides::from_slice(self.strides()));
@@ -325,7 +325,7 @@ impl Layout {
     /// The part `start..start + len` of one axis.
     ///
     /// # Errors
-    /// [`Error::AxisOutOfRange`]; [`Error::InvalidArgument`] if the range does not lie within the axis.
+    /// `AxisOutOfRange`; `InvalidArgument` if the range does not lie within the axis.
     pub fn narrow(&self, op: &'static str, axis: isize, start: usize, len: usize) -> Result<Layout> {
         let axis = normalize_axis(op, axis, self.rank())?;
         let size = self.shape()[axis];
@@ -345,7 +345,7 @@ impl Layout {
     /// Broadcasts to a shape: axes of size 1, and missing axes in front, repeat with stride 0.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] if an axis is neither 1 nor the size asked for, or the sizes multiply to more than
+    /// `ShapeMismatch` if an axis is neither 1 nor the size asked for, or the sizes multiply to more than
     /// `isize::MAX`, a 0 left out.
     pub fn expand(&self, op: &'static str, shape: &[usize]) -> Result<Layout> {
         let mut aligned = self.shape().iter().rev().zip(shape.iter().rev());
@@ -353,7 +353,7 @@ impl Layout {
             && aligned.all(|(&have, &want)| have == want || have == 1)
             && shape.iter().try_fold(1_isize, |n, &size| step(n, size.max(1))).is_some();
         if !fits {
-            return Err(shape_mismatch(op, self.shape(), shape));
+            return Err(Error::shape_mismatch(op, self.shape(), shape));
         }
         let new_axes = shape.len() - self.rank();
         let mut strides = Strides::from_elem(0, shape.len());
@@ -368,7 +368,7 @@ impl Layout {
     /// Without one axis of size 1; an axis of another size stays, as in torch.
     ///
     /// # Errors
-    /// [`Error::AxisOutOfRange`].
+    /// `AxisOutOfRange`.
     pub fn squeeze(&self, op: &'static str, axis: isize) -> Result<Layout> {
         let axis = normalize_axis(op, axis, self.rank())?;
         let (mut shape, mut strides) = (self.dims(), Strides::from_slice(self.strides()));
@@ -382,7 +382,7 @@ impl Layout {
     /// With a new axis of size 1 before `axis`; `-1` adds it at the end.
     ///
     /// # Errors
-    /// [`Error::AxisOutOfRange`].
+    /// `AxisOutOfRange`.
     pub fn unsqueeze(&self, op: &'static str, axis: isize) -> Result<Layout> {
         let axis = normalize_axis(op, axis, self.rank() + 1)?;
         let behind = |&size: &usize| step(self.strides()[axis], size).unwrap_or(isize::MAX);
@@ -429,7 +429,7 @@ fn copy_few<T: Copy>(from: &[T], to: &mut [T; FEW]) {
 /// The shape to which two shapes broadcast: aligned at the last axis, sizes equal or 1.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`].
+/// `ShapeMismatch`.
 #[inline]
 pub fn broadcast_shapes(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Result<Dims> {
     if same_shape(lhs, rhs) {
@@ -442,7 +442,7 @@ pub fn broadcast_shapes(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Resul
         if *size == 1 {
             *size = other;
         } else if other != 1 && other != *size {
-            return Err(shape_mismatch(op, lhs, rhs));
+            return Err(Error::shape_mismatch(op, lhs, rhs));
         }
     }
     Ok(shape)
@@ -451,21 +451,21 @@ pub fn broadcast_shapes(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Resul
 /// An axis counted from the front; negative axes count from the end.
 ///
 /// # Errors
-/// [`Error::AxisOutOfRange`].
+/// `AxisOutOfRange`.
 #[inline]
 pub fn normalize_axis(op: &'static str, axis: isize, rank: usize) -> Result<usize> {
     let from_front = if axis < 0 { axis + rank as isize } else { axis };
     if (0..rank as isize).contains(&from_front) {
         Ok(from_front as usize)
     } else {
-        Err(Error::AxisOutOfRange { op, axis, rank })
+        Err(Error::new(ErrorKind::AxisOutOfRange { op, axis, rank }))
     }
 }
 
 /// Axes counted from the front, in ascending order; no axes at all mean every axis.
 ///
 /// # Errors
-/// [`Error::AxisOutOfRange`]; [`Error::InvalidArgument`] if an axis is named twice.
+/// `AxisOutOfRange`; `InvalidArgument` if an axis is named twice.
 pub fn normalize_axes(op: &'static str, axes: &[isize], rank: usize) -> Result<SmallVec<[usize; 4]>> {
     if axes.is_empty() {
         return Ok((0..rank).collect());
@@ -477,11 +477,6 @@ pub fn normalize_axes(op: &'static str, axes: &[isize], rank: usize) -> Result<S
         return Err(invalid_axes(op, "without duplicates", &axes));
     }
     Ok(all)
-}
-
-#[cold]
-pub(crate) fn shape_mismatch(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Error {
-    Error::ShapeMismatch { op, lhs: lhs.into(), rhs: rhs.into() }
 }
 
 #[cold]

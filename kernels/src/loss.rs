@@ -1,24 +1,22 @@
 //! Launchers of losses.
 
-#[cfg(doc)]
-use device::Error;
-use device::{Result, Stream};
+use device::{Error, Result, Stream};
 
 use crate::command::{Command, for_float};
 use crate::cpu::loss as cpu;
 use crate::cuda::loss as cuda;
 use crate::fuse::{LossSlopes, Losses, Part};
-use crate::layout::{View, shape_mismatch};
+use crate::layout::View;
 use crate::loops::Classes;
 
 /// Cross-entropy of class scores, `losses[i] = log_sums[i] - logits[i, labels[i]]` with
 /// `log_sums = logsumexp(logits, axis 1)`, for floats.
 ///
 /// Shapes: `[n, c], [n] -> [n], [n]`; labels are I64, `losses` and `log_sums` of the type that is computed in, and `log_sums` is
-/// contiguous. A label outside `0..c` is a failure of the command, which becomes [`Error::Async`].
+/// contiguous. A label outside `0..c` is a failure of the command, which becomes `Async`.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for `log_sums`
+/// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `InvalidArgument` for `log_sums`
 /// that are not contiguous, those of [`Stream::launch`].
 pub fn cross_entropy(
     stream: &Stream,
@@ -93,7 +91,7 @@ fn classes<const N: usize>(
     log_sums: &View<'_>,
 ) -> Result<Classes<N>> {
     let &[rows, classes] = scores[0].shape() else {
-        return Err(shape_mismatch(op, &[0, 0], scores[0].shape()));
+        return Err(Error::shape_mismatch(op, &[0, 0], scores[0].shape()));
     };
     scores.iter().try_for_each(|view| view.expect_shape(op, &[rows, classes]))?;
     of_rows.iter().chain([&log_sums]).try_for_each(|view| view.expect_shape(op, &[rows]))?;

@@ -1,15 +1,13 @@
 //! Launchers of the matrix product.
 
-#[cfg(doc)]
-use device::Error;
 use device::cuda::Workspace;
-use device::{Result, Stream};
+use device::{Error, Result, Stream};
 
 use crate::activation::Activation;
 use crate::command::{Address, Command, for_float};
 use crate::cpu::matmul as cpu;
 use crate::cuda::matmul::{self as cuda, How};
-use crate::layout::{View, shape_mismatch};
+use crate::layout::View;
 use crate::matrices::MatrixBatch;
 
 /// Whether a product replaces what its output holds or is added to it.
@@ -47,7 +45,7 @@ pub struct MatrixProduct<'a> {
 /// `p` for operands that it cannot express. BF16 and F16 are summed in F32, and the sum is rounded.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::OutOfMemory`] and [`Error::Driver`] of cuBLASLt.
+/// `ShapeMismatch`, `OutOfMemory` and `Driver` of cuBLASLt.
 pub fn matmul<'a>(
     stream: &'a Stream,
     lhs: View<'a>,
@@ -64,7 +62,7 @@ pub fn matmul<'a>(
 /// Shapes: `[.., m, k] x [k, n], [n] -> [.., m, n]`. The bias is added to the first block of the sum, see [`matmul`].
 ///
 /// # Errors
-/// As for [`matmul`]; [`Error::InvalidArgument`] for a ReLU and an output that is not contiguous.
+/// As for [`matmul`]; `InvalidArgument` for a ReLU and an output that is not contiguous.
 pub fn linear<'a>(
     stream: &'a Stream,
     x: View<'a>,
@@ -91,16 +89,16 @@ impl<'a> MatrixProduct<'a> {
     ) -> Result<Self> {
         let (left, right, shape) = (lhs.shape(), rhs.shape(), out.shape());
         let (&[ref leading @ .., m, k], &[ref right_leading @ .., right_k, n]) = (left, right) else {
-            return Err(shape_mismatch(op, left, right));
+            return Err(Error::shape_mismatch(op, left, right));
         };
         // The right operand of `linear` has no leading axes.
         let shared = (bias.is_some() || relu) && right_leading.is_empty();
         if k != right_k || !(shared || leading == right_leading) {
-            return Err(shape_mismatch(op, left, right));
+            return Err(Error::shape_mismatch(op, left, right));
         }
         let rank = left.len();
         if shape.len() != rank || shape[..rank - 2] != *leading || shape[rank - 2..] != [m, n] {
-            return Err(shape_mismatch(op, left, shape));
+            return Err(Error::shape_mismatch(op, left, shape));
         }
         bias.map_or(Ok(()), |bias| bias.expect_shape(op, &[n]))?;
         let batch = MatrixBatch::of(&out, &lhs, &rhs);
@@ -136,7 +134,7 @@ impl<'a> MatrixProduct<'a> {
     /// those are none.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for a workspace that is smaller,
+    /// `DTypeMismatch`, `DTypeUnsupported`, `InvalidArgument` for a workspace that is smaller,
     /// those of [`Stream::launch`].
     pub fn launch(self, workspace: Option<View<'_>>) -> Result<()> {
         let MatrixProduct { stream, op, lhs, rhs, bias, out, batch, how, workspace: bytes } = self;

@@ -41,8 +41,8 @@ pub struct NormGrads<'a> {
 /// row, `weight` and `bias` with `groups * channels` elements. Sums have one order, whatever the number of threads.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for operands that are not contiguous, [`Error::DTypeMismatch`],
-/// [`Error::DTypeUnsupported`], those of [`Stream::launch`].
+/// `ShapeMismatch`, `InvalidArgument` for operands that are not contiguous, `DTypeMismatch`,
+/// `DTypeUnsupported`, those of [`Stream::launch`].
 pub fn normalize(
     stream: &Stream,
     op: &'static str,

@@ -7,7 +7,7 @@ use std::any::Any;
 use std::fmt;
 
 use device::cuda::Queue;
-use device::{DType, Error, Result, Stream};
+use device::{DType, Error, ErrorKind, Result, Stream};
 use smallvec::SmallVec;
 
 use crate::command::{Address, Command, Raw, Read, Write};
@@ -166,15 +166,15 @@ impl TryFrom<AdamStep> for RuleStep {
     type Error = Error;
 
     /// # Errors
-    /// [`Error::InvalidArgument`] for step 0.
+    /// `InvalidArgument` for step 0.
     fn try_from(step: AdamStep) -> Result<Self> {
         if step.step == 0 {
-            return Err(Error::InvalidArgument {
+            return Err(Error::new(ErrorKind::InvalidArgument {
                 op: Adam::OP,
                 argument: "step",
                 expected: "at least 1",
                 value: "0".into(),
-            });
+            }));
         }
         let (numbers, flags) = step.numbers();
         Ok(RuleStep::new(Adam, numbers, flags))
@@ -259,16 +259,16 @@ impl<'a> Update<'a> {
     fn check(&self) -> Result<()> {
         let (op, dtype, names) = (self.step.op(), self.stepped().dtype, self.step.states());
         if !matches!(dtype, DType::F32 | DType::F64) {
-            return Err(Error::DTypeUnsupported { op, dtype });
+            return Err(Error::dtype_unsupported(op, dtype));
         }
         if self.states.len() != names.len() {
             let value = format!("{} for {names:?}", self.states.len()).into();
-            return Err(Error::InvalidArgument {
+            return Err(Error::new(ErrorKind::InvalidArgument {
                 op,
                 argument: "states",
                 expected: "one for each that the rule names",
                 value,
-            });
+            }));
         }
         for view in self.states.iter().chain([&self.grad]).chain(&self.master) {
             view.expect_shape(op, self.param.shape())?;
@@ -277,7 +277,7 @@ impl<'a> Update<'a> {
         self.grad.expect_dtype(op, self.param.dtype)?;
         match self.master {
             Some(master) if self.param.dtype.is_half() => master.expect_dtype(op, DType::F32),
-            Some(_) => Err(Error::DTypeUnsupported { op, dtype: self.param.dtype }),
+            Some(_) => Err(Error::dtype_unsupported(op, self.param.dtype)),
             None => Ok(()),
         }
     }
@@ -314,14 +314,14 @@ impl<'a> Update<'a> {
 /// ordered by the buffers.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`]; [`Error::InvalidArgument`] if there
+/// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`; `InvalidArgument` if there
 /// are not as many states as the rule has, and for a target that is expanded; those of [`Stream::launch`]. Nothing is
 /// changed then.
 pub fn optimizer_step(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
     updates.iter().try_for_each(Update::check)?;
     match step_at_once(stream, updates) {
         // Steps that share memory are commands of their own, if each is right by itself.
-        Err(Error::InvalidArgument { .. }) if updates.len() > 1 => {
+        Err(error) if matches!(error.kind(), ErrorKind::InvalidArgument { .. }) && updates.len() > 1 => {
             let each = || updates.iter().map(std::slice::from_ref);
             each().try_for_each(|update| command(update).check().map(drop))?;
             each().try_for_each(|update| step_at_once(stream, update))

@@ -96,18 +96,18 @@ fn share(team: &Team, parts: Parts, body: &(dyn Fn(usize, Range<usize>) + Sync))
     // The parts' panics are caught above.
     let _ = team.share(threads - 1, &take_parts);
     if let Some((_, error)) = reported.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        failure::report(*error);
+        failure::report(error);
     }
     if let Some(panicked) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
         std::panic::resume_unwind(Box::new(String::from(panicked.message)));
     }
 }
 
-type Reported = Option<(usize, Box<Error>)>;
+type Reported = Option<(usize, Error)>;
 
 /// Keeps the failure of the part with the lowest number, which does not depend on the threads.
 #[cold]
-fn keep_first(reported: &Mutex<Reported>, index: usize, error: Box<Error>) {
+fn keep_first(reported: &Mutex<Reported>, index: usize, error: Error) {
     let mut first = reported.lock().unwrap_or_else(PoisonError::into_inner);
     if first.as_ref().is_none_or(|(known, _)| index < *known) {
         *first = Some((index, error));

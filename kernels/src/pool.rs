@@ -8,7 +8,7 @@ use crate::cpu::pool as cpu;
 use crate::cuda::pool as cuda;
 use crate::fuse::{MaxSlopes, Part};
 use crate::geometry::{Means, Planes};
-use crate::layout::{View, shape_mismatch};
+use crate::layout::View;
 use crate::window::Window;
 
 /// The planes of contiguous images, and of what is made of them.
@@ -19,7 +19,7 @@ fn planes(op: &'static str, image: &View<'_>, pooled: &View<'_>) -> Result<Plane
         (&[ref leading @ .., h, w], &[ref made_leading @ .., oh, ow]) if leading == made_leading => {
             Ok(Planes { count: leading.iter().product(), image: [h, w], places: [oh, ow] })
         }
-        _ => Err(shape_mismatch(op, shape, made)),
+        _ => Err(Error::shape_mismatch(op, shape, made)),
     }
 }
 
@@ -67,7 +67,7 @@ pub fn max_pool2d_index_dtype(window: &Window) -> DType {
 /// Shapes: `x [.., h, w]`, `out [.., oh, ow]`, `index` like `out`, of [`max_pool2d_index_dtype`]. All contiguous.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for a place
+/// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `InvalidArgument` for a place
 /// that sees nothing or operands that are not contiguous, those of [`Stream::launch`].
 pub fn max_pool2d(
     stream: &Stream,
@@ -102,7 +102,7 @@ pub fn max_pool2d(
 /// Shapes: `g` and `index` `[.., oh, ow]`, `out [.., h, w]`.
 ///
 /// # Errors
-/// As for [`max_pool2d`]. An index that leads out of the image is [`Error::Async`] at the next synchronising call on the
+/// As for [`max_pool2d`]. An index that leads out of the image is `Async` at the next synchronising call on the
 /// CPU, and is left out on CUDA.
 pub fn max_pool2d_grad(
     stream: &Stream,
@@ -165,7 +165,7 @@ pub fn max_pool2d_pick(
 /// Shapes: `x [.., h, w]`, `out [.., oh, ow]`. All contiguous.
 ///
 /// # Errors
-/// As for [`max_pool2d`]; [`Error::InvalidArgument`] for a divisor of 0.
+/// As for [`max_pool2d`]; `InvalidArgument` for a divisor of 0.
 pub fn avg_pool2d(stream: &Stream, x: View<'_>, means: Means, out: View<'_>) -> Result<()> {
     const OP: &str = "avg_pool2d";
     let planes = mean_planes(OP, &x, &out, &means)?;

@@ -45,7 +45,7 @@ const RANDOM_COST: usize = 16;
 /// Shapes: any. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
-/// [`Error::DTypeUnsupported`] unless `out` is floating-point; [`Error::InvalidArgument`] if the bounds are not finite
+/// `DTypeUnsupported` unless `out` is floating-point; `InvalidArgument` if the bounds are not finite
 /// and in order, or for an `out` that is expanded; the errors of [`Stream::launch`].
 pub fn uniform(stream: &Stream, key: RandomKey, low: f64, high: f64, out: View<'_>) -> Result<()> {
     const OP: &str = "uniform";
@@ -60,7 +60,7 @@ pub fn uniform(stream: &Stream, key: RandomKey, low: f64, high: f64, out: View<'
 /// Shapes: any. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
-/// [`Error::DTypeUnsupported`] unless `out` is floating-point; [`Error::InvalidArgument`] if `std` is negative or a
+/// `DTypeUnsupported` unless `out` is floating-point; `InvalidArgument` if `std` is negative or a
 /// parameter is not finite, or for an `out` that is expanded; the errors of [`Stream::launch`].
 pub fn normal(stream: &Stream, key: RandomKey, mean: f64, std: f64, out: View<'_>) -> Result<()> {
     const OP: &str = "normal";
@@ -75,7 +75,7 @@ pub fn normal(stream: &Stream, key: RandomKey, mean: f64, std: f64, out: View<'_
 /// Shapes: any; every type but boolean. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
-/// [`Error::DTypeUnsupported`] for booleans; [`Error::InvalidArgument`] if the range is empty or `out` cannot hold it, or
+/// `DTypeUnsupported` for booleans; `InvalidArgument` if the range is empty or `out` cannot hold it, or
 /// for an `out` that is expanded; the errors of [`Stream::launch`].
 pub fn randint(stream: &Stream, key: RandomKey, low: i64, high: i64, out: View<'_>) -> Result<()> {
     const OP: &str = "randint";
@@ -86,7 +86,7 @@ pub fn randint(stream: &Stream, key: RandomKey, low: i64, high: i64, out: View<'
         return Err(invalid(OP, "low..high", "within 0..256 for u8", &(low..high)));
     }
     if out.dtype == DType::Bool {
-        return Err(Error::DTypeUnsupported { op: OP, dtype: out.dtype });
+        return Err(Error::dtype_unsupported(OP, out.dtype));
     }
     generate(stream, OP, key, Distribution::Integers { low, high }, out)
 }
@@ -100,7 +100,7 @@ fn generate(
 ) -> Result<()> {
     let dtype = out.dtype;
     if !(dtype.is_float() || matches!(distribution, Distribution::Integers { .. })) {
-        return Err(Error::DTypeUnsupported { op, dtype });
+        return Err(Error::dtype_unsupported(op, dtype));
     }
     Command::new(op, (out.write::<Raw>(),)).cost(out.layout.elements(), RANDOM_COST).run_changing(
         stream,
@@ -120,8 +120,8 @@ fn generate(
 /// Shapes: any, `x` and `out` alike. Asynchronous, ordered by the buffers. `out` may be `x`.
 ///
 /// # Errors
-/// [`Error::DTypeUnsupported`] unless `out` is floating-point; [`Error::DTypeMismatch`]; [`Error::ShapeMismatch`];
-/// [`Error::InvalidArgument`] if `p` is not in `0..=1`, or for an `out` that is expanded or overlaps `x` otherwise than
+/// `DTypeUnsupported` unless `out` is floating-point; `DTypeMismatch`; `ShapeMismatch`;
+/// `InvalidArgument` if `p` is not in `0..=1`, or for an `out` that is expanded or overlaps `x` otherwise than
 /// element for element; the errors of [`Stream::launch`].
 pub fn dropout(stream: &Stream, dropout: Dropout, x: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "dropout";

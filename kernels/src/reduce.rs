@@ -8,7 +8,7 @@ use crate::cpu::number::Number;
 use crate::cpu::reduce as cpu;
 use crate::cuda::reduce as cuda;
 use crate::fuse::Part;
-use crate::layout::{Dst, Layout, Src, View, normalize_axes, normalize_axis, shape_mismatch};
+use crate::layout::{Dst, Layout, Src, View, normalize_axes, normalize_axis};
 use crate::loops::{LoopAxis, Loops};
 use crate::par::Workers;
 use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
@@ -16,7 +16,7 @@ use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
 /// Bytes of the workspace that a reduction of `x` along axes needs on `stream`'s device; the same for all reductions.
 ///
 /// # Errors
-/// [`Error::AxisOutOfRange`]; [`Error::InvalidArgument`] for a doubled axis.
+/// `AxisOutOfRange`; `InvalidArgument` for a doubled axis.
 pub fn reduce_workspace(stream: &Stream, x: &Layout, axes: &[isize]) -> Result<usize> {
     if !stream.is_cuda() {
         return Ok(0);
@@ -37,8 +37,8 @@ pub fn reduce_workspace(stream: &Stream, x: &Layout, axes: &[isize]) -> Result<u
 /// `workspace`, of type U8 and contiguous, has [`reduce_workspace`] elements, and may be left out if those are none.
 ///
 /// # Errors
-/// [`Error::AxisOutOfRange`], [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`];
-/// [`Error::InvalidArgument`] for a doubled axis, or for `Max` and `Min` of no elements; those of [`Stream::launch`].
+/// `AxisOutOfRange`, `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`;
+/// `InvalidArgument` for a doubled axis, or for `Max` and `Min` of no elements; those of [`Stream::launch`].
 pub fn reduce(
     stream: &Stream,
     op: ReduceOp,
@@ -170,7 +170,7 @@ fn launch<T: Number>(
 /// types but Bool.
 ///
 /// # Errors
-/// As for [`reduce`]; [`Error::InvalidArgument`] if the axis has no elements.
+/// As for [`reduce`]; `InvalidArgument` if the axis has no elements.
 pub fn argmax(
     stream: &Stream,
     x: View<'_>,
@@ -253,7 +253,7 @@ fn split_axes(op: &'static str, x: &Layout, axes: &[isize], out: &View<'_>) -> R
     let with_ones = (0..x.rank()).map(|i| if is_reduced[i] { 1 } else { x.shape()[i] });
     let shape = out.shape().iter().copied();
     if !(kept.eq(shape.clone()) || with_ones.eq(shape)) {
-        return Err(shape_mismatch(op, x.shape(), out.shape()));
+        return Err(Error::shape_mismatch(op, x.shape(), out.shape()));
     }
     out.expect_contiguous(op, "out")?;
     Ok(axes_of(x, &is_reduced))

@@ -5,7 +5,7 @@ use device::{DType, Error, Result, Stream};
 use crate::command::{Command, for_float, for_number};
 use crate::cpu::sequence as cpu;
 use crate::cuda::sequence as cuda;
-use crate::layout::{LoopAxis, Loops, View, shape_mismatch};
+use crate::layout::{LoopAxis, Loops, View};
 use crate::softmax::rows;
 
 /// `out[i] = x[0] + .. + x[i]` along an axis, or from the end with `reverse`, for floats and I64.
@@ -23,13 +23,13 @@ use crate::softmax::rows;
 /// only. The order is part of the contract: kernels may become faster, but bits stay.
 ///
 /// # Errors
-/// [`Error::AxisOutOfRange`], [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], those of
+/// `AxisOutOfRange`, `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, those of
 /// [`Stream::launch`].
 pub fn cumsum(stream: &Stream, x: View<'_>, axis: isize, reverse: bool, out: View<'_>) -> Result<()> {
     const OP: &str = "cumsum";
     let dtype = out.dtype;
     if dtype == DType::U8 {
-        return Err(Error::DTypeUnsupported { op: OP, dtype });
+        return Err(Error::dtype_unsupported(OP, dtype));
     }
     let rows = rows(OP, [&out, &x], axis)?;
     for_number!(OP, dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>().in_place()))
@@ -57,7 +57,7 @@ pub struct Rotation {
 /// Shapes: `x` and `out` `[.., d]` with an even `d`, `cos` and `sin` `[.., d / 2]`; expanded axes may have stride 0.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], those of [`Stream::launch`].
+/// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, those of [`Stream::launch`].
 pub fn rotary(
     stream: &Stream,
     x: View<'_>,
@@ -66,7 +66,7 @@ pub fn rotary(
     out: View<'_>,
 ) -> Result<()> {
     const OP: &str = "rotary";
-    let mismatch = || shape_mismatch(OP, x.shape(), cos.shape());
+    let mismatch = || Error::shape_mismatch(OP, x.shape(), cos.shape());
     x.expect_shape(OP, out.shape())?;
     sin.expect_shape_of(OP, &cos)?;
     let (&[ref leading @ .., width], &[ref angles_leading @ .., half]) = (x.shape(), cos.shape()) else {

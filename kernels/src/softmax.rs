@@ -1,7 +1,5 @@
 //! Launchers of softmax, its logarithm, and their gradients.
 
-#[cfg(doc)]
-use device::Error;
 use device::{Result, Stream};
 
 use crate::command::{Command, for_float};
@@ -15,7 +13,7 @@ use crate::loops::Rows;
 /// Shapes: `out` like `x`. The sum is taken in the order of [`reduce`](crate::reduce).
 ///
 /// # Errors
-/// [`Error::AxisOutOfRange`], [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], those of
+/// `AxisOutOfRange`, `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, those of
 /// [`Stream::launch`].
 pub fn softmax(stream: &Stream, x: View<'_>, axis: isize, out: View<'_>) -> Result<()> {
     unary(stream, "softmax", false, x, axis, out)

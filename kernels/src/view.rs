@@ -3,7 +3,7 @@
 use device::{Buffer, DType, Error, Result};
 use smallvec::SmallVec;
 
-use crate::layout::{Layout, same_shape, shape_mismatch};
+use crate::layout::{Layout, same_shape};
 
 /// A buffer seen through a layout: the operand of a launcher.
 #[derive(Clone, Copy, Debug)]
@@ -32,13 +32,17 @@ impl<'a> View<'a> {
     /// Checks the element type.
     #[inline]
     pub(crate) fn expect_dtype(&self, op: &'static str, expected: DType) -> Result<()> {
-        if self.dtype == expected { Ok(()) } else { Err(dtype_mismatch(op, expected, self.dtype)) }
+        if self.dtype == expected { Ok(()) } else { Err(Error::dtype_mismatch(op, expected, self.dtype)) }
     }
 
     /// Checks the shape.
     #[inline]
     pub(crate) fn expect_shape(&self, op: &'static str, shape: &[usize]) -> Result<()> {
-        if same_shape(self.shape(), shape) { Ok(()) } else { Err(shape_mismatch(op, shape, self.shape())) }
+        if same_shape(self.shape(), shape) {
+            Ok(())
+        } else {
+            Err(Error::shape_mismatch(op, shape, self.shape()))
+        }
     }
 
     /// Checks that the elements follow each other without gaps, in row-major order. The error calls the operand `argument`.
@@ -53,7 +57,7 @@ impl<'a> View<'a> {
         if self.layout.same_shape(other.layout) {
             Ok(())
         } else {
-            Err(shape_mismatch(op, other.shape(), self.shape()))
+            Err(Error::shape_mismatch(op, other.shape(), self.shape()))
         }
     }
 
@@ -124,11 +128,6 @@ impl<'a> View<'a> {
         // An empty layout may carry an offset past the end: `wrapping_add` makes that harmless.
         Dst(self.buffer.ptr().wrapping_add(self.layout.offset().wrapping_mul(self.dtype.size_bytes())))
     }
-}
-
-#[cold]
-pub(crate) fn dtype_mismatch(op: &'static str, expected: DType, got: DType) -> Error {
-    Error::DTypeMismatch { op, expected, got }
 }
 
 #[cold]

@@ -29,7 +29,7 @@ impl Window {
     /// Its places in an image of these sizes, `floor((size + 2 padding - extent) / stride) + 1` along each axis.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a size, stride or dilation of 0, and if it is larger than the padded image.
+    /// `InvalidArgument` for a size, stride or dilation of 0, and if it is larger than the padded image.
     pub fn places(&self, op: &'static str, image: [usize; 2]) -> Result<[usize; 2]> {
         self.check(op)?;
         let mut places = [0; 2];
@@ -47,7 +47,7 @@ impl Window {
     /// Refuses sizes, strides and dilations of 0, and numbers that a step in memory cannot be made of.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`].
+    /// `InvalidArgument`.
     pub fn check(&self, op: &'static str) -> Result<()> {
         let Window { kernel, stride, padding, dilation } = self;
         let pairs = [("kernel", kernel), ("stride", stride), ("dilation", dilation), ("padding", padding)];

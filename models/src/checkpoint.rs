@@ -26,7 +26,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use device::{DType, Device, Error, Result, bf16, f16};
+use device::{DType, Device, Error, ErrorKind, Result, bf16, f16};
 use safetensors::{Dtype, SafeTensors, View};
 use tensor::Tensor;
 
@@ -125,7 +125,7 @@ const OPTIMIZER: &str = "optimizer/";
 const METADATA: &str = "streamgrad";
 
 fn wrong(name: &str, detail: String) -> Error {
-    Error::Checkpoint { name: name.into(), detail: detail.into() }
+    Error::new(ErrorKind::Checkpoint { name: name.into(), detail: detail.into() })
 }
 
 fn copy_into(pairs: &[(Tensor, Tensor)]) -> Result<()> {
@@ -171,7 +171,7 @@ impl Bytes {
             DType::I64 => (Dtype::I64, flatten(tensor.to_vec()?, i64::to_le_bytes)),
             DType::U8 => (Dtype::U8, tensor.to_vec()?),
             DType::Bool => (Dtype::BOOL, flatten(tensor.to_vec()?, |b: bool| [u8::from(b)])),
-            dtype => return Err(Error::DTypeUnsupported { op: "checkpoint", dtype }),
+            dtype => return Err(Error::dtype_unsupported("checkpoint", dtype)),
         };
         Ok(Bytes { dtype, shape: tensor.shape().into(), data })
     }
@@ -228,7 +228,10 @@ fn write(path: &Path, tensors: Vec<(String, Bytes)>, text: Option<String>) -> Re
 }
 
 fn format_error(path: &Path, detail: &dyn std::fmt::Display) -> Error {
-    Error::Format { path: path.display().to_string().into(), detail: detail.to_string().into() }
+    Error::new(ErrorKind::Format {
+        path: path.display().to_string().into(),
+        detail: detail.to_string().into(),
+    })
 }
 
 /// A file's tensors and metadata, in memory and checked for form.

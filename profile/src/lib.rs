@@ -79,7 +79,7 @@ impl Profile {
     /// see docs/profiling.md. Once there are steps, what follows the last one is left out.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if another profiler records the device: one at a time does.
+    /// `InvalidArgument` if another profiler records the device: one at a time does.
     pub fn start(dev: &Device, options: ProfileOptions) -> Result<Profiler> {
         if !dev.claim_recordings() {
             let expected = "a device that no other profiler records";
@@ -188,7 +188,7 @@ impl Profiler {
     /// Waits for the device, and gives what was recorded.
     ///
     /// # Errors
-    /// [`Error::Async`] if a command failed and that was not reported yet.
+    /// `Async` if a command failed and that was not reported yet.
     pub fn stop(self) -> Result<Profile> {
         self.end();
         let windows = std::mem::take(&mut self.state.lock().windows);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use allocator::{Action, DeviceMemory};
-use device::{CommandRecord, Device, Error, KernelRecord, Recording, Result, StreamId};
+use device::{CommandRecord, Device, Error, ErrorKind, KernelRecord, Recording, Result, StreamId};
 use serde_json::{Map, Value, json};
 
 use super::averages::{place, shapes};
@@ -86,12 +86,14 @@ impl Profile {
     /// Writes a [`Trace`] of this profile alone.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be written.
+    /// `Io` if the file cannot be written.
     pub fn write_trace(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let mut trace = Trace::new();
         trace.add("streamgrad", self);
-        let io = |source| Error::Io { path: path.display().to_string().into(), source: Arc::new(source) };
+        let io = |source| {
+            Error::new(ErrorKind::Io { path: path.display().to_string().into(), source: Arc::new(source) })
+        };
         std::fs::write(path, trace.to_json().to_string()).map_err(io)
     }
 }

@@ -4,7 +4,7 @@ use device::{DType, Error, Result, Stream};
 use kernels::{AttentionGrads, AttentionInput, AttentionKind, AttentionResult, Dims, Dropout, Layout};
 
 use crate::Tensor;
-use crate::check::{has_dtype, is_float, same_device, same_kind, shape_mismatch};
+use crate::check::{has_dtype, is_float, same_device, same_kind};
 use crate::elementwise::inverse;
 
 const OP: &str = "scaled_dot_product_attention";
@@ -47,7 +47,7 @@ impl Attention {
     pub fn kept_weights(&self, q: &Tensor, k: &Tensor) -> Result<Option<Tensor>> {
         let Some(dropout) = self.dropout else { return Ok(None) };
         let (&[ref leading @ .., queries, _], &[.., keys, _]) = (q.shape(), k.shape()) else {
-            return Err(shape_mismatch(OP, q.shape(), k.shape()));
+            return Err(Error::shape_mismatch(OP, q.shape(), k.shape()));
         };
         let shape: Dims = leading.iter().copied().chain([queries, keys]).collect();
         let kept = Tensor::empty(&shape, q.dtype().compute_dtype(), q.device())?;
@@ -63,7 +63,7 @@ impl Attention {
         let Some(mask) = &self.mask else { return Ok(None) };
         same_device(OP, q, mask)?;
         let (&[ref leading @ .., queries, _], &[.., keys, _]) = (q.shape(), k.shape()) else {
-            return Err(shape_mismatch(OP, q.shape(), k.shape()));
+            return Err(Error::shape_mismatch(OP, q.shape(), k.shape()));
         };
         let shape: Dims = leading.iter().copied().chain([queries, keys]).collect();
         let mask = if mask.dtype() == DType::Bool {
@@ -86,7 +86,7 @@ impl Attention {
     /// a mask of a causal attention, and unless dropout has a probability.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Attended> {
         let (&[.., queries, _], &[.., value_width]) = (q.shape(), v.shape()) else {
-            return Err(shape_mismatch(OP, q.shape(), v.shape()));
+            return Err(Error::shape_mismatch(OP, q.shape(), v.shape()));
         };
         let mut shape = Dims::from_slice(&q.shape()[..q.rank() - 2]);
         shape.extend([queries, value_width]);
@@ -168,7 +168,7 @@ impl Attention {
     pub fn forward_packed(&self, qkv: &Tensor, heads: usize) -> Result<Attended> {
         let [q, k, v] = unpack(qkv, heads)?;
         let (&[ref leading @ .., sequence, packed], &[.., width]) = (qkv.shape(), q.shape()) else {
-            return Err(shape_mismatch(OP, qkv.shape(), q.shape()));
+            return Err(Error::shape_mismatch(OP, qkv.shape(), q.shape()));
         };
         let shape: Dims = leading.iter().copied().chain([sequence, heads, width]).collect();
         let out = Tensor::empty(&shape, qkv.dtype(), qkv.device())?;

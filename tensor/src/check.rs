@@ -4,27 +4,6 @@ use device::{DType, Error, Result};
 
 use crate::Tensor;
 
-/// Shapes that do not fit together.
-#[cold]
-#[inline(never)]
-pub(crate) fn shape_mismatch(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Error {
-    Error::ShapeMismatch { op, lhs: lhs.into(), rhs: rhs.into() }
-}
-
-/// An element type other than the one needed.
-#[cold]
-#[inline(never)]
-pub(crate) fn dtype_mismatch(op: &'static str, expected: DType, got: DType) -> Error {
-    Error::DTypeMismatch { op, expected, got }
-}
-
-/// An element type that the op is not defined for.
-#[cold]
-#[inline(never)]
-pub(crate) fn dtype_unsupported(op: &'static str, dtype: DType) -> Error {
-    Error::DTypeUnsupported { op, dtype }
-}
-
 /// Same device and same element type.
 #[inline]
 pub(crate) fn same_kind(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
@@ -55,7 +34,7 @@ pub(crate) fn same_device(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Resul
 #[inline]
 pub(crate) fn has_dtype(op: &'static str, x: &Tensor, expected: DType) -> Result<()> {
     if x.dtype() != expected {
-        return Err(dtype_mismatch(op, expected, x.dtype()));
+        return Err(Error::dtype_mismatch(op, expected, x.dtype()));
     }
     Ok(())
 }
@@ -64,7 +43,7 @@ pub(crate) fn has_dtype(op: &'static str, x: &Tensor, expected: DType) -> Result
 #[inline]
 pub(crate) fn is_float(op: &'static str, x: &Tensor) -> Result<()> {
     if !x.dtype().is_float() {
-        return Err(dtype_unsupported(op, x.dtype()));
+        return Err(Error::dtype_unsupported(op, x.dtype()));
     }
     Ok(())
 }
@@ -73,7 +52,7 @@ pub(crate) fn is_float(op: &'static str, x: &Tensor) -> Result<()> {
 #[inline]
 pub(crate) fn is_number(op: &'static str, x: &Tensor) -> Result<()> {
     if x.dtype() == DType::Bool {
-        return Err(dtype_unsupported(op, x.dtype()));
+        return Err(Error::dtype_unsupported(op, x.dtype()));
     }
     Ok(())
 }
@@ -88,7 +67,7 @@ pub(crate) fn same_shape(lhs: &[usize], rhs: &[usize]) -> bool {
 #[inline]
 pub(crate) fn has_shape(op: &'static str, expected: &[usize], x: &Tensor) -> Result<()> {
     if !same_shape(x.shape(), expected) {
-        return Err(shape_mismatch(op, expected, x.shape()));
+        return Err(Error::shape_mismatch(op, expected, x.shape()));
     }
     Ok(())
 }

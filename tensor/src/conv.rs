@@ -4,7 +4,7 @@ use device::{Error, Result, Stream};
 use kernels::{Activation, Conv2d, ConvPass, Layout, View, Window, conv2d_wants_channels_last};
 
 use crate::Tensor;
-use crate::check::{elements_of, is_float, same_kind, shape_mismatch};
+use crate::check::{elements_of, is_float, same_kind};
 
 /// How filters move over images; every pair is for the axes `[h, w]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl ConvOptions {
 }
 
 fn rank_4<'a>(op: &'static str, x: &'a Tensor, other: &Tensor) -> Result<&'a [usize; 4]> {
-    x.shape().try_into().map_err(|_| shape_mismatch(op, x.shape(), other.shape()))
+    x.shape().try_into().map_err(|_| Error::shape_mismatch(op, x.shape(), other.shape()))
 }
 
 /// The two sizes of a window.

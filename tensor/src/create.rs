@@ -1,10 +1,10 @@
 //! Fresh tensors.
 
-use device::{DType, Device, Element, Error, Result, Stream, as_bytes};
+use device::{DType, Device, Element, Error, ErrorKind, Result, Stream, as_bytes};
 use kernels::{Layout, Scalar};
 
 use crate::Tensor;
-use crate::check::{elements_of, shape_mismatch};
+use crate::check::elements_of;
 
 impl Tensor {
     /// A tensor whose elements are whatever the memory holds, to be written by the ops that follow.
@@ -83,7 +83,7 @@ impl Tensor {
     pub fn from_slice<T: Element>(values: &[T], shape: &[usize], device: &Device) -> Result<Tensor> {
         const OP: &str = "from_slice";
         if elements_of(OP, shape)? != values.len() {
-            return Err(shape_mismatch(OP, shape, &[values.len()]));
+            return Err(Error::shape_mismatch(OP, shape, &[values.len()]));
         }
         Tensor::from_bytes(as_bytes(values), shape, T::DTYPE, device)
     }
@@ -138,7 +138,7 @@ impl Tensor {
                 let count = ((to - from) / by).ceil() as usize;
                 from_values(OP, count, |i| from + i as f64 * by, device)?.to_dtype(dtype)
             }
-            dtype => Err(crate::check::dtype_unsupported(OP, dtype)),
+            dtype => Err(Error::dtype_unsupported(OP, dtype)),
         }
     }
 
@@ -149,7 +149,7 @@ impl Tensor {
     pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         const OP: &str = "linspace";
         if !dtype.is_float() {
-            return Err(crate::check::dtype_unsupported(OP, dtype));
+            return Err(Error::dtype_unsupported(OP, dtype));
         }
         let by = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
         // From the nearer end, so that both ends are met exactly.
@@ -190,9 +190,11 @@ fn from_values<T: Element>(
 ) -> Result<Tensor> {
     elements_of(op, &[count])?;
     let mut values = Vec::new();
-    values.try_reserve_exact(count).map_err(|error| Error::OutOfMemory {
-        requested_bytes: count * size_of::<T>(),
-        report: format!("{op}: {count} values on the host: {error}").into(),
+    values.try_reserve_exact(count).map_err(|error| {
+        Error::new(ErrorKind::OutOfMemory {
+            requested_bytes: count * size_of::<T>(),
+            report: format!("{op}: {count} values on the host: {error}").into(),
+        })
     })?;
     values.extend((0..count).map(value));
     Tensor::from_slice(&values, &[count], device)

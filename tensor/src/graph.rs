@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use device::{
-    Attached, Buffer, Capture, Device, Error, Executable, GraphOptions, Kept, Plan, PlanReport,
+    Attached, Buffer, Capture, Device, Error, ErrorKind, Executable, GraphOptions, Kept, Plan, PlanReport,
     PlannedCommand, Result, Shared, Stream,
 };
 use kernels::{RandomKey, RuleStep};
 use parking_lot::Mutex;
 
-use crate::check::shape_mismatch;
 use crate::random::{Forked, skip_keys, with_generator_after};
 use crate::{Generator, Tensor};
 
@@ -213,7 +212,7 @@ impl<R: Tensors> Graph<R> {
     /// Captures `step` on `device`, whatever streams and lanes it uses, and runs none of it.
     ///
     /// # Errors
-    /// Those of `step`, which [`Error::Captured`] is among; [`Error::OutOfMemory`]; what the driver refuses.
+    /// Those of `step`, which `Captured` is among; `OutOfMemory`; what the driver refuses.
     pub fn capture(device: &Device, step: impl FnOnce() -> Result<R>) -> Result<Graph<R>> {
         Graph::capture_with(device, GraphOptions::default(), step)
     }
@@ -257,10 +256,10 @@ impl<R: Tensors> Graph<R> {
         });
         let template = captured?;
         if end.seed() != root.seed() {
-            return Err(Error::Captured {
+            return Err(Error::new(ErrorKind::Captured {
                 op: "seed",
                 reason: "each replay would begin with the same random numbers; seed before the step".into(),
-            });
+            }));
         }
         let (mut plan, attached) = capture.finish()?;
         plan.keep(kept)?;
@@ -303,7 +302,7 @@ impl<R: Tensors> Graph<R> {
     /// batch that it reads, and what is launched after it sees the parameters that it wrote.
     ///
     /// # Errors
-    /// As for [`Stream::launch`]; [`Error::Captured`] within another capture; what an optimizer's next step returns. Nothing
+    /// As for [`Stream::launch`]; `Captured` within another capture; what an optimizer's next step returns. Nothing
     /// has run then.
     #[track_caller]
     pub fn replay(&self) -> Result<R> {
@@ -347,7 +346,7 @@ impl<R: Tensors> Graph<R> {
     /// A tensor that the step uses, to be given other values before a replay. A view counts as the tensor that it is of.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the step does not use it.
+    /// `InvalidArgument` if the step does not use it.
     pub fn input(&self, tensor: &Tensor) -> Result<Input> {
         let used = buffer_address(tensor);
         if !self.state.lock().inputs.contains(&used) {
@@ -454,11 +453,11 @@ impl Input {
     /// Copies `value` into it, ordered after the replays so far and before the next.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for another shape than the captured one, which takes a capture of its own; those of
+    /// `ShapeMismatch` for another shape than the captured one, which takes a capture of its own; those of
     /// [`Tensor::copy_`].
     pub fn set(&self, value: &Tensor) -> Result<()> {
         if value.shape() != self.0.shape() {
-            return Err(shape_mismatch("Graph::input", self.0.shape(), value.shape()));
+            return Err(Error::shape_mismatch("Graph::input", self.0.shape(), value.shape()));
         }
         self.0.copy_(value)
     }

@@ -6,7 +6,7 @@
 //!
 //! - Names, broadcasting, negative axes and the treatment of NaN follow torch and NumPy.
 //! - Elementwise ops of two operands, comparisons and choices promote mixed types, see [`Tensor::result_type`]; elsewhere,
-//!   and in place, mixed types are [`Error::DTypeMismatch`]. Scalars take the tensor's type.
+//!   and in place, mixed types are `DTypeMismatch`. Scalars take the tensor's type.
 //! - BF16 and F16 are computed in F32, sums too, and each result is rounded once, to nearest even.
 //! - `+`, `-`, `*` and `/` are the methods of their names, and take numbers and results; see [`Operand`].
 //! - Tensors are values; the ops whose name ends in `_` write in place and count the storage's version up.
@@ -77,8 +77,8 @@ pub use clip::{scale_all_, total_norm, unscale_all_};
 pub use conv::ConvOptions;
 pub use custom::custom;
 pub use device::{
-    Capture, DType, Device, Element, Error, GraphOptions, IpcHandle, Order, PlanReport, PlannedCommand,
-    Result, Stream, bf16, f16,
+    Capture, DType, Device, Element, Error, ErrorKind, GraphOptions, IpcHandle, Order, PlanReport,
+    PlannedCommand, Result, Stream, bf16, f16,
 };
 pub use embedding_bag::Bags;
 pub use graph::{EachReplay, Graph, Input, Tensors, each_replay, fresh_slot};

@@ -4,7 +4,7 @@ use device::{DType, Error, Result, Stream};
 use kernels::{Accumulate, Activation, Dims, Layout, MatrixProduct, broadcast_shapes};
 
 use crate::Tensor;
-use crate::check::{elements_of, is_float, same_kind, shape_mismatch};
+use crate::check::{elements_of, is_float, same_kind};
 
 impl Tensor {
     /// The matrix product, by torch's rules.
@@ -29,7 +29,7 @@ impl Tensor {
         const OP: &str = "matmul";
         is_float(OP, self)?;
         same_kind(OP, self, rhs)?;
-        let mismatch = || shape_mismatch(OP, self.shape(), rhs.shape());
+        let mismatch = || Error::shape_mismatch(OP, self.shape(), rhs.shape());
         match (self.shape(), rhs.shape()) {
             (&[m, k], &[inner, n]) => {
                 if k != inner {
@@ -91,7 +91,7 @@ impl Tensor {
             }
         }
         let batch = broadcast_shapes(OP, &lhs_shape[..self.rank() - 2], &rhs_shape[..rhs.rank() - 2])
-            .map_err(|_| shape_mismatch(OP, lhs_shape, rhs_shape))?;
+            .map_err(|_| Error::shape_mismatch(OP, lhs_shape, rhs_shape))?;
         let with = |tail: [usize; 2]| {
             let mut shape = batch.clone();
             shape.extend_from_slice(&tail);
@@ -137,15 +137,15 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Ac
         return Err(Error::invalid(op, "input", "of rank 1 at least", "a scalar"));
     };
     let &[n, inner] = weight.shape() else {
-        return Err(shape_mismatch(op, x.shape(), weight.shape()));
+        return Err(Error::shape_mismatch(op, x.shape(), weight.shape()));
     };
     if inner != k {
-        return Err(shape_mismatch(op, x.shape(), weight.shape()));
+        return Err(Error::shape_mismatch(op, x.shape(), weight.shape()));
     }
     if let Some(bias) = bias {
         same_kind(op, x, bias)?;
         if bias.shape() != [n] {
-            return Err(shape_mismatch(op, &[n], bias.shape()));
+            return Err(Error::shape_mismatch(op, &[n], bias.shape()));
         }
     }
     let mut shape = Dims::from_slice(lead);

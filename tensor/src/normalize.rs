@@ -4,7 +4,7 @@ use device::{DType, Error, Result, Stream};
 use kernels::{Layout, NormGrads, NormInput, NormRows, normalize_workspace};
 
 use crate::Tensor;
-use crate::check::{in_compute_dtype, is_float, same_kind, shape_mismatch};
+use crate::check::{in_compute_dtype, is_float, same_kind};
 
 /// Which elements of a tensor are normalized together: made for one shape by [`Norm::layer`], [`Norm::rms`] or
 /// [`Norm::group`].
@@ -145,7 +145,7 @@ impl Norm {
     ) -> Result<NormGradients> {
         same_kind(self.op, x, g)?;
         if g.shape() != x.shape() {
-            return Err(shape_mismatch(self.op, x.shape(), g.shape()));
+            return Err(Error::shape_mismatch(self.op, x.shape(), g.shape()));
         }
         let (g, x, weight) = (g.contiguous()?, x.contiguous()?, self.parameter(x, weight)?);
         Stream::with_current(x.device(), |stream| {
@@ -188,7 +188,7 @@ impl Norm {
         let Some(parameter) = parameter else { return Ok(None) };
         let parameter = in_compute_dtype(self.op, x, parameter)?;
         if parameter.elements() != self.rows.weights() {
-            return Err(shape_mismatch(self.op, x.shape(), parameter.shape()));
+            return Err(Error::shape_mismatch(self.op, x.shape(), parameter.shape()));
         }
         parameter.contiguous().map(Some)
     }
@@ -201,7 +201,7 @@ fn trailing(op: &'static str, x: &Tensor, normalized_shape: &[usize]) -> Result<
         return Err(Error::invalid(op, "normalized_shape", "of one axis or more", "[]"));
     }
     if !x.shape().ends_with(normalized_shape) {
-        return Err(shape_mismatch(op, x.shape(), normalized_shape));
+        return Err(Error::shape_mismatch(op, x.shape(), normalized_shape));
     }
     Ok(NormRows { groups: 1, channels: normalized_shape.iter().product(), inner: 1 })
 }

@@ -4,7 +4,7 @@ use device::{DType, Error, Result, Stream};
 use kernels::{Dims, Layout, ReduceOp, Strides, View, normalize_axes, normalize_axis, reduce_workspace};
 
 use crate::Tensor;
-use crate::check::{has_shape, is_float, is_number, same_kind, shape_mismatch};
+use crate::check::{has_shape, is_float, is_number, same_kind};
 
 /// `shape` with the reduced axes at size 1, or without them.
 fn reduced_shape(shape: &[usize], axes: &[usize], keepdim: bool) -> Dims {
@@ -224,7 +224,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         let Some(extra) = self.rank().checked_sub(shape.len()) else {
-            return Err(shape_mismatch(OP, self.shape(), shape));
+            return Err(Error::shape_mismatch(OP, self.shape(), shape));
         };
         let mut axes: Dims = (0..extra).collect();
         for (axis, (&have, &want)) in self.shape()[extra..].iter().zip(shape).enumerate() {
@@ -232,7 +232,7 @@ impl Tensor {
                 continue;
             }
             if want != 1 {
-                return Err(shape_mismatch(OP, self.shape(), shape));
+                return Err(Error::shape_mismatch(OP, self.shape(), shape));
             }
             axes.push(extra + axis);
         }

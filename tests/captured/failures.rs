@@ -9,7 +9,7 @@ use crate::common::devices::emulated;
 use crate::common::process::{function, run_ignored, run_logged};
 use streamgrad::device::FailingMemory;
 use streamgrad::prelude::*;
-use streamgrad::{CpuConfig, CudaConfig, Error, Generator, Graph, Graphs, Result, with_generator};
+use streamgrad::{CpuConfig, CudaConfig, Error, ErrorKind, Generator, Graph, Graphs, Result, with_generator};
 
 /// Two replays whose results are held, and one of another shape.
 fn train(device: &Device) -> Result<Vec<Vec<f32>>> {
@@ -49,7 +49,7 @@ fn any_memory_may_be_refused() {
                 let device = device(&memory);
                 match train(&device) {
                     Ok(found) => assert_eq!(found, expected, "call {call} to {last}"),
-                    Err(Error::OutOfMemory { .. }) => failed += 1,
+                    Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory { .. }) => failed += 1,
                     Err(error) => panic!("call {call} to {last}: {error}"),
                 }
                 device.synchronize().unwrap();
@@ -87,7 +87,7 @@ fn a_refused_replay_is_no_replay() -> Result<()> {
                 ran += 1.0;
                 held.push((ran, result));
             }
-            Err(Error::OutOfMemory { .. }) => refused += 1,
+            Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory { .. }) => refused += 1,
             Err(error) => panic!("{error}"),
         }
         if round % 9 == 8 {
@@ -106,13 +106,13 @@ fn a_refused_replay_is_no_replay() -> Result<()> {
 #[test]
 fn a_replay_that_fails_on_the_device_leaves_no_address_behind() -> Result<()> {
     let config = CudaConfig { blocking: Some(true), ..CudaConfig::default() };
-    let device = match Device::cuda_with(0, config) {
+    let device = match Device::cuda_with(0, config).map_err(Error::into_kind) {
         Ok(device) => device,
-        Err(Error::CudaUnavailable { reason }) => {
+        Err(ErrorKind::CudaUnavailable { reason }) => {
             println!("skipped: {reason}");
             return Ok(());
         }
-        Err(error) => return Err(error),
+        Err(error) => return Err(Error::new(error)),
     };
     let table = tensor(&[1.0, 2.0, 3.0], &device)?;
     let [good, bad, index] = [[0i64, 2], [0, 7], [0, 2]].map(|at| Tensor::from_slice(&at, &[2], &device));
@@ -141,7 +141,12 @@ fn step(x: &Tensor, w: &Tensor, state: &Tensor) -> Result<Tensor> {
 fn persist<R>(what: &str, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
     loop {
         match attempt() {
-            Err(error @ (Error::Driver { .. } | Error::OutOfMemory { .. } | Error::Async { .. })) => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::Driver { .. } | ErrorKind::OutOfMemory { .. } | ErrorKind::Async { .. }
+                ) =>
+            {
                 println!("failed: {what}: {error}")
             }
             done => return done,

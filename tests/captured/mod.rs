@@ -21,7 +21,7 @@ mod sums;
 mod workloads;
 
 use streamgrad::prelude::*;
-use streamgrad::{Error, Graph, Result};
+use streamgrad::{Error, ErrorKind, Graph, Result};
 
 fn tensor(values: &[f32], device: &Device) -> Result<Tensor> {
     Tensor::from_slice(values, &[values.len()], device)
@@ -42,8 +42,8 @@ fn values(tensor: &Tensor) -> Result<Vec<f32>> {
 
 /// The op and the reason of a step that was refused.
 fn refused<T>(result: Result<T>) -> (&'static str, String) {
-    match result {
-        Err(Error::Captured { op, reason }) => (op, reason.into()),
+    match result.map_err(Error::into_kind) {
+        Err(ErrorKind::Captured { op, reason }) => (op, reason.into()),
         Err(error) => panic!("another error: {error}"),
         Ok(_) => panic!("it was not refused"),
     }

@@ -4,7 +4,7 @@ use super::{tensor, values};
 use crate::common::devices::each_device;
 use streamgrad::prelude::*;
 use streamgrad::tensor::Attention;
-use streamgrad::{CpuConfig, Error, Graph, RandomKey, Result, Schedule};
+use streamgrad::{CpuConfig, Error, ErrorKind, Graph, RandomKey, Result, Schedule};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Inline, Schedule::Threads, Schedule::Delay { seed: 9 }];
 
@@ -138,13 +138,16 @@ fn an_input_takes_the_shape_that_it_had() {
         let graph = Graph::capture(device, || x.add(&x))?;
         let input = graph.input(&x)?;
         match input.set(&tensor(&[1.0, 2.0, 3.0], device)?) {
-            Err(error @ Error::ShapeMismatch { .. }) => {
+            Err(error) if matches!(error.kind(), ErrorKind::ShapeMismatch { .. }) => {
                 let text = error.to_string();
                 assert!(text.contains("[2]") && text.contains("[3]"), "{text}");
             }
             other => panic!("{other:?}"),
         }
-        assert!(matches!(graph.input(&other), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(
+            graph.input(&other).as_ref().map_err(Error::kind),
+            Err(ErrorKind::InvalidArgument { .. })
+        ));
         // Of another type, as any copy.
         input.set(&Tensor::from_slice(&[1i64, 2], &[2], device)?)?;
         assert_eq!(values(&graph.replay()?)?, [2.0, 4.0]);
@@ -199,7 +202,7 @@ fn a_replay_without_memory_has_not_run() -> Result<()> {
     let live = device.memory_stats().reserved_bytes;
     device.set_memory_limit(Some(live + (6 << 20)));
     for _ in 0..2 {
-        assert!(matches!(graph.replay(), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(graph.replay().as_ref().map_err(Error::kind), Err(ErrorKind::OutOfMemory { .. })));
     }
     let firsts = || -> Result<[f32; 3]> {
         Ok([a.narrow(0, 0, 1)?.item()?, b.narrow(0, 0, 1)?.item()?, x.narrow(0, 0, 1)?.item()?])
@@ -219,7 +222,12 @@ fn a_result_is_no_input() {
         let x = tensor(&[1.0, 2.0], device)?;
         let graph = Graph::capture(device, || x.mul(&x))?;
         let (first, second) = (graph.replay()?, graph.replay()?);
-        let is_refused = |result: &Tensor| matches!(graph.input(result), Err(Error::InvalidArgument { .. }));
+        let is_refused = |result: &Tensor| {
+            matches!(
+                graph.input(result).as_ref().map_err(Error::kind),
+                Err(ErrorKind::InvalidArgument { .. })
+            )
+        };
         assert!(is_refused(&first) && is_refused(&second));
         drop((first, second));
         let others: Vec<Tensor> = (0..8).map(|_| tensor(&[0.0, 0.0], device)).collect::<Result<_>>()?;

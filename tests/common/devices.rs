@@ -1,7 +1,7 @@
 //! Devices for tests.
 
 use streamgrad::prelude::*;
-use streamgrad::{CpuConfig, CudaConfig, Error, Result, Schedule};
+use streamgrad::{CpuConfig, CudaConfig, Error, ErrorKind, Result, Schedule};
 
 /// A way to run commands, of which a test has a device of its own.
 #[derive(Clone, Copy, Debug)]
@@ -46,12 +46,12 @@ pub(crate) fn each_device(schedules: &[Schedule], test: impl Fn(&Device) -> Resu
 /// A CUDA device of its own, with the kernels loaded, since what is loaded at a first launch waits for streams that tests
 /// hold; `None`, with the reason, if there is none.
 pub(crate) fn cuda(ordinal: usize) -> Option<Device> {
-    match Device::cuda_with(ordinal, CudaConfig::default()) {
+    match Device::cuda_with(ordinal, CudaConfig::default()).map_err(Error::into_kind) {
         Ok(device) => {
             streamgrad::tensor::preload(&device.default_stream()).unwrap();
             Some(device)
         }
-        Err(Error::CudaUnavailable { reason }) => {
+        Err(ErrorKind::CudaUnavailable { reason }) => {
             println!("skipped: {reason}");
             None
         }

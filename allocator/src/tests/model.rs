@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use device::{AddressSpace, Error, HostMemory, MemoryDriver, Moment, Result, StreamId, Stuck};
+use device::{AddressSpace, Error, ErrorKind, HostMemory, MemoryDriver, Moment, Result, StreamId, Stuck};
 
 use crate::allocator::{CachingAllocator, Grant};
 use crate::arena::Arena;
@@ -56,7 +56,11 @@ impl TestDriver {
     fn call(&self) -> Result<u64> {
         let call = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
         if (self.refuse_from.load(Ordering::SeqCst)..self.refuse_to.load(Ordering::SeqCst)).contains(&call) {
-            return Err(Error::Driver { call: "test_memory", code: 2, name: "refused".into() });
+            return Err(Error::new(ErrorKind::Driver {
+                call: "test_memory",
+                code: 2,
+                name: "refused".into(),
+            }));
         }
         Ok(call)
     }
@@ -274,7 +278,7 @@ impl Order for ModelStream<'_> {
 
     fn wait_for(&self, moments: &[Moment]) -> Result<()> {
         if self.world.refuse_waits.get() {
-            return Err(Error::Driver { call: "test_wait", code: 1, name: "refused".into() });
+            return Err(Error::new(ErrorKind::Driver { call: "test_wait", code: 1, name: "refused".into() }));
         }
         self.world.waits.borrow_mut().push(moments.to_vec());
         moments.iter().for_each(|&moment| self.world.learn(self.index, moment));

@@ -20,11 +20,11 @@ fn misfits() -> Result<[(Var, bool); 2]> {
 
 #[track_caller]
 fn refused<T>(expected: &'static str, of_dtype: bool, result: Result<T>) {
-    match result.err() {
-        Some(Error::DTypeMismatch { op, expected: DType::F64, got: DType::F32 }) if of_dtype => {
+    match result.err().map(Error::into_kind) {
+        Some(ErrorKind::DTypeMismatch { op, expected: DType::F64, got: DType::F32 }) if of_dtype => {
             assert_eq!(op, expected);
         }
-        Some(Error::DeviceMismatch { op, .. }) if !of_dtype => assert_eq!(op, expected),
+        Some(ErrorKind::DeviceMismatch { op, .. }) if !of_dtype => assert_eq!(op, expected),
         other => panic!("{other:?}"),
     }
 }
@@ -77,6 +77,9 @@ fn a_panic_that_panics_when_dropped_is_an_error() -> Result<()> {
     let y = x.square()?;
     let _hook = y.register_hook(|_| std::panic::panic_any(Bomb))?;
     let error = y.sum_all()?.backward().err();
-    assert!(matches!(error, Some(Error::Async { op: "square", .. })), "{error:?}");
+    assert!(
+        matches!(error.as_ref().map(Error::kind), Some(ErrorKind::Async { op: "square", .. })),
+        "{error:?}"
+    );
     Ok(())
 }

@@ -183,11 +183,7 @@ fn grouped([q, k, v]: [&Var; 3], options: &AttentionOptions) -> Result<Var> {
                 1 => 1,
                 heads if heads == all => all / groups,
                 _ => {
-                    return Err(Error::ShapeMismatch {
-                        op: OP,
-                        lhs: q.shape().into(),
-                        rhs: mask.shape().into(),
-                    });
+                    return Err(Error::shape_mismatch(OP, q.shape(), mask.shape()));
                 }
             };
             Some(mask.reshape(&split(mask.shape(), each))?)
@@ -214,8 +210,7 @@ fn ungrouped(operands: [&Var; 3]) -> Error {
 fn broadcast([q, k, v]: [&Var; 3]) -> Result<[Var; 3]> {
     let leading = |x: &Var| x.shape().len().checked_sub(2);
     let (Some(of_q), Some(of_k), Some(of_v)) = (leading(q), leading(k), leading(v)) else {
-        let (lhs, rhs) = (q.shape().into(), k.shape().into());
-        return Err(Error::ShapeMismatch { op: OP, lhs, rhs });
+        return Err(Error::shape_mismatch(OP, q.shape(), k.shape()));
     };
     let (q_axes, k_axes, v_axes) = (&q.shape()[..of_q], &k.shape()[..of_k], &v.shape()[..of_v]);
     if q_axes == k_axes && k_axes == v_axes {
@@ -406,6 +401,7 @@ pub(super) fn packed_samples(device: &Device) -> Result<Vec<Sample>> {
 mod tests {
     use super::super::testing::{close, close_values, gradient, leaf, tensor};
     use super::*;
+    use tensor::ErrorKind;
 
     fn drawn(shape: &[usize], op: u64) -> Result<Var> {
         let key = RandomKey { seed: 3, op };
@@ -517,11 +513,17 @@ mod tests {
         let of_groups =
             AttentionOptions { attn_mask: Some(drawn(&[3, 5, 7], 6)?.value().clone()), ..in_groups.clone() };
         let refused = q.scaled_dot_product_attention(&k, &v, &of_groups);
-        assert!(matches!(refused, Err(Error::ShapeMismatch { .. })), "{refused:?}");
+        assert!(
+            matches!(refused.as_ref().map_err(Error::kind), Err(ErrorKind::ShapeMismatch { .. })),
+            "{refused:?}"
+        );
         for (k, v) in [(&four, &four), (&k, &four), (&leaf(&[0.0; 8], &[2, 4])?, &v)] {
             let refused = q.scaled_dot_product_attention(k, v, &in_groups);
             assert!(
-                matches!(refused, Err(Error::InvalidArgument { argument: "enable_gqa", .. })),
+                matches!(
+                    refused.as_ref().map_err(Error::kind),
+                    Err(ErrorKind::InvalidArgument { argument: "enable_gqa", .. })
+                ),
                 "{refused:?}"
             );
         }
@@ -567,7 +569,13 @@ mod tests {
         }
         let refused = AttentionOptions { dropout_p: 1.5, ..AttentionOptions::default() };
         let refused = q.scaled_dot_product_attention(&k, &v, &refused);
-        assert!(matches!(refused, Err(Error::InvalidArgument { argument: "p", .. })), "{refused:?}");
+        assert!(
+            matches!(
+                refused.as_ref().map_err(Error::kind),
+                Err(ErrorKind::InvalidArgument { argument: "p", .. })
+            ),
+            "{refused:?}"
+        );
         Ok(())
     }
 
@@ -579,16 +587,22 @@ mod tests {
             attn_mask: Some(tensor(&[0.0; 4], &[2, 2])?),
             ..AttentionOptions::default()
         };
-        assert!(matches!(x.scaled_dot_product_attention(&x, &x, &both), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(
+            x.scaled_dot_product_attention(&x, &x, &both).as_ref().map_err(Error::kind),
+            Err(ErrorKind::InvalidArgument { .. })
+        ));
         let narrow = leaf(&[0.0; 4], &[2, 2])?;
         let plain = AttentionOptions::default();
         assert!(matches!(
-            x.scaled_dot_product_attention(&narrow, &x, &plain),
-            Err(Error::ShapeMismatch { .. })
+            x.scaled_dot_product_attention(&narrow, &x, &plain).as_ref().map_err(Error::kind),
+            Err(ErrorKind::ShapeMismatch { .. })
         ));
         assert!(leaf(&[0.0], &[1])?.scaled_dot_product_attention(&x, &x, &plain).is_err());
         for heads in [0, 2] {
-            assert!(matches!(x.self_attention(heads, &plain), Err(Error::InvalidArgument { .. })));
+            assert!(matches!(
+                x.self_attention(heads, &plain).as_ref().map_err(Error::kind),
+                Err(ErrorKind::InvalidArgument { .. })
+            ));
         }
         Ok(())
     }

@@ -27,7 +27,7 @@ impl Var {
 
 pub(super) fn same_shape(op: &'static str, x: &Var, target: &Var) -> Result<()> {
     if x.shape() != target.shape() {
-        return Err(Error::ShapeMismatch { op, lhs: x.shape().into(), rhs: target.shape().into() });
+        return Err(Error::shape_mismatch(op, x.shape(), target.shape()));
     }
     Ok(())
 }

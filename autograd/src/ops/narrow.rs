@@ -1,7 +1,7 @@
 //! `narrow`, `select`, `split`, `unbind`: part of an axis; the gradient is 0 elsewhere.
 
 use smallvec::SmallVec;
-use tensor::{Device, Error, Result};
+use tensor::{Device, Error, ErrorKind, Result};
 
 use super::samples::{Draw, Sample, sample};
 use super::{Dims, one, position};
@@ -38,11 +38,11 @@ impl Var {
     /// `AxisOutOfRange`; `InvalidArgument` if the sizes do not add up to the axis.
     pub fn split(&self, sizes: &[usize], axis: isize) -> Result<Vec<Var>> {
         let rank = self.shape().len();
-        let size = *self.shape().get(position(axis, rank)).ok_or(Error::AxisOutOfRange {
+        let size = *self.shape().get(position(axis, rank)).ok_or(Error::new(ErrorKind::AxisOutOfRange {
             op: "split",
             axis,
             rank,
-        })?;
+        }))?;
         if sizes.iter().try_fold(0_usize, |sum, &n| sum.checked_add(n)) != Some(size) {
             return Err(Error::invalid(
                 "split",
@@ -66,11 +66,11 @@ impl Var {
     /// `AxisOutOfRange`.
     pub fn unbind(&self, axis: isize) -> Result<Vec<Var>> {
         let rank = self.shape().len();
-        let size = *self.shape().get(position(axis, rank)).ok_or(Error::AxisOutOfRange {
+        let size = *self.shape().get(position(axis, rank)).ok_or(Error::new(ErrorKind::AxisOutOfRange {
             op: "unbind",
             axis,
             rank,
-        })?;
+        }))?;
         (0..size).map(|index| self.select(axis, index)).collect()
     }
 

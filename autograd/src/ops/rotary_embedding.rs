@@ -57,7 +57,7 @@ pub fn rotary_angles(
         return Err(Error::invalid(OP, "width", "even", width));
     }
     if !dtype.is_float() {
-        return Err(Error::DTypeUnsupported { op: OP, dtype });
+        return Err(Error::dtype_unsupported(OP, dtype));
     }
     // On the host in double precision: large places lose their angle in single precision.
     let angle = |at: usize| {

@@ -41,7 +41,7 @@ impl Var {
         autocast!("upsample", [self], |x| x.upsample_bilinear2d(size, align_corners));
         check(OP, self, size)?;
         if !self.dtype().is_float() {
-            return Err(Error::DTypeUnsupported { op: OP, dtype: self.dtype() });
+            return Err(Error::dtype_unsupported(OP, self.dtype()));
         }
         if self.dtype().is_half() {
             // Rounded once, not once along each axis.

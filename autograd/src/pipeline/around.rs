@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use device::Panicked;
-use tensor::{Error, Generator, next_key, with_generator};
+use tensor::{Error, ErrorKind, Generator, next_key, with_generator};
 
 use crate::autocast::Inherited;
 use crate::is_recording;
@@ -51,5 +51,5 @@ pub(super) fn failed(
     batch: usize,
     source: impl std::error::Error + Send + Sync + 'static,
 ) -> Error {
-    Error::Stage { stage: stage.into(), batch, source: Arc::new(source) }
+    Error::new(ErrorKind::Stage { stage: stage.into(), batch, source: Arc::new(source) })
 }

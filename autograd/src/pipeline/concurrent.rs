@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use device::{Capture, Panicked, Placement, Priority, Schedule, SpinLock, StreamOptions, SyncMode, Team};
 use parking_lot::Mutex;
-use tensor::{Device, Error, Result, Stream, Tensor, Tensors, preload};
+use tensor::{Device, Error, ErrorKind, Result, Stream, Tensor, Tensors, preload};
 
 use super::around::Around;
 use super::deferred::{Update, collect, defer};
@@ -87,7 +87,7 @@ impl ConcurrentBatches {
     /// Lanes on `device`, which share its threads evenly. They are used where they are faster: [`Lanes::Measured`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no lanes or more than a [`Team`] may have, [`Error::Io`] if the system gives no thread.
+    /// `InvalidArgument` for no lanes or more than a [`Team`] may have, `Io` if the system gives no thread.
     pub fn new(device: &Device, lanes: usize) -> Result<ConcurrentBatches> {
         ConcurrentBatches::with_options(device, lanes, LaneOptions::default())
     }
@@ -95,7 +95,7 @@ impl ConcurrentBatches {
     /// [`new`](Self::new) with options, or with [`Lanes`] alone.
     ///
     /// # Errors
-    /// As for [`new`](Self::new); [`Error::InvalidArgument`] for more priorities than lanes.
+    /// As for [`new`](Self::new); `InvalidArgument` for more priorities than lanes.
     pub fn with_options(
         device: &Device,
         lanes: usize,
@@ -149,9 +149,9 @@ impl ConcurrentBatches {
     ///
     /// # Errors
     /// That of the first batch, in batch order, whose loss or backward pass returned one or panicked
-    /// ([`Error::LanePanicked`]); the other batches were run to their end. Then that of the first update that was put off
-    /// and returned one or panicked; those after it are not run. [`Error::InvalidArgument`] for no batches;
-    /// [`Error::Deadlock`] from within a batch of the same lanes, and where it would wait for them within a command.
+    /// (`LanePanicked`); the other batches were run to their end. Then that of the first update that was put off
+    /// and returned one or panicked; those after it are not run. `InvalidArgument` for no batches;
+    /// `Deadlock` from within a batch of the same lanes, and where it would wait for them within a command.
     /// A step that is measured returns what the device met before it, too.
     pub fn step<B, F>(&self, batches: impl IntoIterator<Item = B>, loss: F) -> Result<Step>
     where
@@ -329,18 +329,19 @@ impl ConcurrentBatches {
         })?;
         let done = slots.into_iter().enumerate().map(|(at, slot)| match slot.into_inner() {
             Slot::Done(done) => *done,
-            _ => Err(Error::LanePanicked {
+            _ => Err(Error::new(ErrorKind::LanePanicked {
                 lane: self.lane(from + at),
                 message: "the batch did not run".into(),
-            }),
+            })),
         });
         Ok(done.collect())
     }
 
     /// Turns a panic of what batch `index` does into an error that names its lane.
     fn caught<R>(&self, index: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
-        let named =
-            |panicked: Panicked| Error::LanePanicked { lane: self.lane(index), message: panicked.message };
+        let named = |panicked: Panicked| {
+            Error::new(ErrorKind::LanePanicked { lane: self.lane(index), message: panicked.message })
+        };
         Panicked::catch(f).unwrap_or_else(|panicked| Err(named(panicked)))
     }
 

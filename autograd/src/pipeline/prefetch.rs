@@ -26,7 +26,7 @@ const WARM_UP: usize = 1;
 /// Items come in the iterator's order and with its bits, whoever makes them: random ops draw from a generator of the item,
 /// which follows from the thread's without a draw from that one, and are under the [`no_grad`](crate::no_grad) and the [`autocast`](crate::autocast) that the prefetch was made under. What
 /// its stream writes is used without a word about waits. An error takes its place in the order, and so does a panic, which is
-/// [`Error::Stage`] and the last item. Dropping a prefetch ends its thread once that has made the item it is at.
+/// `Stage` and the last item. Dropping a prefetch ends its thread once that has made the item it is at.
 ///
 /// At first items are made by turns ahead and when they are asked for, and the time from item to item is taken. Where the
 /// thread gains less than the noise, the iterator is asked by who takes the items from then on, and the thread sleeps;
@@ -103,7 +103,7 @@ impl<T: Send + 'static> Prefetch<T> {
     /// the prefetch's own.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system gives no thread.
+    /// `Io` if the system gives no thread.
     pub fn new<I>(device: &Device, items: I) -> Result<Self>
     where
         I: IntoIterator<Item = Result<T>>,
@@ -116,7 +116,7 @@ impl<T: Send + 'static> Prefetch<T> {
     /// has a thread and a stream.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no iterators and for a depth of 0 or more than 1024; [`Error::Io`] if the system gives
+    /// `InvalidArgument` for no iterators and for a depth of 0 or more than 1024; `Io` if the system gives
     /// no thread.
     pub fn interleaved<I>(
         device: &Device,

@@ -190,9 +190,9 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
     /// batches ahead of the device at most.
     ///
     /// # Errors
-    /// [`Error::Stage`] with what the first batch to fail, in order, was refused by: the batches before it were run to their
-    /// end, later ones may have been through some stages. Panics are caught. [`Error::InvalidArgument`] for a depth of 0 or more than 1024,
-    /// and while batches of [`progress`](Self::progress) are under way; [`Error::Deadlock`] from within a stage; [`Error::Io`] if the system gives no thread.
+    /// `Stage` with what the first batch to fail, in order, was refused by: the batches before it were run to their
+    /// end, later ones may have been through some stages. Panics are caught. `InvalidArgument` for a depth of 0 or more than 1024,
+    /// and while batches of [`progress`](Self::progress) are under way; `Deadlock` from within a stage; `Io` if the system gives no thread.
     pub fn run<I>(&mut self, batches: I) -> Result<Vec<Out>>
     where
         I: IntoIterator<Item = In>,
@@ -260,9 +260,9 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Stage`] for a batch that a stage failed on, when its turn comes: after the outputs of all batches before it. That batch
+    /// `Stage` for a batch that a stage failed on, when its turn comes: after the outputs of all batches before it. That batch
     /// is gone; those behind it stay under way, and the next step goes on with them. Panics of stages and of `batches` are caught.
-    /// [`Error::Io`] if the system gives no thread, before a batch is taken.
+    /// `Io` if the system gives no thread, before a batch is taken.
     pub fn progress<I>(&mut self, batches: &mut I) -> Result<Option<Out>>
     where
         I: Iterator<Item = In> + ?Sized,
@@ -286,7 +286,7 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Io`] if the system gives no thread, before a batch is taken. What a batch is refused by, its step gives.
+    /// `Io` if the system gives no thread, before a batch is taken. What a batch is refused by, its step gives.
     pub fn fill<I>(&mut self, batches: &mut I) -> Result<()>
     where
         I: Iterator<Item = In> + ?Sized,

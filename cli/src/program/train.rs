@@ -14,8 +14,8 @@ use streamgrad::profile::{
     report::{Line, Plot, Report},
 };
 use streamgrad::{
-    Batch, ConcurrentBatches, DType, DataLoader, Device, Error, GraphOptions, InMemory, LoaderOptions,
-    Tensor, autocast, no_grad,
+    Batch, ConcurrentBatches, DType, DataLoader, Device, Error, ErrorKind, GraphOptions, InMemory,
+    LoaderOptions, Tensor, autocast, no_grad,
 };
 
 use super::output::{Output, Printer, is_stdout};
@@ -357,11 +357,11 @@ fn half(name: &str) -> Result<DType, String> {
 
 /// Says what asked for what cannot be.
 fn not_captured(error: Error) -> Failure {
-    match error {
-        Error::Captured { .. } => {
+    match error.kind() {
+        ErrorKind::Captured { .. } => {
             Failure::Run(format!("--graph: the step cannot be replayed: {error}; train without it"))
         }
-        error => error.into(),
+        _ => error.into(),
     }
 }
 

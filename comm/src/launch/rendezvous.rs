@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::greeting::{GREETING, accept, connect, number};
 use super::variables::unavailable;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// Ranks that have met over TCP. Rank 0 has a connection to each of the others; they have one to it.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Rendezvous {
     /// that does not prove it within five seconds is closed, and keeps no other one waiting.
     ///
     /// # Errors
-    /// [`Error::CollectiveTimeout`] that names who has not come; [`Error::CommUnavailable`] where rank 0 cannot listen, or sends
+    /// `CollectiveTimeout` that names who has not come; `CommUnavailable` where rank 0 cannot listen, or sends
     /// this rank away.
     pub fn meet(
         address: SocketAddr,
@@ -92,8 +92,8 @@ impl Rendezvous {
     /// What each rank gives, by rank. Every rank calls it, with at most 1 MiB.
     ///
     /// # Errors
-    /// [`Error::RankLost`] on all ranks if one has gone, [`Error::CollectiveTimeout`] if one does not come, which they name;
-    /// [`Error::InvalidArgument`] for too much.
+    /// `RankLost` on all ranks if one has gone, `CollectiveTimeout` if one does not come, which they name;
+    /// `InvalidArgument` for too much.
     pub fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         if bytes.len() > MAX_BYTES {
             return Err(Error::invalid(OP, "bytes", "at most 1 MiB", bytes.len()));
@@ -195,11 +195,11 @@ fn checked(rank: usize, size: usize, token: &str, timeout: Duration) -> Result<(
 
 pub(super) fn late(timeout: Duration, missing: Vec<usize>) -> Error {
     let waited_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-    Error::CollectiveTimeout { op: OP, waited_ms, missing: missing.into() }
+    Error::new(ErrorKind::CollectiveTimeout { op: OP, waited_ms, missing: missing.into() })
 }
 
 fn lost_rank(rank: usize) -> Error {
-    Error::RankLost { op: OP, rank, reason: "its connection ended".into() }
+    Error::new(ErrorKind::RankLost { op: OP, rank, reason: "its connection ended".into() })
 }
 
 fn block(bytes: &[u8]) -> Vec<u8> {

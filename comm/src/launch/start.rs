@@ -14,7 +14,7 @@ impl Communicator {
     /// itself is [`mpi_with`](Self::mpi_with) or, as threads, [`threads`](Self::threads).
     ///
     /// # Errors
-    /// [`CommUnavailable`](crate::Error::CommUnavailable), which says what was found and what is missing: without a launcher, for variables that make no
+    /// `CommUnavailable`, which says what was found and what is missing: without a launcher, for variables that make no
     /// sense, without a CUDA device for a rank of a machine that has some, or without MPI where there are none; those of the
     /// backend.
     pub fn from_env() -> Result<Communicator> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::Rendezvous;
 use super::rendezvous::MAX_TOKEN;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// One process among those that a launcher has started.
 #[derive(Clone, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl Launch {
     /// that one), or at `SLURM_LAUNCH_NODE_IPADDR`.
     ///
     /// # Errors
-    /// [`Error::CommUnavailable`] for a variable that is missing beside others, is no number, or contradicts another; it names the
+    /// `CommUnavailable` for a variable that is missing beside others, is no number, or contradicts another; it names the
     /// variable and its value.
     pub fn from_env() -> Result<Option<Launch>> {
         Launch::read(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
@@ -83,7 +83,7 @@ impl Launch {
     /// `streamgrad launch`, rank 0 uses that.
     ///
     /// # Errors
-    /// [`Error::CommUnavailable`] without an address, or without a token; those of [`Rendezvous::meet`].
+    /// `CommUnavailable` without an address, or without a token; those of [`Rendezvous::meet`].
     pub fn meet(&self, timeout: Duration) -> Result<Rendezvous> {
         let Some((host, port)) = &self.address else {
             return Err(unavailable(
@@ -215,7 +215,7 @@ fn inherited(descriptor: RawFd, address: SocketAddr) -> Option<TcpListener> {
 }
 
 pub(crate) fn unavailable(reason: impl fmt::Display) -> Error {
-    Error::CommUnavailable { reason: reason.to_string().into() }
+    Error::new(ErrorKind::CommUnavailable { reason: reason.to_string().into() })
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::abi::Word;
 use super::mail::{Kind, MOST, Post, Record};
 use super::process::{Mpi, Pending, TAG_RECORD, look};
-use crate::{CommOptions, Error, Result};
+use crate::{CommOptions, Error, ErrorKind, Result};
 
 /// One rank's end of a group.
 pub(super) struct Group {
@@ -106,7 +106,7 @@ impl Group {
     /// Fails the group because this rank received an unexpected message from rank `from`. That rank receives both calls, the
     /// others a failure like any other.
     pub(super) fn fail_mismatch(&self, from: usize, number: usize, mismatch: Error) -> Error {
-        if let Error::CollectiveMismatch { rank, call, other, other_call, .. } = &mismatch {
+        if let ErrorKind::CollectiveMismatch { rank, call, other, other_call, .. } = mismatch.kind() {
             let text = [&rank.to_string(), &**call, &other.to_string(), &**other_call].join("\n");
             let _ = self.tell_one(from, Kind::Mismatch, number, &text);
         }
@@ -143,7 +143,11 @@ impl Group {
                 Kind::Stuck => post.is_stuck = true,
                 Kind::Left => post.left = Some((record.number, record.text)),
                 Kind::Failed => {
-                    let lost = Error::RankLost { op: OP, rank: record.number, reason: record.text.into() };
+                    let lost = Error::new(ErrorKind::RankLost {
+                        op: OP,
+                        rank: record.number,
+                        reason: record.text.into(),
+                    });
                     self.failure.first.lock().get_or_insert(lost);
                     // Who failed has told all.
                     self.failure.is_told.store(true, Ordering::Relaxed);
@@ -185,13 +189,13 @@ impl Group {
         if let Some(other) = records.iter().find(|record| !record.agrees(first)) {
             // Every rank finds it by itself.
             self.failure.is_told.store(true, Ordering::Relaxed);
-            return Err(self.fail(Error::CollectiveMismatch {
+            return Err(self.fail(Error::new(ErrorKind::CollectiveMismatch {
                 number: meeting,
                 rank: self.members[0],
                 call: first.text.as_str().into(),
                 other: self.members[other.from],
                 other_call: other.text.as_str().into(),
-            }));
+            })));
         }
         Ok(records.into_iter().map(|record| record.number).collect())
     }
@@ -223,7 +227,9 @@ impl Group {
             }
             let mut ranks = 0..self.size();
             let left = ranks.find_map(|rank| posts[rank].left.clone().filter(|_| missing(posts, rank)));
-            left.map(|(rank, reason)| Err(Error::RankLost { op, rank, reason: reason.into() }))
+            left.map(|(rank, reason)| {
+                Err(Error::new(ErrorKind::RankLost { op, rank, reason: reason.into() }))
+            })
         });
         let found = found.unwrap_or_else(|| {
             let posts = &mut *self.posts.lock();
@@ -263,7 +269,11 @@ impl Group {
 
     /// The error for ranks that did not come in time.
     pub(super) fn late(&self, op: &'static str, missing: Box<[usize]>) -> Error {
-        Error::CollectiveTimeout { op, waited_ms: self.options.timeout.as_millis() as u64, missing }
+        Error::new(ErrorKind::CollectiveTimeout {
+            op,
+            waited_ms: self.options.timeout.as_millis() as u64,
+            missing,
+        })
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -274,13 +284,13 @@ impl Group {
 /// What [`Group::fail_mismatch`] sends.
 fn decode_mismatch(record: &Record) -> Option<Error> {
     let mut parts = record.text.split('\n');
-    Some(Error::CollectiveMismatch {
+    Some(Error::new(ErrorKind::CollectiveMismatch {
         number: record.number as u64,
         rank: parts.next()?.parse().ok()?,
         call: parts.next()?.into(),
         other: parts.next()?.parse().ok()?,
         other_call: parts.next()?.into(),
-    })
+    }))
 }
 
 /// Where the collective is not known.
@@ -288,12 +298,12 @@ pub(super) const OP: &str = "collective";
 
 /// The rank whose fault an error is, as far as it says, and why.
 pub(super) fn blame(error: &Error, own: usize) -> (usize, String) {
-    match error {
-        Error::RankLost { rank, reason, .. } => (*rank, reason.to_string()),
-        Error::CollectiveTimeout { missing, .. } => {
+    match error.kind() {
+        ErrorKind::RankLost { rank, reason, .. } => (*rank, reason.to_string()),
+        ErrorKind::CollectiveTimeout { missing, .. } => {
             (missing.first().copied().unwrap_or(own), format!("rank {own}: {error}"))
         }
-        Error::CollectiveMismatch { other, .. } => (*other, format!("rank {own}: {error}")),
+        ErrorKind::CollectiveMismatch { other, .. } => (*other, format!("rank {own}: {error}")),
         other => (own, other.to_string()),
     }
 }

@@ -14,7 +14,7 @@ use super::group::{Failure, Group, OP, blame};
 use super::mail::Kind;
 use super::process::{Mpi, TAG_MESSAGE};
 use crate::launch::unavailable;
-use crate::{Backend, Call, Collective, CommOptions, Error, Memory, Result};
+use crate::{Backend, Call, Collective, CommOptions, Error, ErrorKind, Memory, Result};
 
 /// One rank's end of a group.
 pub(super) struct Member {
@@ -32,7 +32,7 @@ impl Member {
         let late = || {
             let missing = (0..mpi.size).filter(|&rank| rank != mpi.rank).collect();
             let waited_ms = options.timeout.as_millis() as u64;
-            Error::CollectiveTimeout { op: "mpi", waited_ms, missing }
+            Error::new(ErrorKind::CollectiveTimeout { op: "mpi", waited_ms, missing })
         };
         let comms = [made()?.ok_or_else(late)?, made()?.ok_or_else(late)?];
         let members = (0..mpi.size).collect();
@@ -58,13 +58,13 @@ impl Member {
         let sent = group.message(call.op(), from)?;
         let number = group.received[from].fetch_add(1, Ordering::Relaxed);
         if sent.text != elements(call) {
-            let mismatch = Error::CollectiveMismatch {
+            let mismatch = Error::new(ErrorKind::CollectiveMismatch {
                 number,
                 rank: group.members[from],
                 call: format!("send(to {}) of {}", group.rank, sent.text).into(),
                 other: group.members[group.rank],
                 other_call: call.to_string().into(),
-            };
+            });
             return Err(group.fail_mismatch(from, number as usize, mismatch));
         }
         for start in (0..call.bytes()).step_by(MESSAGE) {
@@ -184,7 +184,7 @@ impl Drop for Member {
         }
         let reason = if panics { "its thread panicked" } else { "its communicator was dropped" };
         let own = group.members[group.rank];
-        let lost = Error::RankLost { op: OP, rank: own, reason: reason.into() };
+        let lost = Error::new(ErrorKind::RankLost { op: OP, rank: own, reason: reason.into() });
         // Who leaves because of another rank is not the one to name.
         let (rank, reason) = blame(&group.failure.inherited().unwrap_or(lost), own);
         group.tell(Kind::Left, rank, &reason);

@@ -25,7 +25,7 @@ impl Communicator {
     /// a rank was lost. A process that nobody has launched is the only rank.
     ///
     /// # Errors
-    /// [`Error::CommUnavailable`](crate::Error::CommUnavailable) without such a library, or with one that is not the launcher's;
+    /// `CommUnavailable` without such a library, or with one that is not the launcher's;
     /// those of [`mpi_with`](Self::mpi_with).
     pub fn mpi() -> Result<Communicator> {
         Communicator::mpi_with(&Device::cpu(), CommOptions::default())
@@ -35,7 +35,7 @@ impl Communicator {
     /// waits, one on the host, and a copy back; it cannot be captured.
     ///
     /// # Errors
-    /// As for [`mpi`](Self::mpi); [`Error::CollectiveTimeout`](crate::Error::CollectiveTimeout) if not all processes call it in
+    /// As for [`mpi`](Self::mpi); `CollectiveTimeout` if not all processes call it in
     /// time; those of allocating a few bytes.
     pub fn mpi_with(device: &Device, options: CommOptions) -> Result<Communicator> {
         let member = Member::of_all(Mpi::get()?, options)?;

@@ -14,7 +14,7 @@ use super::abi::{Family, Names, Word};
 use super::library::{Code, Functions, Loaded, Started, load};
 use super::mail::MOST;
 use crate::launch::{Launch, unavailable};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// MPI, of which a process has one.
 pub(super) struct Mpi {
@@ -264,8 +264,8 @@ fn find() -> Result<Loaded> {
 
 /// What ranks cannot communicate for.
 fn reason(error: &Error) -> Box<str> {
-    match error {
-        Error::CommUnavailable { reason } => reason.clone(),
+    match error.kind() {
+        ErrorKind::CommUnavailable { reason } => reason.clone(),
         other => other.to_string().into(),
     }
 }

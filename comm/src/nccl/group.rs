@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::{Call, Collective, Error, Result};
+use crate::{Call, Collective, Error, ErrorKind, Result};
 
 /// The ranks of a group that are in this process: all of them, or one.
 #[derive(Debug)]
@@ -125,8 +125,9 @@ impl Group {
 
     /// Why nothing can be sent to `rank` any more.
     pub(super) fn message_failure(&self, rank: usize) -> Option<Error> {
-        let reaches =
-            |failure: &Error| matches!(failure, Error::RankLost { .. }) && !self.left.lock().contains(&rank);
+        let reaches = |failure: &Error| {
+            matches!(failure.kind(), ErrorKind::RankLost { .. }) && !self.left.lock().contains(&rank)
+        };
         self.failure().filter(|failure| !reaches(failure))
     }
 
@@ -140,7 +141,11 @@ impl Group {
     /// `rank` goes, for `reason`. Only the ranks of this process are told.
     pub(super) fn leave(&self, rank: usize, reason: &str) {
         self.left.lock().push(rank);
-        let lost = Error::RankLost { op: "collective", rank: self.member(rank), reason: reason.into() };
+        let lost = Error::new(ErrorKind::RankLost {
+            op: "collective",
+            rank: self.member(rank),
+            reason: reason.into(),
+        });
         // Who leaves because of another rank is not the one to name.
         self.fail(self.inherited_failure().unwrap_or(lost));
     }
@@ -153,7 +158,7 @@ impl Group {
     /// `rank` launches `call`: compared with what the other ranks of this process launch.
     ///
     /// # Errors
-    /// [`Error::CollectiveMismatch`]; the group has failed then.
+    /// `CollectiveMismatch`; the group has failed then.
     pub(super) fn launch(&self, rank: usize, call: &Call) -> Result<()> {
         if !self.is_local {
             return Ok(());
@@ -173,13 +178,13 @@ impl Group {
             let (one, two) = ((*first, other.to_string()), (rank, call.to_string()));
             self.mismatched.lock().get_or_insert(*first);
             let ((rank, call), (other, other_call)) = if one.0 < two.0 { (one, two) } else { (two, one) };
-            return Err(self.fail(Error::CollectiveMismatch {
+            return Err(self.fail(Error::new(ErrorKind::CollectiveMismatch {
                 number,
                 rank: self.member(rank),
                 call: call.into(),
                 other: self.member(other),
                 other_call: other_call.into(),
-            }));
+            })));
         }
         if *came == all {
             calls.open.remove(&(channel, number));
@@ -215,8 +220,8 @@ impl Group {
 
     /// Whether `failure` means that what `rank` waits for never comes. A rank that has gone launched some of it before.
     pub(super) fn is_hopeless(&self, rank: usize, failure: &Error) -> bool {
-        match failure {
-            Error::RankLost { .. } => {
+        match failure.kind() {
+            ErrorKind::RankLost { .. } => {
                 let left = self.left.lock().clone();
                 self.behind(rank).iter().any(|rank| left.contains(rank))
             }

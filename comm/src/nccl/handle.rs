@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::library::{Config, Library, RawComm, RawId};
 use super::watch;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 7;
@@ -210,9 +210,9 @@ impl Handle {
     fn with<R>(&self, call: &'static str, f: impl FnOnce(RawComm) -> Result<R>) -> Result<R> {
         match *self.raw.lock() {
             Some(raw) => f(raw),
-            None => {
-                Err(Error::CommUnavailable { reason: format!("{call} of ranks that have failed").into() })
-            }
+            None => Err(Error::new(ErrorKind::CommUnavailable {
+                reason: format!("{call} of ranks that have failed").into(),
+            })),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use libloading::Library as Object;
 
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// `ncclComm_t`.
 pub(super) type RawComm = *mut c_void;
@@ -120,13 +120,13 @@ impl Library {
     /// The library.
     ///
     /// # Errors
-    /// [`Error::CommUnavailable`] where there is none, or none that will do.
+    /// `CommUnavailable` where there is none, or none that will do.
     pub(super) fn find() -> Result<&'static Library> {
         static FOUND: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
         FOUND
             .get_or_init(Library::load)
             .as_ref()
-            .map_err(|reason| Error::CommUnavailable { reason: reason.as_str().into() })
+            .map_err(|reason| Error::new(ErrorKind::CommUnavailable { reason: reason.as_str().into() }))
     }
 
     fn load() -> std::result::Result<Library, String> {
@@ -158,7 +158,7 @@ impl Library {
             Some(details) => format!("{kind}: {details}"),
             None => kind,
         };
-        Error::Driver { call, code, name: name.into() }
+        Error::new(ErrorKind::Driver { call, code, name: name.into() })
     }
 }
 

@@ -15,7 +15,7 @@ use super::handle::{Handle, Patience, has_begun, number};
 use super::library::{Library, RawComm, RawStream};
 use super::rank::Rank;
 use super::watch;
-use crate::{Backend, Call, Collective, CommOptions, Error, Memory, Reduce, ReduceOrder, Result};
+use crate::{Backend, Call, Collective, CommOptions, Error, ErrorKind, Memory, Reduce, ReduceOrder, Result};
 
 /// What a communicator has of a rank. The rank goes when this has.
 #[derive(Debug)]
@@ -168,7 +168,9 @@ unsafe impl Backend for Member {
     }
 
     fn run(&self, call: &Call, _: Memory) -> Result<()> {
-        Err(Error::CommUnavailable { reason: format!("{} by NCCL is on CUDA devices", call.op()).into() })
+        Err(Error::new(ErrorKind::CommUnavailable {
+            reason: format!("{} by NCCL is on CUDA devices", call.op()).into(),
+        }))
     }
 
     fn enqueue(&self, call: &Call, memory: Memory, queue: &Queue<'_>) -> Result<()> {
@@ -225,7 +227,7 @@ fn type_of(call: &Call) -> Result<c_int> {
         DType::F32 => 7,
         DType::F64 => 8,
         DType::BF16 => 9,
-        dtype => return Err(Error::DTypeUnsupported { op: call.op(), dtype }),
+        dtype => return Err(Error::dtype_unsupported(call.op(), dtype)),
     })
 }
 

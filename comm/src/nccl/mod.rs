@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use device::Device;
 
-use crate::{CommOptions, Communicator, Error, Rendezvous, Result, expect_different};
+use crate::{CommOptions, Communicator, Error, ErrorKind, Rendezvous, Result, expect_different};
 use group::Group;
 use handle::{Handle, Patience};
 use library::{Library, RawId};
@@ -30,7 +30,7 @@ impl NcclId {
     /// A new one. This process answers the other ranks' from now on.
     ///
     /// # Errors
-    /// [`Error::CommUnavailable`] without NCCL 2.18 or later; [`Error::Driver`] as NCCL says.
+    /// `CommUnavailable` without NCCL 2.18 or later; `Driver` as NCCL says.
     pub fn new() -> Result<NcclId> {
         let library = Library::find()?;
         let mut id = RawId([0; NcclId::BYTES]);
@@ -49,7 +49,7 @@ impl NcclId {
     /// What has come.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another number of bytes.
+    /// `InvalidArgument` for another number of bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<NcclId> {
         match bytes.try_into() {
             Ok(bytes) => Ok(NcclId(RawId(bytes))),
@@ -76,8 +76,8 @@ impl Communicator {
     /// other one, too.
     ///
     /// # Errors
-    /// [`Error::CommUnavailable`] without the library, or for a device that is no CUDA device; [`Error::InvalidArgument`] for a
-    /// rank that there is not; [`Error::CollectiveTimeout`] if not all come in time; [`Error::Driver`] as NCCL says; those of
+    /// `CommUnavailable` without the library, or for a device that is no CUDA device; `InvalidArgument` for a
+    /// rank that there is not; `CollectiveTimeout` if not all come in time; `Driver` as NCCL says; those of
     /// allocating a few bytes on the device.
     pub fn nccl(
         device: &Device,
@@ -100,7 +100,7 @@ impl Communicator {
         let told = place.broadcast(own.as_deref().unwrap_or_default());
         own?;
         let id = match &told?[..] {
-            [] => return Err(Error::CommUnavailable { reason: "rank 0 has no NCCL".into() }),
+            [] => return Err(Error::new(ErrorKind::CommUnavailable { reason: "rank 0 has no NCCL".into() })),
             bytes => NcclId::from_bytes(bytes)?,
         };
         Communicator::nccl(device, place.rank(), place.size(), id, options)
@@ -112,7 +112,7 @@ impl Communicator {
     /// Besides what processes are told, a rank that is dropped, and calls that differ, are errors at once.
     ///
     /// # Errors
-    /// As for [`nccl`](Self::nccl); [`Error::InvalidArgument`] for no devices, or one that is there twice.
+    /// As for [`nccl`](Self::nccl); `InvalidArgument` for no devices, or one that is there twice.
     pub fn nccl_devices(devices: &[Device], options: CommOptions) -> Result<Vec<Communicator>> {
         expect_different("nccl_devices", devices)?;
         let (id, group) = (NcclId::new()?, Group::local(devices.len()));
@@ -139,7 +139,7 @@ impl Communicator {
 }
 
 fn no_thread(error: std::io::Error) -> Error {
-    Error::CommUnavailable { reason: format!("no thread for a rank: {error}").into() }
+    Error::new(ErrorKind::CommUnavailable { reason: format!("no thread for a rank: {error}").into() })
 }
 
 /// Joins the ranks that have `id`.
@@ -155,12 +155,14 @@ fn join(
     }
     if device.make_current().is_err() {
         let reason = format!("ranks of NCCL have CUDA devices; rank {rank} has {device}");
-        return Err(Error::CommUnavailable { reason: reason.into() });
+        return Err(Error::new(ErrorKind::CommUnavailable { reason: reason.into() }));
     }
-    let late = || Error::CollectiveTimeout {
-        op: "nccl",
-        waited_ms: options.timeout.as_millis() as u64,
-        missing: group.missing(rank),
+    let late = || {
+        Error::new(ErrorKind::CollectiveTimeout {
+            op: "nccl",
+            waited_ms: options.timeout.as_millis() as u64,
+            missing: group.missing(rank),
+        })
     };
     let deadline = Instant::now().checked_add(options.timeout);
     let patience = Patience { deadline, failure: &|| group.failure(), late: &late };

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::group::Group;
 use super::handle::{Handle, Patience};
-use crate::{Call, CommOptions, Error, Result, met_by};
+use crate::{Call, CommOptions, Error, ErrorKind, Result, met_by};
 
 /// One rank's end of a group. The watch looks after it, and ends it when its member has gone.
 pub(super) struct Rank {
@@ -91,16 +91,16 @@ impl Rank {
     /// The error for ranks that did not come in time.
     fn late(&self, op: &'static str) -> Error {
         let waited_ms = self.options.timeout.as_millis() as u64;
-        Error::CollectiveTimeout { op, waited_ms, missing: self.group.missing(self.rank) }
+        Error::new(ErrorKind::CollectiveTimeout { op, waited_ms, missing: self.group.missing(self.rank) })
     }
 
     /// Enqueues `call` by `calls`, whose errors end the group.
     pub(super) fn launch(&self, call: &Call, calls: impl FnOnce(&Patience<'_>) -> Result<()>) -> Result<()> {
         *self.op.lock() = call.op();
-        self.patiently(call.op(), calls).map_err(|error| match error {
+        self.patiently(call.op(), calls).map_err(|error| match error.kind() {
             // What a captured step cannot do was not begun.
-            refused @ Error::Captured { .. } => refused,
-            error => self.end(error),
+            ErrorKind::Captured { .. } => error,
+            _ => self.end(error),
         })
     }
 

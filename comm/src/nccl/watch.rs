@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::rank::Rank;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// How often it looks.
 const INTERVAL: Duration = Duration::from_millis(5);
@@ -70,9 +70,9 @@ fn start() -> Result<()> {
     let mut watched = WATCHED.lock();
     if !watched.runs {
         let thread = std::thread::Builder::new().name("nccl watch".into());
-        thread
-            .spawn(watch)
-            .map_err(|error| Error::CommUnavailable { reason: format!("no thread: {error}").into() })?;
+        thread.spawn(watch).map_err(|error| {
+            Error::new(ErrorKind::CommUnavailable { reason: format!("no thread: {error}").into() })
+        })?;
         watched.runs = true;
         await_end();
     }

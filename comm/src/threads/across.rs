@@ -10,7 +10,7 @@ use device::{Binder, Buffer, Capture, Cpu, DType, Stream, Use, Work};
 use kernels::{Layout, View, join_parts};
 
 use super::member::{Member, Shown};
-use crate::{Call, Collective, Error, Memory, Reduce, Result};
+use crate::{Call, Collective, Error, ErrorKind, Memory, Reduce, Result};
 
 /// A rank's operands at a meeting.
 #[derive(Clone, Copy)]
@@ -182,7 +182,9 @@ unsafe impl Sync for Join {}
 
 impl Work for Join {
     fn run(&self, cpu: &Cpu<'_>) {
-        cpu.fail(Error::CommUnavailable { reason: "copies between devices are of CUDA devices".into() })
+        cpu.fail(Error::new(ErrorKind::CommUnavailable {
+            reason: "copies between devices are of CUDA devices".into(),
+        }))
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::mail::Mail;
 use super::split::Splits;
-use crate::{Call, CommOptions, Error, Memory, Result};
+use crate::{Call, CommOptions, Error, ErrorKind, Memory, Result};
 
 /// What the ranks share.
 #[derive(Debug)]
@@ -186,7 +186,11 @@ impl Group {
 
     /// The error for ranks that did not come in time.
     pub(super) fn late(&self, op: &'static str, missing: Box<[usize]>) -> Error {
-        Error::CollectiveTimeout { op, waited_ms: self.options.timeout.as_millis() as u64, missing }
+        Error::new(ErrorKind::CollectiveTimeout {
+            op,
+            waited_ms: self.options.timeout.as_millis() as u64,
+            missing,
+        })
     }
 
     /// What each rank shows in meeting `number`, which has begun, to the rank that shows `call`.
@@ -199,13 +203,13 @@ impl Group {
                 None => first = Some(call.clone()),
                 Some(first) if first == call => {}
                 Some(first) => {
-                    return Err(Error::CollectiveMismatch {
+                    return Err(Error::new(ErrorKind::CollectiveMismatch {
                         number,
                         rank: self.members[0],
                         call: first.to_string().into(),
                         other: self.members[rank],
                         other_call: call.to_string().into(),
-                    });
+                    }));
                 }
             }
             Ok(*memory)

@@ -6,7 +6,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::member::Member;
-use crate::{Call, Error, Memory, Result};
+use crate::{Call, Error, ErrorKind, Memory, Result};
 
 /// What was sent and not received, by sender and receiver.
 #[derive(Debug, Default)]
@@ -71,13 +71,13 @@ impl Member {
             .wait(come)
             .unwrap_or_else(|| Err(group.fail(group.late(call.op(), [group.members[from]].into()))))?;
         if (message.call.dtype, &message.call.shape) != (call.dtype, &call.shape) {
-            let failure = group.fail(Error::CollectiveMismatch {
+            let failure = group.fail(Error::new(ErrorKind::CollectiveMismatch {
                 number,
                 rank: group.members[from],
                 call: message.call.to_string().into(),
                 other: group.members[self.rank],
                 other_call: call.to_string().into(),
-            });
+            }));
             group.report(message.call.op(), from, failure.clone());
             return Err(failure);
         }

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::across::Operands;
 use super::elements::Elements;
 use super::group::Group;
-use crate::{Backend, Call, Collective, Error, Memory, Result};
+use crate::{Backend, Call, Collective, Error, ErrorKind, Memory, Result};
 
 /// One rank's end of a group.
 #[derive(Debug)]
@@ -162,7 +162,7 @@ unsafe impl Backend for Member {
 
     fn enqueue(&self, call: &Call, _: Memory, _: &Queue<'_>) -> Result<()> {
         let reason = format!("{} between threads is launched as copies", call.op());
-        Err(Error::CommUnavailable { reason: reason.into() })
+        Err(Error::new(ErrorKind::CommUnavailable { reason: reason.into() }))
     }
 
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Backend>>> {
@@ -176,7 +176,7 @@ impl Drop for Member {
         let reason =
             if std::thread::panicking() { "its thread panicked" } else { "its communicator was dropped" };
         let rank = self.group.members[self.rank];
-        let lost = Error::RankLost { op: "collective", rank, reason: reason.into() };
+        let lost = Error::new(ErrorKind::RankLost { op: "collective", rank, reason: reason.into() });
         // Who leaves because of another rank is not the one to name.
         self.group.leave(self.rank, self.group.inherited_failure().unwrap_or(lost));
     }
@@ -208,7 +208,9 @@ mod tests {
             Memory { input: output, output, workspace: std::ptr::null_mut() }
         });
         let numbers = [first.arrive(&sum(2), one).unwrap(), second.arrive(&sum(1), other).unwrap()];
-        let is_mismatch = |result| matches!(result, Err(Error::CollectiveMismatch { .. }));
+        let is_mismatch = |result: Result<()>| {
+            matches!(result.as_ref().map_err(Error::kind), Err(ErrorKind::CollectiveMismatch { .. }))
+        };
         assert!(is_mismatch(first.take_part(numbers[0], &sum(2))));
         assert!(is_mismatch(first.run(&sum(1), one)));
         assert!(is_mismatch(second.take_part(numbers[1], &sum(1))));

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use device::{CpuConfig, Device};
 
-use crate::{CommOptions, Communicator, Error, Result, expect_different};
+use crate::{CommOptions, Communicator, Error, ErrorKind, Result, expect_different};
 use group::Group;
 use member::Member;
 
@@ -23,7 +23,7 @@ impl Communicator {
     /// moved to the thread that is that rank.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no ranks; those of allocating a few bytes on each device.
+    /// `InvalidArgument` for no ranks; those of allocating a few bytes on each device.
     pub fn threads(ranks: usize) -> Result<Vec<Communicator>> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = Some((cores / ranks.max(1)).max(1));
@@ -39,8 +39,8 @@ impl Communicator {
     /// none of it can be captured. [`nccl_devices`](Self::nccl_devices) has none of these limits.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no devices, or one that is there twice: its default stream would wait for itself; for a
-    /// modelled network whose bandwidth is not positive; [`Error::CommUnavailable`] for CUDA devices beside others, or with a modelled network; those of allocating a few bytes on each device.
+    /// `InvalidArgument` for no devices, or one that is there twice: its default stream would wait for itself; for a
+    /// modelled network whose bandwidth is not positive; `CommUnavailable` for CUDA devices beside others, or with a modelled network; those of allocating a few bytes on each device.
     pub fn threads_with(devices: &[Device], options: CommOptions) -> Result<Vec<Communicator>> {
         const OP: &str = "threads";
         expect_different(OP, devices)?;
@@ -58,7 +58,7 @@ impl Communicator {
             _ => None,
         };
         if let Some(reason) = refused {
-            return Err(Error::CommUnavailable { reason: reason.into() });
+            return Err(Error::new(ErrorKind::CommUnavailable { reason: reason.into() }));
         }
         let group = Group::new((0..devices.len()).collect(), options, None);
         let rank = |(rank, device)| {

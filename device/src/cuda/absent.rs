@@ -12,7 +12,8 @@ use crate::ipc::DRIVER_HANDLE;
 use crate::recorder::Kernels;
 use crate::{Binder, Buffer, Cpu, Device, Work};
 use crate::{
-    DeviceFacts, Error, HeldOutside, KernelRecord, MemoryDriver, Moment, Priority, Result, StreamId,
+    DeviceFacts, Error, ErrorKind, HeldOutside, KernelRecord, MemoryDriver, Moment, Priority, Result,
+    StreamId,
 };
 
 #[derive(Debug)]
@@ -48,7 +49,7 @@ pub(crate) fn in_host_function() -> bool {
 impl Context {
     pub(crate) fn open(_: usize) -> Result<Arc<Context>> {
         let reason = "this build has no CUDA: it was made without the feature `cuda`".into();
-        Err(Error::CudaUnavailable { reason })
+        Err(Error::new(ErrorKind::CudaUnavailable { reason }))
     }
 
     pub(crate) fn describe(&self) -> String {
@@ -308,7 +309,7 @@ impl DriverGraph {
     pub(crate) fn new(core: &Arc<Core>, _: &[Node]) -> Result<DriverGraph> {
         match core.cuda.as_ref().map(|cuda| &*cuda.context) {
             Some(context) => match *context {},
-            None => Err(Error::CudaUnavailable { reason: "this build has no CUDA".into() }),
+            None => Err(Error::new(ErrorKind::CudaUnavailable { reason: "this build has no CUDA".into() })),
         }
     }
 

@@ -14,7 +14,7 @@ use super::context::Context;
 use super::enqueued::{Addresses, Enqueued};
 use super::launcher::Command;
 use super::stream::DriverStream;
-use crate::{DType, Error, KernelRecord, Result};
+use crate::{DType, Error, ErrorKind, KernelRecord, Result};
 
 /// A device's handle, which all its streams share, and the algorithms that were chosen for it.
 pub(super) struct Blas {
@@ -108,7 +108,11 @@ fn done(call: &'static str, status: blas::cublasStatus_t) -> Result<()> {
     if status == blas::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
         return Ok(());
     }
-    Err(Error::Driver { call, code: status.0, name: status.name().unwrap_or("unknown").into() })
+    Err(Error::new(ErrorKind::Driver {
+        call,
+        code: status.0,
+        name: status.name().unwrap_or("unknown").into(),
+    }))
 }
 
 /// The library's name of an element type.
@@ -118,7 +122,7 @@ fn data_type(op: &'static str, dtype: DType) -> Result<blas::cudaDataType> {
         DType::F64 => Ok(blas::cudaDataType::CUDA_R_64F),
         DType::BF16 => Ok(blas::cudaDataType::CUDA_R_16BF),
         DType::F16 => Ok(blas::cudaDataType::CUDA_R_16F),
-        dtype => Err(Error::DTypeUnsupported { op, dtype }),
+        dtype => Err(Error::dtype_unsupported(op, dtype)),
     }
 }
 
@@ -151,7 +155,7 @@ impl Blas {
     /// How this product is made; `None` if the library has no algorithm for it.
     ///
     /// # Errors
-    /// [`Error::StreamHeld`] for the first product of a form while a stream is held: its kernels are loaded lazily.
+    /// `StreamHeld` for the first product of a form while a stream is held: its kernels are loaded lazily.
     pub(super) fn algorithm(
         &self,
         op: &'static str,

@@ -4,7 +4,7 @@
 //! written.
 
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::Program;
@@ -43,7 +43,7 @@ impl Kept {
         check_folder(path.parent()?).ok()?;
         let check = |found: &fs::Metadata| match found.len() {
             0..=MOST => check_owner(found),
-            _ => Err(ErrorKind::FileTooLarge.into()),
+            _ => Err(io::ErrorKind::FileTooLarge.into()),
         };
         let bytes = file::read_if(path, check).ok()?;
         let rest = bytes.strip_prefix(&self.origin[..])?;
@@ -85,7 +85,7 @@ fn check_owner(found: &fs::Metadata) -> io::Result<()> {
     use std::os::unix::fs::MetadataExt;
     // SAFETY: the function takes nothing and always succeeds.
     if found.uid() != unsafe { libc::geteuid() } {
-        return Err(io::Error::new(ErrorKind::PermissionDenied, "another user's"));
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "another user's"));
     }
     check_mode(found)
 }
@@ -95,7 +95,7 @@ fn check_mode(found: &fs::Metadata) -> io::Result<()> {
     use std::os::unix::fs::MetadataExt;
     const OTHERS_WRITE: u32 = 0o022;
     if found.mode() & OTHERS_WRITE != 0 {
-        return Err(io::Error::new(ErrorKind::PermissionDenied, "other users may write it"));
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "other users may write it"));
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::ptr;
 
 use super::ffi::sys;
 
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// An error unless the call succeeded.
 #[inline]
@@ -24,7 +24,7 @@ fn failure(call: &'static str, code: sys::CUresult) -> Error {
     } else {
         "unknown".into()
     };
-    Error::Driver { call, code: code.0, name }
+    Error::new(ErrorKind::Driver { call, code: code.0, name })
 }
 
 /// Device addresses are integers to the driver.

@@ -21,7 +21,7 @@ use super::pinned::PinnedPool;
 use super::probe::probe;
 use super::stream::in_host_function;
 use crate::stream::host_is_held;
-use crate::{DeviceFacts, Error, HeldOutside, Result, fork};
+use crate::{DeviceFacts, Error, ErrorKind, HeldOutside, Result, fork};
 
 /// Memory that is no longer used.
 pub(super) enum Freed {
@@ -199,7 +199,9 @@ impl Context {
     /// blocks that are kept for copies.
     pub(super) fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>> {
         match self.obtain_pinned(bytes) {
-            Err(Error::OutOfMemory { .. }) if self.trim_pinned() => self.obtain_pinned(bytes),
+            Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory { .. }) && self.trim_pinned() => {
+                self.obtain_pinned(bytes)
+            }
             outcome => outcome,
         }
     }
@@ -282,7 +284,10 @@ impl Context {
         self.load(&[program])?;
         // It is there: modules go with the context.
         look_up().unwrap_or_else(|| {
-            Err(Error::KernelCompile { name: program.name.into(), log: "the program is not loaded".into() })
+            Err(Error::new(ErrorKind::KernelCompile {
+                name: program.name.into(),
+                log: "the program is not loaded".into(),
+            }))
         })
     }
 
@@ -364,7 +369,7 @@ impl Context {
     /// hold inside the driver, without end if this thread is the one that will drop it.
     ///
     /// # Errors
-    /// [`Error::StreamHeld`] after [`HOLD_TIMEOUT`].
+    /// `StreamHeld` after [`HOLD_TIMEOUT`].
     pub(super) fn quiet(&self, what: &str) -> Result<MutexGuard<'_, ()>> {
         let deadline = Instant::now() + HOLD_TIMEOUT;
         loop {
@@ -374,7 +379,7 @@ impl Context {
             }
             drop(quiet);
             if Instant::now() > deadline {
-                return Err(Error::StreamHeld { what: what.into() });
+                return Err(Error::new(ErrorKind::StreamHeld { what: what.into() }));
             }
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -11,7 +11,7 @@ use super::enqueued::nodes::{Cluster, in_buffer};
 use super::fault::FaultArg;
 use super::module::Function;
 use super::{Arg, Grid};
-use crate::{Error, Result};
+use crate::{ErrorKind, Result};
 
 /// Something to enqueue on a stream. Whoever makes one answers for it that the memory which it names may be used until it has run.
 pub(super) enum Call {
@@ -130,8 +130,9 @@ impl Kernel {
         };
         match launched() {
             // A library may have let the function have less for another of its calls.
-            Err(Error::Driver { code: INVALID_VALUE, .. })
-                if self.function.allow_more_dynamic(self.grid.shared_bytes) =>
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Driver { code: INVALID_VALUE, .. })
+                    && self.function.allow_more_dynamic(self.grid.shared_bytes) =>
             {
                 launched()
             }

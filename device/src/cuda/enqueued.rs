@@ -100,7 +100,7 @@ impl Enqueued {
     /// `None` if the driver does not tell.
     ///
     /// # Errors
-    /// [`Error::StreamHeld`](crate::Error::StreamHeld): the library loads its kernels when they are first used.
+    /// `StreamHeld`: the library loads its kernels when they are first used.
     fn find(
         &self,
         stream: &DriverStream,

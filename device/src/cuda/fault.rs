@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::call::address;
 use super::context::Context;
-use crate::{Error, Result, StreamId};
+use crate::{Error, ErrorKind, Result, StreamId};
 
 /// `FaultRecord` of the kernels' prelude, in host memory that the device writes.
 #[repr(C)]
@@ -158,8 +158,12 @@ impl FaultWord {
             self.reporters.read().by_number.get(record.op.load(Ordering::Relaxed) as usize).copied()?;
         let (value, bound) = (record.value.load(Ordering::Relaxed), record.bound.load(Ordering::Relaxed));
         record.set.store(0, Ordering::Release);
-        let source = Error::IndexOutOfRange { op, index: value, size: usize::try_from(bound).unwrap_or(0) };
-        Some(Error::Async { op, stream, source: Arc::new(source) })
+        let source = Error::new(ErrorKind::IndexOutOfRange {
+            op,
+            index: value,
+            size: usize::try_from(bound).unwrap_or(0),
+        });
+        Some(Error::new(ErrorKind::Async { op, stream, source: Arc::new(source) }))
     }
 }
 

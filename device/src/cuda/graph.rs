@@ -15,7 +15,7 @@ use super::{Grid, Queue, Target};
 use crate::device::Core;
 use crate::graph::Node;
 use crate::graph::capture::refused;
-use crate::{Error, Moment, Priority, Result, StreamId};
+use crate::{Error, ErrorKind, Moment, Priority, Result, StreamId};
 
 /// A graph that the driver launches, and what its nodes use beside the memory of the plan.
 pub(crate) struct DriverGraph {
@@ -90,9 +90,9 @@ impl DriverGraph {
     /// A graph of `nodes`, each after those that it needs.
     pub(crate) fn new(core: &Arc<Core>, nodes: &[Node]) -> Result<DriverGraph> {
         let Some(cuda) = &core.cuda else {
-            return Err(Error::CudaUnavailable {
+            return Err(Error::new(ErrorKind::CudaUnavailable {
                 reason: "a graph of a device that is no CUDA device".into(),
-            });
+            }));
         };
         let stream = DriverStream::new(&cuda.context, &cuda.fault, Priority::Normal)?;
         let never = Moment { stream: StreamId::fresh(), tick: 0 };

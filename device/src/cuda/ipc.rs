@@ -10,7 +10,7 @@ use super::call::{address, check};
 use super::stream::{RawEvent, TimedEvent};
 use super::{Context, Queue};
 use crate::ipc::DRIVER_HANDLE;
-use crate::{Binder, Buffer, Cpu, Device, Error, MemoryDriver, Result, Work};
+use crate::{Binder, Buffer, Cpu, Device, Error, ErrorKind, MemoryDriver, Result, Work};
 
 /// Memory that other processes open takes whole units of this: what is smaller may share its unit, all of which they would see.
 const UNIT: usize = 2 << 20;
@@ -76,7 +76,7 @@ impl SharedEvent {
             return Ok(());
         }
         let lhs = format!("cuda:{}", self.context.ordinal).into();
-        Err(Error::DeviceMismatch { op, lhs, rhs: device.to_string().into() })
+        Err(Error::new(ErrorKind::DeviceMismatch { op, lhs, rhs: device.to_string().into() }))
     }
 
     pub(crate) fn is_complete(&self) -> Result<bool> {

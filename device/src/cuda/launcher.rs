@@ -97,7 +97,7 @@ impl Launcher {
     /// One that is given `all` launches, or those of long runs.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) if the system gives no thread.
+    /// `Io` if the system gives no thread.
     pub(crate) fn new(context: &Arc<Context>, fault: &Arc<FaultWord>, all: bool) -> Result<Arc<Launcher>> {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::call::check;
 use super::context::{Context, Freed};
-use crate::{AddressSpace, Error, MemoryDriver, Result};
+use crate::{AddressSpace, Error, ErrorKind, MemoryDriver, Result};
 
 // SAFETY: the driver returns device memory of that size, aligned to 256 bytes, which is nobody else's until it is freed.
 unsafe impl MemoryDriver for Context {
@@ -37,7 +37,10 @@ unsafe impl MemoryDriver for Context {
 }
 
 pub(super) fn no_memory(bytes: usize) -> Error {
-    Error::OutOfMemory { requested_bytes: bytes, report: "the driver has no such range".into() }
+    Error::new(ErrorKind::OutOfMemory {
+        requested_bytes: bytes,
+        report: "the driver has no such range".into(),
+    })
 }
 
 /// The outcome of a call that asks for `bytes` bytes.
@@ -229,9 +232,9 @@ unsafe impl AddressSpace for Pages {
         if outcome.is_err() {
             self.clear(range);
         }
-        outcome.map_err(|error| match error {
-            Error::OutOfMemory { .. } => no_memory(bytes),
-            other => other,
+        outcome.map_err(|error| match error.kind() {
+            ErrorKind::OutOfMemory { .. } => no_memory(bytes),
+            _ => error,
         })
     }
 

@@ -74,7 +74,7 @@ pub(crate) use stream::{DriverStream, GateWord, TimedEvent, in_host_function};
 use crate::device::Core;
 use crate::graph::capture::refused;
 use crate::recorder::Kernels;
-use crate::{DType, Device, Error, MemoryDriver, Moment, Result, Stream, StreamId, Work};
+use crate::{DType, Device, Error, ErrorKind, MemoryDriver, Moment, Result, Stream, StreamId, Work};
 
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]
@@ -318,11 +318,13 @@ impl Device {
     /// Makes a CUDA device current on this thread, for libraries that ask the driver which one they work on.
     ///
     /// # Errors
-    /// [`Error::CudaUnavailable`] for a device that is none; [`Error::Driver`](crate::Error::Driver).
+    /// `CudaUnavailable` for a device that is none; `Driver`.
     pub fn make_current(&self) -> Result<()> {
         match self.default_stream().fifo().driver_stream() {
             Some(driver) => driver.bind(),
-            None => Err(Error::CudaUnavailable { reason: format!("{self} is no CUDA device").into() }),
+            None => Err(Error::new(ErrorKind::CudaUnavailable {
+                reason: format!("{self} is no CUDA device").into(),
+            })),
         }
     }
 }
@@ -333,7 +335,7 @@ impl Stream {
     /// algorithm follows from the form alone.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Driver`](crate::Error::Driver).
+    /// `OutOfMemory`, `Driver`.
     pub fn convolution(&self, form: &ConvForm) -> Result<Option<ConvAlgorithm>> {
         let (core, fifo) = (self.core(), self.fifo());
         let Some(driver) = fifo.driver_stream().filter(|_| core.cudnn) else { return Ok(None) };
@@ -490,8 +492,8 @@ impl<'a> Queue<'a> {
     /// The kernel takes exactly these arguments, and touches only memory that the command's uses name, in bounds.
     ///
     /// # Errors
-    /// [`Error::KernelCompile`] if the program does not compile,
-    /// [`Error::Driver`] if the driver refuses.
+    /// `KernelCompile` if the program does not compile,
+    /// `Driver` if the driver refuses.
     pub unsafe fn kernel(
         &self,
         program: &'static Program,
@@ -519,10 +521,10 @@ impl<'a> Queue<'a> {
     /// The operands and the workspace are in bounds, and the command's uses name them, the workspace as written.
     ///
     /// # Errors
-    /// [`Error::DTypeUnsupported`],
-    /// [`Error::InvalidArgument`] for a workspace that is smaller than
+    /// `DTypeUnsupported`,
+    /// `InvalidArgument` for a workspace that is smaller than
     /// [`Stream::workspace_bytes`](crate::Stream::workspace_bytes) says,
-    /// [`Error::OutOfMemory`], [`Error::Driver`].
+    /// `OutOfMemory`, `Driver`.
     pub unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<bool> {
         self.adds("a product")?;
         // SAFETY: the caller's promise.
@@ -538,7 +540,7 @@ impl<'a> Queue<'a> {
     /// The operands are of the convolution's form, they and the workspace are in bounds, and the command's uses name them.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::Driver`].
+    /// `OutOfMemory`, `Driver`.
     pub unsafe fn convolution(
         &self,
         algorithm: &ConvAlgorithm,
@@ -563,7 +565,7 @@ impl<'a> Queue<'a> {
     /// What is enqueued touches only memory that the command's uses name, in bounds, and has all its work in that stream's order.
     ///
     /// # Errors
-    /// Those of `enqueue`; [`Error::Captured`] where it is part of a graph and stays as it was.
+    /// Those of `enqueue`; `Captured` where it is part of a graph and stays as it was.
     pub unsafe fn library(
         &self,
         what: &str,
@@ -585,7 +587,7 @@ impl<'a> Queue<'a> {
     /// the other.
     ///
     /// # Errors
-    /// Theirs, and [`Error::Driver`].
+    /// Theirs, and `Driver`.
     pub fn beside(
         &self,
         first: impl FnOnce() -> Result<()>,
@@ -603,7 +605,7 @@ impl<'a> Queue<'a> {
     /// Both ranges are in bounds and apart, and the command's uses name them.
     ///
     /// # Errors
-    /// [`Error::Driver`].
+    /// `Driver`.
     pub unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
         if !self.adds("a copy")? {
             return Ok(());
@@ -652,7 +654,7 @@ impl<'a> Queue<'a> {
     /// The range is in bounds, and the command's uses name it.
     ///
     /// # Errors
-    /// [`Error::Driver`].
+    /// `Driver`.
     pub unsafe fn fill_bytes(&self, dst: *mut u8, value: u8, bytes: usize) -> Result<()> {
         if !self.adds("a fill")? {
             return Ok(());

@@ -14,7 +14,7 @@ use super::call::check;
 use super::context::WARP_GROUPS;
 use super::memory::obtained;
 use super::{Grid, Program};
-use crate::{Error, KernelRecord, Result, Team};
+use crate::{Error, ErrorKind, KernelRecord, Result, Team};
 
 /// A program on a device.
 pub(super) struct Module {
@@ -73,7 +73,7 @@ impl Module {
     pub(super) fn load(compiled: Vec<Compiled>) -> Result<Vec<Module>> {
         let load = |Compiled { program, options, image, was_kept }| match Module::from_image(&image) {
             // A driver may refuse what was kept.
-            Err(error) if was_kept && !matches!(error, Error::OutOfMemory { .. }) => {
+            Err(error) if was_kept && !matches!(error.kind(), ErrorKind::OutOfMemory { .. }) => {
                 Module::from_image(&compile_and_keep(program, &options)?)
             }
             outcome => outcome,
@@ -119,10 +119,10 @@ impl Module {
         // SAFETY: the module is loaded, and the name ends with 0.
         let code = unsafe { sys::cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr()) };
         if code == sys::CUresult::CUDA_ERROR_NOT_FOUND {
-            return Err(Error::KernelCompile {
+            return Err(Error::new(ErrorKind::KernelCompile {
                 name: name.into(),
                 log: "the program has no such kernel".into(),
-            });
+            }));
         }
         check("cuModuleGetFunction", code)?;
         allow_shared(raw, shared_bytes)?;
@@ -200,9 +200,11 @@ impl Drop for Module {
 }
 
 fn c_string(text: &str) -> Result<CString> {
-    CString::new(text).map_err(|_| Error::KernelCompile {
-        name: text.into(),
-        log: "the name or source holds a 0 byte".into(),
+    CString::new(text).map_err(|_| {
+        Error::new(ErrorKind::KernelCompile {
+            name: text.into(),
+            log: "the name or source holds a 0 byte".into(),
+        })
     })
 }
 
@@ -244,7 +246,8 @@ fn compile_and_keep(program: &'static Program, options: &[String]) -> Result<Vec
 
 /// Compiles a program to an image for the device's own architecture.
 fn compile(program: &'static Program, options: &[String]) -> Result<Vec<u8>> {
-    let refused = |log: String| Error::KernelCompile { name: program.name.into(), log: log.into() };
+    let refused =
+        |log: String| Error::new(ErrorKind::KernelCompile { name: program.name.into(), log: log.into() });
     let (source, name) = (c_string(program.source)?, c_string(program.name)?);
     let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect::<Result<_>>()?;
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();

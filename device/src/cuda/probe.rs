@@ -5,7 +5,7 @@ use super::ffi::nvrtc;
 use super::ffi::sys;
 
 use super::call::check;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// The oldest CUDA version whose driver has every call that is made here.
 const OLDEST: i32 = 12080;
@@ -65,5 +65,5 @@ fn find(ordinal: usize) -> Result<sys::CUdevice> {
 }
 
 pub(super) fn unavailable(reason: &str) -> Error {
-    Error::CudaUnavailable { reason: reason.into() }
+    Error::new(ErrorKind::CudaUnavailable { reason: reason.into() })
 }

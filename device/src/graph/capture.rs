@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::plan::{Plan, reserve, room};
 use crate::device::Core;
-use crate::{Buffer, Device, Error, Result, Shared, Stream, StreamId, Use, Work};
+use crate::{Buffer, Device, Error, ErrorKind, Result, Shared, Stream, StreamId, Use, Work};
 
 /// A step that is being captured, for which `tensor` has `Graph`: commands that are launched in its [`scope`](Capture::scope), on whatever streams of the
 /// device and by whatever threads of a [`Team`](crate::Team), are written down instead of run, and memory that is allocated
@@ -121,7 +121,7 @@ impl Capture {
     /// A capture on `device`, in which nothing happened yet.
     ///
     /// # Errors
-    /// [`Error::Captured`] within another one.
+    /// `Captured` within another one.
     pub fn new(device: &Device) -> Result<Arc<Capture>> {
         Capture::none("capture")?;
         let id = StreamId::of_capture();
@@ -146,7 +146,7 @@ impl Capture {
     /// That this thread captures nothing, where `op` is no part of a step.
     ///
     /// # Errors
-    /// [`Error::Captured`] if it does.
+    /// `Captured` if it does.
     pub fn none(op: &'static str) -> Result<()> {
         if Capture::is_current() { Err(refused(op, "captures do not nest")) } else { Ok(()) }
     }
@@ -185,7 +185,7 @@ impl Capture {
     /// Ends the capture: the plan of what was written down, and what was [attached](Capture::attach).
     ///
     /// # Errors
-    /// [`Error::Captured`] if memory of the step is still held, naming the command that wrote it first. In any case the capture has
+    /// `Captured` if memory of the step is still held, naming the command that wrote it first. In any case the capture has
     /// ended: what is launched in its scope from now on is refused.
     pub fn finish(self: Arc<Self>) -> Result<(Plan, Vec<Attached>)> {
         let scratch = std::mem::take(&mut *self.scratch.lock());
@@ -290,11 +290,12 @@ impl Recording {
         // Apart from each other, also where there is nothing. All sizes together can be counted.
         let end =
             bytes.checked_add(1).and_then(|bytes| at.checked_add(bytes.checked_next_multiple_of(ALIGNMENT)?));
-        self.next =
-            end.filter(|&end| end <= isize::MAX.unsigned_abs()).ok_or_else(|| Error::OutOfMemory {
+        self.next = end.filter(|&end| end <= isize::MAX.unsigned_abs()).ok_or_else(|| {
+            Error::new(ErrorKind::OutOfMemory {
                 requested_bytes: bytes,
                 report: format!("the captured step has {} bytes already", at.saturating_sub(FIRST)).into(),
-            })?;
+            })
+        })?;
         self.memories.push(Memory::Planned { at, bytes, alive: true });
         Ok(self.memories.len() - 1)
     }
@@ -339,7 +340,7 @@ pub(crate) fn forget(capture: StreamId, index: usize) {
 
 #[cold]
 pub(crate) fn refused(op: &'static str, reason: &str) -> Error {
-    Error::Captured { op, reason: reason.into() }
+    Error::new(ErrorKind::Captured { op, reason: reason.into() })
 }
 
 /// For a use of planned memory outside of its capture.

@@ -121,7 +121,7 @@ impl Step<'_> {
 
 /// How a command failed: what it reported, or the panic of an op.
 enum Failed {
-    Reported(Box<Error>),
+    Reported(Error),
     Panicked(&'static str, Panicked),
 }
 
@@ -129,7 +129,7 @@ type First = Option<Failed>;
 
 fn report(first: First) {
     match first {
-        Some(Failed::Reported(error)) => failure::report(*error),
+        Some(Failed::Reported(error)) => failure::report(error),
         Some(Failed::Panicked(op, panicked)) => {
             std::panic::resume_unwind(Box::new(format!("{op}: {}", panicked.message)))
         }

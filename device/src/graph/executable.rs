@@ -137,8 +137,8 @@ impl Plan {
     /// Gives the plan memory by `allocate`, which is told how many bytes, and makes it ready.
     ///
     /// # Errors
-    /// Those of `allocate`, and of the device's driver; [`Error::InvalidArgument`] for a buffer of `allocate` that is smaller or
-    /// that the step uses already, [`Error::DeviceMismatch`] for one of another device.
+    /// Those of `allocate`, and of the device's driver; `InvalidArgument` for a buffer of `allocate` that is smaller or
+    /// that the step uses already, `DeviceMismatch` for one of another device.
     pub fn instantiate(
         self,
         options: GraphOptions,
@@ -296,8 +296,8 @@ impl Executable {
     /// called before they run, and after all earlier replays were given to the device.
     ///
     /// # Errors
-    /// As for [`Stream::launch`]; [`Error::DeviceMismatch`] for a stream of another device; [`Error::Captured`] within a
-    /// captured step, [`Error::Deadlock`] within a command; [`Error::InvalidArgument`] for a buffer that cannot be replaced, is
+    /// As for [`Stream::launch`]; `DeviceMismatch` for a stream of another device; `Captured` within a
+    /// captured step, `Deadlock` within a command; `InvalidArgument` for a buffer that cannot be replaced, is
     /// named twice, or is smaller than the one it replaces. Nothing is replaced then.
     #[track_caller]
     pub fn replay(

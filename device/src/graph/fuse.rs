@@ -124,8 +124,8 @@ impl Plan {
     /// Has the step make these memories, by their numbers, in buffers that replays may replace: they are what it gives.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a number that is not one of the step's own memory, or one named twice, and for a buffer that
-    /// is smaller than its memory or is used by the step already; [`Error::DeviceMismatch`]. Nothing is changed then.
+    /// `InvalidArgument` for a number that is not one of the step's own memory, or one named twice, and for a buffer that
+    /// is smaller than its memory or is used by the step already; `DeviceMismatch`. Nothing is changed then.
     pub fn keep(&mut self, kept: Vec<(usize, Shared<Buffer>)>) -> Result<()> {
         let mut moved = self.give("keep", kept)?;
         self.commands.iter_mut().for_each(|command| command.work.bind(&mut moved));

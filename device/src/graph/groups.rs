@@ -102,7 +102,7 @@ impl Plan {
     /// Its commands, each in a group of its own, with the edges that `order` asks for.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// `OutOfMemory`.
     pub fn groups(&self, order: Order) -> Result<Groups> {
         self.has_room()?;
         let (needs, reach) = self.needs(order);

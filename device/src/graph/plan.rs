@@ -10,7 +10,7 @@ use super::capture::{Command, Memory};
 use super::memory::{Arena, Earlier};
 use super::node::cost;
 use super::reach::Reach;
-use crate::{Device, Error, Result, StreamId};
+use crate::{Device, Error, ErrorKind, Result, StreamId};
 
 /// Which commands of a captured step a replay keeps in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -157,7 +157,7 @@ impl Plan {
     /// That the host has memory for planning, which allocates too much and too little at a time to ask each time.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`].
+    /// `OutOfMemory`.
     pub fn has_room(&self) -> Result<()> {
         room(self.len(), PLANNING)
     }
@@ -274,18 +274,20 @@ fn fewest(reach: &mut Reach, at: usize, needs: &mut SmallVec<[usize; 8]>) -> Sma
 /// Reserves room for more elements.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`].
+/// `OutOfMemory`.
 pub(super) fn reserve<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
-    list.try_reserve(more).map_err(|_| Error::OutOfMemory {
-        requested_bytes: (list.len() + more).saturating_mul(size_of::<T>()),
-        report: "the host has no memory for the commands of a captured step".into(),
+    list.try_reserve(more).map_err(|_| {
+        Error::new(ErrorKind::OutOfMemory {
+            requested_bytes: (list.len() + more).saturating_mul(size_of::<T>()),
+            report: "the host has no memory for the commands of a captured step".into(),
+        })
     })
 }
 
 /// That the host has so many bytes for each of `count` things, which are allocated one by one.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`].
+/// `OutOfMemory`.
 pub(super) fn room(count: usize, bytes: usize) -> Result<()> {
     reserve(&mut Vec::<u8>::new(), count.saturating_mul(bytes))
 }

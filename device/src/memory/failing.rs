@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{AddressSpace, HostMemory, MemoryDriver};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// Host memory of which some calls fail, counted from 1: those that obtain memory or addresses, and those that take
 /// the memory of pages. For tests.
@@ -31,13 +31,19 @@ impl FailingMemory {
     fn call(&self) -> Result<()> {
         let call = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
         if self.fails.contains(&call) {
-            return Err(Error::Driver { call: "failing memory", code: 1, name: "as told".into() });
+            return Err(Error::new(ErrorKind::Driver {
+                call: "failing memory",
+                code: 1,
+                name: "as told".into(),
+            }));
         }
         Ok(())
     }
 
     fn space(&self) -> Result<&dyn AddressSpace> {
-        let none = || Error::Driver { call: "failing memory", code: 2, name: "no address space".into() };
+        let none = || {
+            Error::new(ErrorKind::Driver { call: "failing memory", code: 2, name: "no address space".into() })
+        };
         self.host.address_space().ok_or_else(none)
     }
 }

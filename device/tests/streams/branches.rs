@@ -3,7 +3,7 @@
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use device::{Error, Result, Stream, SyncMode};
+use device::{Error, ErrorKind, Result, Stream, SyncMode};
 
 use crate::common::{
     buffer, copy, each_cpu_schedule, each_order, each_schedule, eventually, new_streams, set, value,
@@ -82,7 +82,10 @@ fn the_first_branch_that_fails_is_the_last_one_called() -> Result<()> {
             called = true;
             Ok(())
         }));
-        assert!(matches!(error, Err(Error::InvalidArgument { argument: "branch", .. })));
+        assert!(matches!(
+            error.as_ref().map_err(Error::kind),
+            Err(ErrorKind::InvalidArgument { argument: "branch", .. })
+        ));
         assert!(!called);
         assert_eq!(Stream::current(dev), dev.default_stream());
         Ok(())

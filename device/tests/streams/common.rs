@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use device::cuda::{PinnedMemory, Queue};
 use device::{
-    AddressSpace, Binder, BlockId, Buffer, Cpu, CpuConfig, CudaConfig, Device, Error, MemoryDriver, Moment,
-    Policy, Pool, Result, Schedule, SpinLock, Stream, SyncStats, Use, Work,
+    AddressSpace, Binder, BlockId, Buffer, Cpu, CpuConfig, CudaConfig, Device, ErrorKind, MemoryDriver,
+    Moment, Policy, Pool, Result, Schedule, SpinLock, Stream, SyncStats, Use, Work,
 };
 
 /// How many words a buffer has that [`buffer`] makes.
@@ -57,7 +57,8 @@ pub(crate) fn each_schedule(check: impl Fn(&Device) -> Result<()>) -> Result<()>
             println!("CUDA, pages");
             check(&device)
         }
-        Ok(_) | Err(Error::CudaUnavailable { .. }) => Ok(()),
+        Ok(_) => Ok(()),
+        Err(error) if matches!(error.kind(), ErrorKind::CudaUnavailable { .. }) => Ok(()),
         Err(error) => Err(error),
     }
 }
@@ -84,7 +85,7 @@ pub(crate) fn each_host_memory(check: impl Fn(&Device) -> Result<()>) -> Result<
             let config = CudaConfig { memory: Some(Arc::new(memory)), ..CudaConfig::default() };
             check(&Device::cuda_with(0, config)?)
         }
-        Err(Error::CudaUnavailable { .. }) => Ok(()),
+        Err(error) if matches!(error.kind(), ErrorKind::CudaUnavailable { .. }) => Ok(()),
         Err(error) => Err(error),
     }
 }

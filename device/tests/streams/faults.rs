@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use device::cuda::Queue;
 use device::{
-    Binder, Buffer, Cpu, CpuConfig, CudaConfig, Device, Error, Event, Result, Schedule, Stream, Use, Work,
+    Binder, Buffer, Cpu, CpuConfig, CudaConfig, Device, Error, ErrorKind, Event, Result, Schedule, Stream,
+    Use, Work,
 };
 
 use crate::common::{
@@ -39,8 +40,8 @@ fn rule_22_a_panic_is_an_error_at_the_next_synchronising_call() -> Result<()> {
                 let x = buffer(&stream)?;
                 stream.launch_host("explode", &[Use::write(&x)], || fail("boom"))?;
                 let event = stream.record()?;
-                match synchronise(dev, &stream, &event, &x) {
-                    Err(Error::Async { op, stream: on, source }) => {
+                match synchronise(dev, &stream, &event, &x).map_err(Error::into_kind) {
+                    Err(ErrorKind::Async { op, stream: on, source }) => {
                         assert_eq!((op, on), ("explode", stream.id()));
                         assert_eq!(source.to_string(), "panicked: boom");
                     }
@@ -71,7 +72,10 @@ fn rule_22_a_panic_with_a_payload_that_panics_is_one_error() -> Result<()> {
         for stream in [dev.default_stream(), side] {
             stream.launch_host("explode", &[], || resume_unwind(Box::new(Bomb)))?;
             let told = stream.synchronize();
-            assert!(matches!(&told, Err(Error::Async { op: "explode", .. })), "{told:?}");
+            assert!(
+                matches!(told.as_ref().map_err(Error::kind), Err(ErrorKind::Async { op: "explode", .. })),
+                "{told:?}"
+            );
             let bomb = Bomb;
             stream.launch_host("explode", &[], move || drop(bomb))?;
             let told = stream.synchronize();
@@ -111,15 +115,30 @@ fn what_would_wait_for_its_own_command_is_refused() -> Result<()> {
             let x = Arc::new(buffer(&stream)?);
             for wait in waits {
                 let told = told_within(&stream, &x, wait)?;
-                assert!(matches!(told, Err(Error::Deadlock { .. })), "{told:?}");
+                assert!(
+                    matches!(told.as_ref().map_err(Error::kind), Err(ErrorKind::Deadlock { .. })),
+                    "{told:?}"
+                );
             }
             // A queue takes it; a stream that runs on this very thread cannot.
             let told = told_within(&stream, &x, |stream, _| stream.launch_host("nested", &[], || ()))?;
-            assert!(matches!(told, Ok(()) | Err(Error::Deadlock { op: "nested", .. })), "{told:?}");
+            assert!(
+                matches!(
+                    told.as_ref().map_err(Error::kind),
+                    Ok(()) | Err(ErrorKind::Deadlock { op: "nested", .. })
+                ),
+                "{told:?}"
+            );
             // Nor can a host read wait for the writer that waits for it.
             set(&stream, &x, 1)?;
             let told = x.download(|_| set(&stream, &x, 2).and_then(|()| stream.synchronize()))?;
-            assert!(matches!(told, Err(Error::Deadlock { op: "synchronize", .. })), "{told:?}");
+            assert!(
+                matches!(
+                    told.as_ref().map_err(Error::kind),
+                    Err(ErrorKind::Deadlock { op: "synchronize", .. })
+                ),
+                "{told:?}"
+            );
             assert_eq!(value(&x)?, 2);
         }
         Ok(())
@@ -167,8 +186,20 @@ fn what_would_wait_for_the_command_that_a_thread_helps_with_is_refused() -> Resu
         stream.launch("helped", &[], Helped { stream: stream.clone(), told: sender })?;
         stream.synchronize()?;
         let [launched, waited] = receiver.recv().unwrap_or_else(|_| unreachable!("the command has run"));
-        assert!(matches!(launched, Ok(()) | Err(Error::Deadlock { op: "nested", .. })), "{launched:?}");
-        assert!(matches!(waited, Err(Error::Deadlock { op: "synchronize", .. })), "{waited:?}");
+        assert!(
+            matches!(
+                launched.as_ref().map_err(Error::kind),
+                Ok(()) | Err(ErrorKind::Deadlock { op: "nested", .. })
+            ),
+            "{launched:?}"
+        );
+        assert!(
+            matches!(
+                waited.as_ref().map_err(Error::kind),
+                Err(ErrorKind::Deadlock { op: "synchronize", .. })
+            ),
+            "{waited:?}"
+        );
     }
     Ok(())
 }
@@ -182,7 +213,10 @@ fn rule_22_a_panic_on_one_stream_releases_who_waits_for_it() -> Result<()> {
         one.launch_host("explode", &[Use::write(&x)], || fail("boom"))?;
         two.launch_host("after", &[Use::read(&x), Use::write(&y)], || ())?;
         drop(hold);
-        assert!(matches!(two.synchronize(), Err(Error::Async { op: "explode", .. })));
+        assert!(matches!(
+            two.synchronize().as_ref().map_err(Error::kind),
+            Err(ErrorKind::Async { op: "explode", .. })
+        ));
         two.synchronize()
     })
 }
@@ -193,7 +227,10 @@ fn rule_23_the_first_failure_is_the_one_named() -> Result<()> {
         let stream = dev.default_stream();
         stream.launch_host("first", &[], || fail("one"))?;
         stream.launch_host("second", &[], || fail("two"))?;
-        assert!(matches!(dev.synchronize(), Err(Error::Async { op: "first", .. })));
+        assert!(matches!(
+            dev.synchronize().as_ref().map_err(Error::kind),
+            Err(ErrorKind::Async { op: "first", .. })
+        ));
         dev.synchronize()
     })
 }
@@ -276,13 +313,19 @@ fn inner_failing_wait() -> Result<()> {
     let waits_fail_for_ever = std::env::var("CUDA_EMULATOR_FAIL").is_ok_and(|calls| calls.contains("Query"));
     if waits_fail_for_ever {
         let told = second.synchronize();
-        assert!(matches!(&told, Err(Error::Async { op: "wait", .. })), "{told:?}");
+        assert!(
+            matches!(told.as_ref().map_err(Error::kind), Err(ErrorKind::Async { op: "wait", .. })),
+            "{told:?}"
+        );
         assert!(!in_order.load(Ordering::SeqCst), "nothing says that the first has run");
     }
     drop(hold);
     if !waits_fail_for_ever {
         let told = second.synchronize();
-        assert!(matches!(&told, Err(Error::Async { op: "wait", .. })), "{told:?}");
+        assert!(
+            matches!(told.as_ref().map_err(Error::kind), Err(ErrorKind::Async { op: "wait", .. })),
+            "{told:?}"
+        );
         assert!(in_order.load(Ordering::SeqCst));
         second.synchronize()?;
     }

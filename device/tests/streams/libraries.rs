@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use device::cuda::{ConvForm, ConvPass, Program};
-use device::{CudaConfig, DType, Device, Error, Result};
+use device::{CudaConfig, DType, Device, Error, ErrorKind, Result};
 
 use super::common::{Folder, emulated};
 
@@ -49,10 +49,10 @@ fn inner_algorithms() -> Result<()> {
         dilation: [1, 1],
     };
     for _ in 0..2 {
-        let found = match device.default_stream().convolution(&form) {
+        let found = match device.default_stream().convolution(&form).map_err(Error::into_kind) {
             Ok(Some(_)) => "one".into(),
             Ok(None) => "none".into(),
-            Err(Error::Driver { code, .. }) => code.to_string(),
+            Err(ErrorKind::Driver { code, .. }) => code.to_string(),
             Err(error) => error.to_string(),
         };
         println!("found: {found}");
@@ -105,9 +105,9 @@ fn an_algorithm_that_is_refused_is_told_from_a_library_that_fails() {
 #[ignore = "run by the test below"]
 fn inner_preload() -> Result<()> {
     let device = Device::cuda_with(0, CudaConfig::default())?;
-    match device.default_stream().preload(&[&PROGRAM]) {
+    match device.default_stream().preload(&[&PROGRAM]).map_err(Error::into_kind) {
         Ok(()) => println!("found: loaded"),
-        Err(Error::Driver { code, .. }) => println!("found: {code}"),
+        Err(ErrorKind::Driver { code, .. }) => println!("found: {code}"),
         Err(error) => println!("found: {error}"),
     }
     Ok(())

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use device::cuda::PinnedMemory;
 use device::{
-    CpuConfig, CudaConfig, Device, Error, HostMemory, MemoryDriver, Moment, Policy, Result, Schedule, Shared,
-    StreamId, Use,
+    CpuConfig, CudaConfig, Device, Error, ErrorKind, HostMemory, MemoryDriver, Moment, Policy, Result,
+    Schedule, Shared, StreamId, Use,
 };
 
 use crate::common::{
@@ -200,13 +200,13 @@ unsafe impl MemoryDriver for Watched {
 #[test]
 fn a_host_function_may_have_the_last_handle() -> Result<()> {
     for captured in [false, true] {
-        let memory = match PinnedMemory::new(0) {
+        let memory = match PinnedMemory::new(0).map_err(Error::into_kind) {
             Ok(memory) => memory,
-            Err(Error::CudaUnavailable { reason }) => {
+            Err(ErrorKind::CudaUnavailable { reason }) => {
                 println!("skipped: {reason}");
                 return Ok(());
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(Error::new(error)),
         };
         let driver = Arc::new(Watched { memory, live: AtomicUsize::new(0), freed_on: Mutex::default() });
         let dev = Device::cuda_with(0, CudaConfig { memory: Some(driver.clone()), ..CudaConfig::default() })?;

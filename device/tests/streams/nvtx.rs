@@ -1,7 +1,7 @@
 //! Ranges as a tool of NVTX hears them. Each program is a process of its own, since a tool is looked for once.
 
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::{self, Write};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ fn compile(source: &str, library: PathBuf) -> Option<PathBuf> {
     let mut command = Command::new("cc");
     command.args(["-shared", "-fPIC", "-x", "c", "-", "-o"]).arg(&library).stdin(Stdio::piped());
     let mut compiler = match command.spawn() {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
             println!("skipped: there is no cc");
             return None;
         }

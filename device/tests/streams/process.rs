@@ -5,7 +5,7 @@
 use std::process::Command;
 use std::sync::mpsc::channel;
 
-use device::{CpuConfig, CudaConfig, Device, Error, Result, Schedule, Stream, Team, Thread};
+use device::{CpuConfig, CudaConfig, Device, Error, ErrorKind, Result, Schedule, Stream, Team, Thread};
 
 use super::common::{buffer, fresh, set, value};
 
@@ -27,7 +27,7 @@ fn busy_devices() -> Vec<Device> {
 }
 
 fn is_refused<R>(result: Result<R>) -> bool {
-    matches!(result, Err(Error::Forked { .. }))
+    matches!(result.as_ref().map_err(Error::kind), Err(ErrorKind::Forked { .. }))
 }
 
 /// What a child that has inherited a device may not do; 0 if it may do nothing of that, or else the number of the line.

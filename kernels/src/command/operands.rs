@@ -238,7 +238,7 @@ impl Check {
         if expected.compute_dtype() == T::DTYPE {
             Ok(())
         } else {
-            Err(Error::DTypeUnsupported { op: self.op, dtype: expected })
+            Err(Error::dtype_unsupported(self.op, expected))
         }
     }
 

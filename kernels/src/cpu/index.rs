@@ -1,6 +1,6 @@
 //! Reading and adding at indices. Every index is checked before it is followed.
 
-use device::{Error, failure};
+use device::{Error, ErrorKind, failure};
 
 use super::number::Number;
 use super::walk::{add_run, map1};
@@ -19,7 +19,7 @@ pub(super) fn checked(op: &'static str, index: i64, size: usize) -> Option<isize
 #[cold]
 #[inline(never)]
 fn out_of_range(op: &'static str, index: i64, size: usize) -> Option<isize> {
-    failure::report(Error::IndexOutOfRange { op, index, size });
+    failure::report(Error::new(ErrorKind::IndexOutOfRange { op, index, size }));
     None
 }
 

@@ -1,6 +1,6 @@
 //! Pooling, a plane at a time.
 
-use device::{DType, Error, failure};
+use device::{DType, Error, ErrorKind, failure};
 use pulp::{Simd, WithSimd};
 
 use super::inlined;
@@ -260,7 +260,7 @@ fn for_taps<I: Tap>(
 #[inline(never)]
 fn outside(op: &'static str, tap: usize, size: usize) {
     let index = i64::try_from(tap).unwrap_or(i64::MAX);
-    failure::report(Error::IndexOutOfRange { op, index, size });
+    failure::report(Error::new(ErrorKind::IndexOutOfRange { op, index, size }));
 }
 
 // How far each element of a window is from its first one.

@@ -320,7 +320,7 @@ impl<'a> Convolution<'a> {
     /// With memory for [`How::workspace`] elements of the type that is computed in, if they are any.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the patches of a channel cannot be counted in 31 bits.
+    /// `InvalidArgument` if the patches of a channel cannot be counted in 31 bits.
     pub(crate) fn of(
         queue: &'a Queue<'a>,
         geometry: &'a ConvGeometry,

@@ -166,8 +166,8 @@ use {by_dtype, by_factor, by_size, factor_programs, float_programs, number_progr
 /// Nothing on a CPU.
 ///
 /// # Errors
-/// [`Error::KernelCompile`](device::Error::KernelCompile), [`Error::CudaUnavailable`](device::Error::CudaUnavailable)
-/// without a compiler, [`Error::StreamHeld`](device::Error::StreamHeld), [`Error::Driver`](device::Error::Driver).
+/// `KernelCompile`, `CudaUnavailable`
+/// without a compiler, `StreamHeld`, `Driver`.
 pub fn preload(stream: &Stream) -> Result<()> {
     // Those that take longest to compile come first.
     stream.preload(&[

@@ -29,7 +29,7 @@ unsafe impl ByValue for Pool {}
 
 impl Pool {
     /// # Errors
-    /// [`Error::InvalidArgument`] for planes or windows that cannot be counted in 31 bits.
+    /// `InvalidArgument` for planes or windows that cannot be counted in 31 bits.
     fn of(op: &'static str, planes: &Planes, window: &Window) -> Result<Pool> {
         let elements = planes.pixels().max(planes.all_places());
         let taps = window.kernel[0].saturating_mul(window.kernel[1]);

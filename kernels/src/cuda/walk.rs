@@ -63,7 +63,7 @@ impl<const N: usize> Walk<N> {
     /// A walk of single elements.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a nest with more than 8 axes, or with several axes and 2^31 elements.
+    /// `InvalidArgument` for a nest with more than 8 axes, or with several axes and 2^31 elements.
     pub(super) fn of(op: &'static str, loops: &Loops<N>) -> Result<Walk<N>> {
         if !fits(loops, MAX_ELEMENTS) {
             return Err(too_large(op, loops.axes.len(), loops.elements));

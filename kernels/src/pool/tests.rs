@@ -1,6 +1,6 @@
 //! Pooling at ties, NaN, infinities and edges, and against plain loops.
 
-use device::{Element, Error};
+use device::{Element, Error, ErrorKind};
 
 use super::*;
 use crate::cpu::lanes::Lanes;
@@ -273,9 +273,15 @@ fn a_place_that_sees_nothing_is_refused() {
     let (x, out) = (Array::full(&stream, 0_f32, &[1, 4, 4]), Array::full(&stream, 0_f32, &[1, 3, 2]));
     let index = Array::full(&stream, 0_u8, &[1, 3, 2]);
     let result = max_pool2d(&stream, x.view(), window(2, 2, 0, 1), out.view(), index.view());
-    assert!(matches!(result, Err(Error::InvalidArgument { .. })), "{result:?}");
+    assert!(
+        matches!(result.as_ref().map_err(Error::kind), Err(ErrorKind::InvalidArgument { .. })),
+        "{result:?}"
+    );
     let result = max_pool2d(&stream, x.view(), window(2, 1, 2, 1), out.view(), index.view());
-    assert!(matches!(result, Err(Error::InvalidArgument { .. })), "{result:?}");
+    assert!(
+        matches!(result.as_ref().map_err(Error::kind), Err(ErrorKind::InvalidArgument { .. })),
+        "{result:?}"
+    );
     let means = Means::Sliding { window: window(2, 1, 0, 1), count_include_pad: true, divisor: Some(0) };
     assert!(avg_pool2d(&stream, x.view(), means, out.view()).is_err());
 }

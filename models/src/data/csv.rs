@@ -1,14 +1,13 @@
 //! Comma-separated numbers with the class in the last column.
 
-use device::{Error, Result};
+use device::{Error, ErrorKind, Result};
 
 use super::InMemory;
 
 /// Parses `text`; `path` is for the messages.
 pub(super) fn parse(path: &str, text: &[u8], classes: usize, scale: f32) -> Result<InMemory> {
-    let wrong = |line: usize, what: String| Error::Format {
-        path: path.into(),
-        detail: format!("line {line}: {what}").into(),
+    let wrong = |line: usize, what: String| {
+        Error::new(ErrorKind::Format { path: path.into(), detail: format!("line {line}: {what}").into() })
     };
     let mut inputs = Vec::new();
     let mut labels = Vec::new();
@@ -48,7 +47,7 @@ pub(super) fn parse(path: &str, text: &[u8], classes: usize, scale: f32) -> Resu
         }
     }
     let Some(features) = features else {
-        return Err(Error::Format { path: path.into(), detail: "no rows".into() });
+        return Err(Error::new(ErrorKind::Format { path: path.into(), detail: "no rows".into() }));
     };
     InMemory::new(inputs, features, labels, classes)
 }

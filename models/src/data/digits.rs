@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use device::{Error, Result};
+use device::{Error, ErrorKind, Result};
 
 use super::{InMemory, csv};
 
@@ -56,7 +56,7 @@ fn read(compressed: &[u8]) -> Result<InMemory> {
     let mut text = Vec::new();
     flate2::read::GzDecoder::new(compressed)
         .read_to_end(&mut text)
-        .map_err(|e| Error::Format { path: name.into(), detail: e.to_string().into() })?;
+        .map_err(|e| Error::new(ErrorKind::Format { path: name.into(), detail: e.to_string().into() }))?;
     csv::parse(name, &text, Digits::CLASSES, 1.0 / 16.0)
 }
 
@@ -96,11 +96,14 @@ mod tests {
 
     #[test]
     fn a_damaged_file_is_an_error() {
-        assert!(matches!(read(&FILE[..FILE.len() / 2]), Err(Error::Format { .. })));
-        assert!(matches!(read(b"not gzip"), Err(Error::Format { .. })));
+        assert!(matches!(
+            read(&FILE[..FILE.len() / 2]).as_ref().map_err(Error::kind),
+            Err(ErrorKind::Format { .. })
+        ));
+        assert!(matches!(read(b"not gzip").as_ref().map_err(Error::kind), Err(ErrorKind::Format { .. })));
         let mut flipped = FILE.to_vec();
         flipped[FILE.len() / 2] ^= 0x40;
-        assert!(matches!(read(&flipped), Err(Error::Format { .. })));
+        assert!(matches!(read(&flipped).as_ref().map_err(Error::kind), Err(ErrorKind::Format { .. })));
     }
 
     #[test]

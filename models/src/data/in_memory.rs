@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use device::{Device, Error, Result};
+use device::{Device, Error, ErrorKind, Result};
 
 use super::rows::Rows;
 use super::{Batch, Dataset, Ragged, csv};
@@ -87,14 +87,14 @@ impl InMemory {
         }
         let rows = labels.len() / labels_per_row;
         if !labels.len().is_multiple_of(labels_per_row) || Some(inputs.len()) != rows.checked_mul(features) {
-            return Err(Error::ShapeMismatch {
-                op: "data set",
-                lhs: [rows, features].into(),
-                rhs: [inputs.len()].into(),
-            });
+            return Err(Error::shape_mismatch("data set", &[rows, features], &[inputs.len()]));
         }
         if let Some(&index) = labels.iter().find(|&&l| usize::try_from(l).map_or(true, |l| l >= classes)) {
-            return Err(Error::IndexOutOfRange { op: "data set: labels", index, size: classes });
+            return Err(Error::new(ErrorKind::IndexOutOfRange {
+                op: "data set: labels",
+                index,
+                size: classes,
+            }));
         }
         let shape = [labels_per_row];
         let shape = if labels_per_row == 1 { &[][..] } else { &shape };
@@ -108,11 +108,7 @@ impl InMemory {
     /// `ShapeMismatch` if one has another number of rows.
     pub fn with_bags(self, bags: Vec<Ragged>) -> Result<Self> {
         match bags.iter().find(|bags| bags.len() != self.len()) {
-            Some(bags) => Err(Error::ShapeMismatch {
-                op: "data set: bags",
-                lhs: [self.len()].into(),
-                rhs: [bags.len()].into(),
-            }),
+            Some(bags) => Err(Error::shape_mismatch("data set: bags", &[self.len()], &[bags.len()])),
             None => Ok(InMemory { bags: bags.into(), ..self }),
         }
     }
@@ -274,8 +270,8 @@ mod tests {
         assert!((6..20).any(|seed| firsts(&data.split(0.25, seed).unwrap().1) != firsts(&test)));
         for bad in [0.0, 1.0, -0.5, f64::NAN] {
             assert!(matches!(
-                data.split(bad, 0),
-                Err(Error::InvalidArgument { argument: "test_fraction", .. })
+                data.split(bad, 0).as_ref().map_err(Error::kind),
+                Err(ErrorKind::InvalidArgument { argument: "test_fraction", .. })
             ));
         }
         assert!(small(1).split(0.5, 0).is_err());
@@ -285,7 +281,10 @@ mod tests {
 
     #[test]
     fn selecting_a_row_that_is_not_there_is_an_error() {
-        assert!(matches!(small(3).select(&[0, 3]), Err(Error::IndexOutOfRange { index: 3, size: 3, .. })));
+        assert!(matches!(
+            small(3).select(&[0, 3]).as_ref().map_err(Error::kind),
+            Err(ErrorKind::IndexOutOfRange { index: 3, size: 3, .. })
+        ));
         assert!(small(3).select(&[]).is_err());
         assert!(small(3).row(3).is_none());
     }

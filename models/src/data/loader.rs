@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::{PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport, autocast, no_grad};
-use device::{Device, Error, Panicked, Result, Team};
+use device::{Device, Error, ErrorKind, Panicked, Result, Team};
 use parking_lot::Mutex;
 use tensor::{Generator, with_generator};
 
@@ -253,7 +253,7 @@ impl<D: Dataset> Plan<D> {
         };
         let failed = |source| {
             let stage = format!("load, epoch {epoch}").into();
-            Error::Stage { stage, batch: index as usize, source }
+            Error::new(ErrorKind::Stage { stage, batch: index as usize, source })
         };
         match Panicked::catch(load) {
             Ok(loaded) => loaded.map_err(|error| failed(Arc::new(error))),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use device::{DType, Device, Error, Result, f16};
+use device::{DType, Device, Error, ErrorKind, Result, f16};
 use tensor::Tensor;
 
 use crate::file;
@@ -114,7 +114,7 @@ fn descr(dtype: DType) -> Result<&'static str> {
         DType::Bool => Ok("|b1"),
         DType::U8 => Ok("|u1"),
         // NumPy has no name for BF16.
-        dtype => Err(Error::DTypeUnsupported { op: "npy", dtype }),
+        dtype => Err(Error::dtype_unsupported("npy", dtype)),
     }
 }
 
@@ -123,7 +123,7 @@ fn numbers<T, const N: usize>(data: &[u8], of: impl Fn([u8; N]) -> T) -> Vec<T> 
 }
 
 fn format(name: &str, detail: String) -> Error {
-    Error::Format { path: name.into(), detail: detail.into() }
+    Error::new(ErrorKind::Format { path: name.into(), detail: detail.into() })
 }
 
 /// The header's text and the elements' bytes.

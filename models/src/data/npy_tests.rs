@@ -14,7 +14,7 @@ fn file(major: u8, header: &str, data: &[u8]) -> Vec<u8> {
 
 fn error(bytes: &[u8]) -> String {
     match parse("x.npy", bytes, &cpu()) {
-        Err(error @ Error::Format { .. }) => error.to_string(),
+        Err(error) if matches!(error.kind(), ErrorKind::Format { .. }) => error.to_string(),
         Err(error) => panic!("{error}"),
         Ok(array) => panic!("an array of shape {:?}", array.shape()),
     }
@@ -51,7 +51,10 @@ fn every_type_and_shape_comes_back() {
         }
     }
     let bf16 = Tensor::ones(&[2], DType::BF16, &cpu()).unwrap();
-    assert!(matches!(to_bytes(&bf16), Err(Error::DTypeUnsupported { op: "npy", dtype: DType::BF16 })));
+    assert!(matches!(
+        to_bytes(&bf16).as_ref().map_err(Error::kind),
+        Err(ErrorKind::DTypeUnsupported { op: "npy", dtype: DType::BF16 })
+    ));
     let special = [f64::NAN, -0.0, f64::INFINITY, f64::MIN_POSITIVE / 8.0];
     let array = Tensor::from_slice(&special, &[4], &cpu()).unwrap();
     let back = parse("back", &to_bytes(&array).unwrap(), &cpu()).unwrap().to_vec::<f64>().unwrap();
@@ -122,13 +125,16 @@ fn what_is_wrong_is_said() {
     assert!(error(&file(1, "{'descr': '\u{0}', ", &data)).contains("known are"));
     // Absurd sizes beside a 0 are an error of the tensor, not a panic.
     let absurd = good.replace("(2, 3)", "(0, 18446744073709551615, 4)");
-    assert!(matches!(parse("x", &file(1, &absurd, &[]), &cpu()), Err(Error::InvalidArgument { .. })));
+    assert!(matches!(
+        parse("x", &file(1, &absurd, &[]), &cpu()).as_ref().map_err(Error::kind),
+        Err(ErrorKind::InvalidArgument { .. })
+    ));
 }
 
 #[test]
 fn files_are_written_and_missed() {
     let path = std::env::temp_dir().join(format!("streamgrad-npy-{}.npy", std::process::id()));
-    assert!(matches!(load(&path, &cpu()), Err(Error::Io { .. })));
+    assert!(matches!(load(&path, &cpu()).as_ref().map_err(Error::kind), Err(ErrorKind::Io { .. })));
     let array = Tensor::from_slice(&[1_u8, 2, 3, 4], &[2, 2], &cpu()).unwrap();
     // A view is written in the order of its own axes.
     save(&path, &array.t().unwrap()).unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::{Device, Error, Result};
+use device::{Device, Error, ErrorKind, Result};
 use tensor::{Tensor, Tensors};
 
 /// A categorical feature with any number of values in each row, as numbers of rows of a table; cheap to clone.
@@ -52,7 +52,7 @@ impl Ragged {
         }
         let outside = |value: &&i64| usize::try_from(**value).map_or(true, |value| value >= size);
         if let Some(&index) = values.iter().find(outside) {
-            return Err(Error::IndexOutOfRange { op: "ragged", index, size });
+            return Err(Error::new(ErrorKind::IndexOutOfRange { op: "ragged", index, size }));
         }
         Ok(Ragged { values: values.into(), ends: ends.into(), size })
     }
@@ -108,7 +108,11 @@ impl Ragged {
         for &index in indices {
             let Some(row) = self.row(index) else {
                 let index = i64::try_from(index).unwrap_or(i64::MAX);
-                return Err(Error::IndexOutOfRange { op: "ragged: rows", index, size: self.len() });
+                return Err(Error::new(ErrorKind::IndexOutOfRange {
+                    op: "ragged: rows",
+                    index,
+                    size: self.len(),
+                }));
             };
             starts.push(values.len() as i64);
             values.extend_from_slice(row);
@@ -136,7 +140,13 @@ mod tests {
         assert_eq!(batch.indices.to_vec::<i64>().unwrap(), [2, 2, 1, 1, 2, 2, 2, 1]);
         assert_eq!(batch.offsets.to_vec::<i64>().unwrap(), [0, 3, 3, 5]);
         assert!(ragged.select(&[]).unwrap().is_empty());
-        assert!(matches!(ragged.select(&[4]), Err(Error::IndexOutOfRange { index: 4, size: 4, .. })));
-        assert!(matches!(Ragged::new([vec![0, -1]], 3), Err(Error::IndexOutOfRange { index: -1, .. })));
+        assert!(matches!(
+            ragged.select(&[4]).as_ref().map_err(Error::kind),
+            Err(ErrorKind::IndexOutOfRange { index: 4, size: 4, .. })
+        ));
+        assert!(matches!(
+            Ragged::new([vec![0, -1]], 3).as_ref().map_err(Error::kind),
+            Err(ErrorKind::IndexOutOfRange { index: -1, .. })
+        ));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::{Device, Element, Error, Result};
+use device::{Device, Element, Error, ErrorKind, Result};
 use tensor::Tensor;
 
 /// Rows of elements, one after the other; cheap to clone.
@@ -64,6 +64,6 @@ impl<T: Element> Rows<T> {
 
     fn outside(&self, index: usize) -> Error {
         let index = i64::try_from(index).unwrap_or(i64::MAX);
-        Error::IndexOutOfRange { op: "data set: rows", index, size: self.count }
+        Error::new(ErrorKind::IndexOutOfRange { op: "data set: rows", index, size: self.count })
     }
 }

@@ -19,7 +19,7 @@ use super::{Batch, Dataset};
 /// let targets = Tensor::arange(0.0, 6.0, 1.0, DType::F32, &Device::cpu())?;
 /// let data = TensorDataset::new(&images, &targets)?;
 /// let loader = DataLoader::new(data, LoaderOptions { batch: 4, ..LoaderOptions::default() })?;
-/// let batch = loader.epoch(0).next().transpose()?.ok_or(tensor::Error::NoGradient { op: "example" })?;
+/// let batch = loader.epoch(0).next().transpose()?.ok_or(tensor::Error::new(tensor::ErrorKind::NoGradient { op: "example" }))?;
 /// assert_eq!((batch.inputs.shape(), batch.inputs.dtype()), (&[4, 3, 8, 8][..], DType::U8));
 /// assert_eq!((batch.labels.shape(), batch.labels.dtype()), (&[4][..], DType::F32));
 /// # Ok(())
@@ -45,10 +45,7 @@ impl TensorDataset {
             (Some(rows), Some(others)) if rows == others => {
                 Ok(TensorDataset { inputs: column(inputs)?, labels: column(labels)? })
             }
-            _ => {
-                let (lhs, rhs) = (inputs.shape().into(), labels.shape().into());
-                Err(Error::ShapeMismatch { op: OP, lhs, rhs })
-            }
+            _ => Err(Error::shape_mismatch(OP, inputs.shape(), labels.shape())),
         }
     }
 }
@@ -86,7 +83,7 @@ fn column(tensor: &Tensor) -> Result<Arc<dyn Column>> {
         DType::I64 => of::<i64>(tensor),
         DType::U8 => of::<u8>(tensor),
         DType::Bool => of::<bool>(tensor),
-        dtype => Err(Error::DTypeUnsupported { op: "tensor data set", dtype }),
+        dtype => Err(Error::dtype_unsupported("tensor data set", dtype)),
     }
 }
 

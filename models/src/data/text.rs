@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use device::{Device, Error, Result};
+use device::{Device, Error, ErrorKind, Result};
 use tensor::{Generator, Tensor, Tensors};
 
 use super::InMemory;
@@ -91,9 +91,11 @@ impl Text {
     /// `Io` if the file cannot be read; `Format` if it is not UTF-8; as [`Text::new`].
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let text = String::from_utf8(file::read(path)?).map_err(|e| Error::Format {
-            path: path.display().to_string().into(),
-            detail: e.to_string().into(),
+        let text = String::from_utf8(file::read(path)?).map_err(|e| {
+            Error::new(ErrorKind::Format {
+                path: path.display().to_string().into(),
+                detail: e.to_string().into(),
+            })
         })?;
         Self::new(&text)
     }
@@ -143,7 +145,7 @@ impl Text {
         let size = self.vocabulary.len();
         let character = |&token: &i64| {
             let found = usize::try_from(token).ok().and_then(|place| self.vocabulary.get(place));
-            found.copied().ok_or(Error::IndexOutOfRange { op: "text", index: token, size })
+            found.copied().ok_or(Error::new(ErrorKind::IndexOutOfRange { op: "text", index: token, size }))
         };
         tokens.iter().map(character).collect()
     }
@@ -283,10 +285,13 @@ mod tests {
             assert!(text.windows(length, batch, 0).is_err());
         }
         assert!(text.rows(2, 0).is_err() && text.rows(3, 1).is_err());
-        assert!(matches!(Text::read("/nowhere/at/all"), Err(Error::Io { .. })));
+        assert!(matches!(
+            Text::read("/nowhere/at/all").as_ref().map_err(Error::kind),
+            Err(ErrorKind::Io { .. })
+        ));
         let path = std::env::temp_dir().join(format!("streamgrad-text-{}", std::process::id()));
         std::fs::write(&path, [b'a', 0xff]).unwrap();
-        assert!(matches!(Text::read(&path), Err(Error::Format { .. })));
+        assert!(matches!(Text::read(&path).as_ref().map_err(Error::kind), Err(ErrorKind::Format { .. })));
         std::fs::write(&path, "abba").unwrap();
         assert_eq!(Text::read(&path).unwrap().tokens(), [0, 1, 1, 0]);
         std::fs::remove_file(&path).unwrap();

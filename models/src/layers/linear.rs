@@ -82,11 +82,7 @@ impl Linear {
     /// `ShapeMismatch` unless the weight is `[out, in]` and the bias `[out]`; `DTypeMismatch` if they differ.
     pub fn from_parts(weight: Var, bias: Option<Var>) -> Result<Self> {
         let shape = weight.shape();
-        let mismatch = |other: &[usize]| Error::ShapeMismatch {
-            op: "linear: weight and bias",
-            lhs: shape.into(),
-            rhs: other.into(),
-        };
+        let mismatch = |other: &[usize]| Error::shape_mismatch("linear: weight and bias", shape, other);
         if shape.len() != 2 {
             return Err(mismatch(&[]));
         }
@@ -96,7 +92,7 @@ impl Linear {
             }
             if bias.dtype() != weight.dtype() {
                 let (expected, got) = (weight.dtype(), bias.dtype());
-                return Err(Error::DTypeMismatch { op: "linear: weight and bias", expected, got });
+                return Err(Error::dtype_mismatch("linear: weight and bias", expected, got));
             }
         }
         Ok(Linear { weight, bias })

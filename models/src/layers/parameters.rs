@@ -8,7 +8,7 @@ use crate::random;
 
 /// A float type, or an error that names the layer.
 pub(super) fn expect_float(op: &'static str, dtype: DType) -> Result<()> {
-    if dtype.is_float() { Ok(()) } else { Err(Error::DTypeUnsupported { op, dtype }) }
+    if dtype.is_float() { Ok(()) } else { Err(Error::dtype_unsupported(op, dtype)) }
 }
 
 /// A parameter whose elements are all `value`.

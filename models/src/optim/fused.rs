@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use autograd::{Gradients, Var};
-use device::{Capture, DType, Error, Result};
+use device::{Capture, DType, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use tensor::{EachReplay, RuleStep, Tensor, Update, each_replay, fresh_slot, optimizer_step};
 
@@ -231,7 +231,8 @@ struct Captured<K>(Arc<Mutex<NextSteps<K>>>);
 impl<K: Kind> Inner<K> {
     /// The next step of parameters that were at one step at the capture.
     fn next(&self, Alike { captured, parameters, before, .. }: &Alike) -> Result<RuleStep> {
-        let refused = |reason: String| Error::Captured { op: captured.op(), reason: reason.into() };
+        let refused =
+            |reason: String| Error::new(ErrorKind::Captured { op: captured.op(), reason: reason.into() });
         let at = self.states[parameters[0]].step;
         let next = self.options.rule(at + before + 1)?;
         if !next.same_rule(captured) {
@@ -282,7 +283,7 @@ impl<K: Kind> EachReplay for Captured<K> {
         let next = alike.iter().map(|alike| inner.next(alike)).collect::<Result<_>>()?;
         if inner.replaced != *replaced {
             let reason = "a state of another rule was loaded since the capture; capture the step again";
-            return Err(Error::Captured { op: K::NAME, reason: reason.into() });
+            return Err(Error::new(ErrorKind::Captured { op: K::NAME, reason: reason.into() }));
         }
         inner.count(alike.iter().flat_map(|alike| alike.parameters.iter().copied()));
         Ok(next)
@@ -312,7 +313,7 @@ impl<K: Kind> Optimizer for Fused<K> {
         if Capture::is_current() && self.parameters.iter().any(elsewhere) {
             let reason =
                 "a parameter is on another device than the step, and would not be part of its replays";
-            return Err(Error::Captured { op: K::NAME, reason: reason.into() });
+            return Err(Error::new(ErrorKind::Captured { op: K::NAME, reason: reason.into() }));
         }
         let captured = NextSteps::of(&self.inner);
         let mut captured = captured.as_ref().map(|captured| captured.lock());
@@ -355,7 +356,7 @@ impl<K: Kind> Optimizer for Fused<K> {
     fn set_learning_rate(&mut self, lr: f64) -> Result<()> {
         if Capture::is_current() {
             let reason = "replays would not set it; set it between them";
-            return Err(Error::Captured { op: K::NAME, reason: reason.into() });
+            return Err(Error::new(ErrorKind::Captured { op: K::NAME, reason: reason.into() }));
         }
         let mut options = self.options();
         *options.lr() = lr;
@@ -391,7 +392,7 @@ impl<K: Kind> Optimizer for Fused<K> {
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
         if Capture::is_current() {
             let reason = "replays would load the tensors and not the counts; load it between them";
-            return Err(Error::Captured { op: K::NAME, reason: reason.into() });
+            return Err(Error::new(ErrorKind::Captured { op: K::NAME, reason: reason.into() }));
         }
         let mut reader = StateReader::new(K::NAME, state)?;
         let mut options = self.options();

@@ -20,7 +20,7 @@ mod sgd;
 use std::collections::HashMap;
 
 use autograd::{Gradients, Var};
-use device::{Buffer, Error, Result};
+use device::{Buffer, Error, ErrorKind, Result};
 use tensor::Tensor;
 
 use fused::zeros_in_order_of;
@@ -103,7 +103,7 @@ fn check_parameters(op: &'static str, parameters: &[Var]) -> Result<()> {
     let mut earlier: HashMap<*const Buffer, Vec<&Var>> = HashMap::new();
     for (number, parameter) in parameters.iter().enumerate() {
         if !parameter.dtype().is_float() {
-            return Err(Error::DTypeUnsupported { op, dtype: parameter.dtype() });
+            return Err(Error::dtype_unsupported(op, parameter.dtype()));
         }
         if !parameter.is_leaf() {
             return invalid("leaves that require a gradient", format!("number {number}, which does not"));
@@ -181,7 +181,7 @@ impl<'a> StateReader<'a> {
 }
 
 fn wrong(name: &str, detail: String) -> Error {
-    Error::Checkpoint { name: name.into(), detail: detail.into() }
+    Error::new(ErrorKind::Checkpoint { name: name.into(), detail: detail.into() })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 
 use autograd::{Gradients, Var};
-use device::{Capture, DType, Device, Error, Result};
+use device::{Capture, DType, Device, Error, ErrorKind, Result};
 use tensor::{Tensor, Tensors, unscale_all_};
 
 use super::Optimizer;
@@ -179,7 +179,7 @@ impl GradScaler {
             return Err(Error::invalid(OP, "gradients", "at least one", "none"));
         };
         if let Some(other) = gradients.iter().find(|gradient| gradient.dtype() != DType::F32) {
-            return Err(Error::DTypeUnsupported { op: OP, dtype: other.dtype() });
+            return Err(Error::dtype_unsupported(OP, other.dtype()));
         }
         let scale = self.scale.to_device(first.device())?;
         let all = gradients.iter().map(own).collect::<Result<Vec<Tensor>>>()?;
@@ -269,7 +269,7 @@ fn refuse_captured() -> Result<()> {
     if Capture::is_current() {
         let reason = "the host reads whether the gradients are finite; give them as the step's result and call it after each \
                       replay";
-        return Err(Error::Captured { op: OP, reason: reason.into() });
+        return Err(Error::new(ErrorKind::Captured { op: OP, reason: reason.into() }));
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ mod page;
 use std::path::Path;
 use std::sync::Arc;
 
-use tensor::{Error, Result};
+use tensor::{Error, ErrorKind, Result};
 
 /// A page with timelines, plots, tables and texts, in the order in which they are added. It is read in any browser, on a phone
 /// and on paper, in light and in dark, without a network.
@@ -167,10 +167,12 @@ impl Report {
     /// Writes the page to a file.
     ///
     /// # Errors
-    /// [`Error::Io`] with the path.
+    /// `Io` with the path.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let failed = |error| Error::Io { path: path.display().to_string().into(), source: Arc::new(error) };
+        let failed = |error| {
+            Error::new(ErrorKind::Io { path: path.display().to_string().into(), source: Arc::new(error) })
+        };
         std::fs::write(path, self.html()).map_err(failed)
     }
 }

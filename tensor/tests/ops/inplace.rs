@@ -2,7 +2,7 @@
 
 use device::Result;
 use proptest::prelude::*;
-use tensor::{AdamStep, DType, Error, RuleStep, SgdStep, Tensor, Update, optimizer_step};
+use tensor::{AdamStep, DType, Error, ErrorKind, RuleStep, SgdStep, Tensor, Update, optimizer_step};
 
 use crate::on::device;
 use crate::reference::{Plain, broadcast_pairs};
@@ -78,13 +78,21 @@ fn copies_cast() -> Result<()> {
 fn expanded_targets_are_refused() -> Result<()> {
     let x = Tensor::zeros(&[3], DType::F32, &device())?;
     let wide = x.expand(&[2, 3])?;
-    let refused = |result: Result<()>| matches!(result, Err(Error::InvalidArgument { argument: "self", .. }));
+    let refused = |result: Result<()>| {
+        matches!(
+            result.as_ref().map_err(Error::kind),
+            Err(ErrorKind::InvalidArgument { argument: "self", .. })
+        )
+    };
     assert!(refused(wide.add_(&x)));
     assert!(refused(wide.copy_(&x)));
     assert!(refused(wide.fill_(1.0)));
     assert!(refused(wide.mul_scalar_(2.0)));
     assert_eq!(x.version(), 0);
-    assert!(matches!(x.add_(&wide), Err(Error::ShapeMismatch { op: "add_", .. })));
+    assert!(matches!(
+        x.add_(&wide).as_ref().map_err(Error::kind),
+        Err(ErrorKind::ShapeMismatch { op: "add_", .. })
+    ));
     Ok(())
 }
 
@@ -112,11 +120,14 @@ fn sgd_steps_follow_the_formula() -> Result<()> {
         let expected = Plain { shape: vec![3, 4], data: expected.collect() };
         assert!(expected.matches(&param, 1e-12)?);
         assert_eq!((param.version(), buffer.version(), grad.version()), (2, 2, 0));
-        assert!(matches!(step(&param, &grad, &[], first), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(
+            step(&param, &grad, &[], first).as_ref().map_err(Error::kind),
+            Err(ErrorKind::InvalidArgument { .. })
+        ));
         let turned = grad.t()?;
         assert!(matches!(
-            step(&param, &turned, &[&buffer], first),
-            Err(Error::ShapeMismatch { op: "sgd", .. })
+            step(&param, &turned, &[&buffer], first).as_ref().map_err(Error::kind),
+            Err(ErrorKind::ShapeMismatch { op: "sgd", .. })
         ));
     }
     Ok(())
@@ -144,7 +155,10 @@ fn adam_steps_follow_the_formula() -> Result<()> {
         assert!(expected.matches(&param, 1e-6)?);
         assert_eq!((param.version(), m.version(), v.version()), (1, 1, 1));
         let error = rule(0, decoupled);
-        assert!(matches!(error, Err(Error::InvalidArgument { argument: "step", .. })));
+        assert!(matches!(
+            error.as_ref().map_err(Error::kind),
+            Err(ErrorKind::InvalidArgument { argument: "step", .. })
+        ));
     }
     Ok(())
 }
@@ -171,7 +185,7 @@ fn steps_that_share_memory_run_in_their_order() -> Result<()> {
     // One that is wrong by itself leaves the others as they were.
     let shifted = (x.narrow(0, 0, count - 1)?, x.narrow(0, 1, count - 1)?);
     let refused = tensor::accumulate(&[(x.clone(), y.clone()), (x.clone(), y.clone()), shifted]);
-    assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
+    assert!(matches!(refused.as_ref().map_err(Error::kind), Err(ErrorKind::InvalidArgument { .. })));
     assert_eq!(x.to_vec::<f64>()?, expected);
     Ok(())
 }

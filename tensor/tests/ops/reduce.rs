@@ -2,7 +2,7 @@
 
 use device::Result;
 use proptest::prelude::*;
-use tensor::{DType, Error, Tensor, grad};
+use tensor::{DType, Error, ErrorKind, Tensor, grad};
 
 use crate::on::device;
 use crate::reference::{Plain, broadcast_pairs, indices, shapes};
@@ -57,7 +57,7 @@ proptest! {
             let min = |g: &[f64]| g.iter().copied().fold(f64::INFINITY, f64::min);
             prop_assert!(expect(&min).matches(&t.min(&named, keepdim)?, 0.0)?);
         } else {
-            let refused = matches!(t.max(&named, keepdim), Err(Error::InvalidArgument { op: "max", .. }));
+            let refused = matches!(t.max(&named, keepdim).as_ref().map_err(Error::kind), Err(ErrorKind::InvalidArgument { op: "max", .. }));
             prop_assert!(refused);
         }
     }
@@ -129,7 +129,10 @@ fn nan_wins_and_empty_sums_are_neutral() -> Result<()> {
     assert!(none.mean(&[], false)?.item::<f32>()?.is_nan());
     assert_eq!(none.logsumexp(&[0], false)?.to_vec::<f32>()?, [f32::NEG_INFINITY; 2]);
     assert!(none.max(&[1], false)?.is_empty());
-    assert!(matches!(none.argmax(0, false), Err(Error::InvalidArgument { op: "argmax", .. })));
+    assert!(matches!(
+        none.argmax(0, false).as_ref().map_err(Error::kind),
+        Err(ErrorKind::InvalidArgument { op: "argmax", .. })
+    ));
     Ok(())
 }
 
@@ -142,9 +145,15 @@ fn indices_of_the_bounds_of_integers() -> Result<()> {
     assert_eq!((x.argmin(0, false)?.item::<i64>()?, x.argmax(0, false)?.item::<i64>()?), (1, 2));
     assert_eq!(x.reshape(&[1, 5])?.argmin(0, true)?.to_vec::<i64>()?, [0; 5]);
     let truths = Tensor::ones(&[2], DType::Bool, &device)?;
-    assert!(matches!(truths.argmin(0, false), Err(Error::DTypeUnsupported { op: "argmin", .. })));
+    assert!(matches!(
+        truths.argmin(0, false).as_ref().map_err(Error::kind),
+        Err(ErrorKind::DTypeUnsupported { op: "argmin", .. })
+    ));
     let none = Tensor::zeros(&[0, 2], DType::F32, &device)?;
-    assert!(matches!(none.argmin(0, false), Err(Error::InvalidArgument { op: "argmin", .. })));
+    assert!(matches!(
+        none.argmin(0, false).as_ref().map_err(Error::kind),
+        Err(ErrorKind::InvalidArgument { op: "argmin", .. })
+    ));
     Ok(())
 }
 
@@ -155,7 +164,10 @@ fn small_integers_sum_wide() -> Result<()> {
     assert_eq!(bytes.sum(&[], false)?.item::<i64>()?, 300 * 255);
     let truths = Tensor::ones(&[2, 70], DType::Bool, &device)?;
     assert_eq!(truths.sum(&[1], false)?.to_vec::<i64>()?, [70, 70]);
-    assert!(matches!(bytes.mean(&[], false), Err(Error::DTypeUnsupported { op: "mean", dtype: DType::U8 })));
+    assert!(matches!(
+        bytes.mean(&[], false).as_ref().map_err(Error::kind),
+        Err(ErrorKind::DTypeUnsupported { op: "mean", dtype: DType::U8 })
+    ));
     Ok(())
 }
 
@@ -168,6 +180,9 @@ fn scalars_have_one_axis() -> Result<()> {
     assert_eq!(x.softmax(0)?.item::<f64>()?, 1.0);
     assert_eq!(x.log_softmax(-1)?.rank(), 0);
     assert_eq!(x.argmax(0, false)?.item::<i64>()?, 0);
-    assert!(matches!(x.sum(&[1], false), Err(Error::AxisOutOfRange { .. })));
+    assert!(matches!(
+        x.sum(&[1], false).as_ref().map_err(Error::kind),
+        Err(ErrorKind::AxisOutOfRange { .. })
+    ));
     Ok(())
 }

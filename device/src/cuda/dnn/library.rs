@@ -12,7 +12,7 @@ use dnn::cudnnBackendDescriptorType_t as Kind;
 use dnn::{cudnnBackendDescriptor_t as RawDescriptor, cudnnHandle_t as RawHandle};
 
 use super::super::memory::no_memory;
-use crate::Error;
+use crate::{Error, ErrorKind};
 
 /// The functions that are called. What the library answers with are numbers here: its later versions have more of them than
 /// an enum would know.
@@ -105,7 +105,7 @@ impl Failure {
         if self.is_no_memory() {
             return no_memory(0);
         }
-        Error::Driver { call: self.call, code: self.status, name: self.name() }
+        Error::new(ErrorKind::Driver { call: self.call, code: self.status, name: self.name() })
     }
 
     /// Why the library is not used.

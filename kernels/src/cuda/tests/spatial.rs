@@ -1,5 +1,6 @@
 //! Convolutions, pooling and batch normalisation.
 
+use device::Error;
 use device::cuda::ConvPass;
 
 use super::*;
@@ -298,7 +299,10 @@ fn a_workspace_that_is_too_small_is_refused() {
         // An algorithm of cuDNN may need none.
         let needed = conv.workspace();
         let result = conv.launch(memory);
-        let refused = matches!(result, Err(device::Error::InvalidArgument { argument: "workspace", .. }));
+        let refused = matches!(
+            result.as_ref().map_err(Error::kind),
+            Err(device::ErrorKind::InvalidArgument { argument: "workspace", .. })
+        );
         assert_eq!(refused, needed > memory.map_or(0, |memory| memory.layout.elements()));
     }
 }

@@ -38,6 +38,7 @@ pub struct GradOptions {
     pub gradients: Vec<Option<Var>>,
 }
 
+#[derive::located]
 impl Var {
     /// The gradients of this value, which has one element, with respect to all leaves that led to it.
     ///
@@ -514,7 +515,7 @@ impl<'a> Sweep<'a> {
                     if consume {
                         self.unclaim(step);
                     }
-                    return Err(error);
+                    return Err(self.stops[self.order[step]].node.failed(error));
                 }
             }
         }
@@ -612,9 +613,10 @@ fn check_root(op: &'static str, root: &Var, gradient: Option<&Var>) -> Result<()
 
 /// Turns a panic of a rule or a hook into an error that names the op.
 fn caught<R>(node: &Node, f: impl FnOnce() -> Result<R>) -> Result<R> {
-    Panicked::catch(f).unwrap_or_else(|panicked| {
+    let done = Panicked::catch(f).unwrap_or_else(|panicked| {
         Err(Error::new(ErrorKind::Async { op: node.op, stream: node.place.id(), source: Arc::new(panicked) }))
-    })
+    });
+    done.map_err(|error| node.failed(error))
 }
 
 #[cfg(test)]

@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use device::{Shared, SpinLock, StreamId};
+use device::{AtCaller, Shared, SpinLock, StreamId};
 use smallvec::SmallVec;
 use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
@@ -45,6 +46,8 @@ pub(crate) struct Node {
     pub(crate) op: &'static str,
     /// Greater than that of every input.
     pub(crate) sequence: u64,
+    /// The call that recorded the op.
+    location: &'static Location<'static>,
     /// Where the op ran, and where its gradient will.
     pub(crate) place: Place,
     pub(crate) shape: SmallVec<[usize; 4]>,
@@ -175,6 +178,7 @@ impl fmt::Debug for Vjp<'_> {
 /// # Ok::<(), autograd::Error>(())
 /// ```
 #[inline]
+#[track_caller]
 pub fn record<F>(op: &'static str, inputs: &[&Var], saved: &[Save<'_>], value: Tensor, vjp: F) -> Var
 where
     F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
@@ -208,6 +212,7 @@ where
     let node = Shared::new_with(|| Node {
         op,
         sequence: next_sequence(newest),
+        location: AtCaller::location(),
         place: Place::current(value.device()),
         shape: value.layout().dims(),
         dtype: value.dtype(),
@@ -233,6 +238,7 @@ impl Node {
         Shared::new_with(|| Node {
             op: "leaf",
             sequence: next_sequence(0),
+            location: AtCaller::location(),
             place: Place::current(value.device()),
             shape: value.layout().dims(),
             dtype: value.dtype(),
@@ -242,6 +248,12 @@ impl Node {
             rule_owns: false,
             rule: Box::new(no_rule),
         })
+    }
+
+    /// An error in the op's gradient.
+    #[cold]
+    pub(crate) fn failed(&self, error: Error) -> Error {
+        error.in_gradient_of(self.location)
     }
 
     pub(crate) fn is_leaf(&self) -> bool {

@@ -35,7 +35,9 @@ mod call;
 mod communicator;
 mod data_parallel;
 mod launch;
+#[cfg(all(unix, feature = "mpi"))]
 mod mpi;
+#[cfg(feature = "nccl")]
 mod nccl;
 mod options;
 mod sums;
@@ -51,6 +53,7 @@ pub use call::{Call, Collective, Memory};
 pub use communicator::Communicator;
 pub use data_parallel::{DataParallel, DataParallelOptions};
 pub use launch::{Launch, Rendezvous};
+#[cfg(feature = "nccl")]
 pub use nccl::NcclId;
 pub use options::{CommModel, CommOptions, Reduce, ReduceOrder};
 pub use tensors::TensorCollectives;

@@ -1,5 +1,8 @@
-//! `#[derive(Module)]`, which `streamgrad` and its crate `models` give out beside the trait.
+//! `#[derive(Module)]`, which `streamgrad` and its crate `models` give out beside the trait, and the attribute that its
+//! ops have.
 #![forbid(unsafe_code)]
+
+mod located;
 
 use proc_macro2::TokenStream;
 use quote::{quote, quote_spanned};
@@ -21,6 +24,13 @@ use syn::{Data, DeriveInput, Error, Field, Fields, Member, Result};
 pub fn derive_module(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);
     implementation(input).unwrap_or_else(Error::into_compile_error).into()
+}
+
+/// Gives the errors of a function, or of the public functions of an impl block that return a `Result`, their caller's place
+/// in the program. Functions that take closures are left out: those have lines of their own.
+#[proc_macro_attribute]
+pub fn located(_: proc_macro::TokenStream, item: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    located::located(item.into()).into()
 }
 
 /// How a field takes part.

@@ -4,7 +4,6 @@ use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::num::NonZero;
-use std::panic::Location;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +17,7 @@ use crate::host::Host;
 use crate::recorder::{CommandKind, Label, Syncing};
 use crate::shared::Home;
 use crate::within::{Holds, Within};
-use crate::{Access, Device, Error, Moment, Result, Shared, SpinLock, Stream, StreamId};
+use crate::{Access, AtCaller, Device, Error, Moment, Result, Shared, SpinLock, Stream, StreamId};
 
 /// Which block of its pool a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -294,7 +293,7 @@ impl Buffer {
     pub fn download<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let core = self.device.core();
         if Capture::is_current() || self.is_planned() {
-            let place = Location::caller();
+            let place = AtCaller::location();
             return Err(refused(
                 "download",
                 &format!("the host would read a value at {place}, which is known in a replay only"),
@@ -379,7 +378,7 @@ impl Buffer {
         if let Some(pending) = log.pending() {
             return Err(pending);
         }
-        let place = Location::caller();
+        let place = AtCaller::location();
         let moment = core.host.begin(|moment| {
             if core.audit.is_on() {
                 let accesses = [Use::write(self).access()].into_iter().collect();
@@ -437,7 +436,7 @@ impl Buffer {
             }
             fifo.take(&mut tail);
             if fifo.audit.is_on() {
-                fifo.audit_command(&tail, "download", &[Use::read(self)], Location::caller());
+                fifo.audit_command(&tail, "download", &[Use::read(self)], AtCaller::location());
             }
             let moment = Moment { stream: fifo.id, tick: tail.tick };
             log.record(moment, false);
@@ -468,7 +467,7 @@ impl Buffer {
     #[must_use = "the loan ends when the value drops"]
     #[track_caller]
     pub unsafe fn lend(&self, write: bool) -> Loan {
-        let (audit, place) = (&self.device.core().audit, Location::caller());
+        let (audit, place) = (&self.device.core().audit, AtCaller::location());
         let host = Host::new(audit);
         let mut log = self.log.lock();
         let moment = host.begin(|moment| {
@@ -500,7 +499,7 @@ impl Buffer {
             if !reached(log.write) || core.has_fault() {
                 return None;
             }
-            let place = Location::caller();
+            let place = AtCaller::location();
             let moment = host.begin(|moment| {
                 if core.audit.is_on() {
                     let accesses = [Use::read(self).access()].into_iter().collect();

@@ -5,7 +5,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
 
-use crate::{DType, Device, StreamId};
+use crate::{AtCaller, DType, Device, StreamId};
 
 /// `std::result::Result` with this crate's [`Error`] unless another is named.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -28,11 +28,17 @@ pub struct Error(Box<Details>);
 struct Details {
     kind: ErrorKind,
     location: &'static Location<'static>,
+    forward_location: Option<&'static Location<'static>>,
+    module: Option<Box<str>>,
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}\n  at {}", self.location())
+        write!(f, "{self}\n  at {}", self.location())?;
+        if let Some(forward) = self.forward_location() {
+            write!(f, "\n  in the gradient of the op at {forward}")?;
+        }
+        self.module().map_or(Ok(()), |module| write!(f, "\n  in module {module}"))
     }
 }
 
@@ -350,7 +356,8 @@ impl Error {
     #[cold]
     #[track_caller]
     pub fn new(kind: ErrorKind) -> Error {
-        Error(Box::new(Details { kind, location: Location::caller() }))
+        let location = AtCaller::location();
+        Error(Box::new(Details { kind, location, forward_location: None, module: None }))
     }
 
     /// An argument with a value that the op does not accept.
@@ -411,9 +418,39 @@ impl Error {
         self.0.kind
     }
 
-    /// The call that failed: the innermost one that passes its caller on, as ops and launches do.
+    /// The call of an op or another public function that failed, in the program's own code unless a closure or a trait object
+    /// lies in between.
     pub fn location(&self) -> &'static Location<'static> {
         self.0.location
+    }
+
+    /// In a backward pass: the call that recorded the op whose gradient failed.
+    pub fn forward_location(&self) -> Option<&'static Location<'static>> {
+        self.0.forward_location
+    }
+
+    /// The path of the layer that failed within its model, such as `block.1.conv`.
+    pub fn module(&self) -> Option<&str> {
+        self.0.module.as_deref()
+    }
+
+    /// The error of the gradient of an op that was recorded at `location`, unless it is another's already.
+    #[cold]
+    #[must_use]
+    pub fn in_gradient_of(mut self, location: &'static Location<'static>) -> Error {
+        self.0.forward_location.get_or_insert(location);
+        self
+    }
+
+    /// The error of the part called `name` of a module.
+    #[cold]
+    #[must_use]
+    pub fn in_module(mut self, name: impl fmt::Display) -> Error {
+        self.0.module = Some(match self.module() {
+            Some(inner) => format!("{name}.{inner}").into(),
+            None => name.to_string().into(),
+        });
+        self
     }
 
     /// A driver's failure as that of the op that met it first. Once a command has failed on a device, so does every

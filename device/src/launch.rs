@@ -19,7 +19,8 @@ use crate::pending::Barrier;
 use crate::recorder::{CommandKind, Kernels, Label, Launching, OperandRecord};
 use crate::within::{Holds, Within};
 use crate::{
-    Binder, Cpu, Error, ErrorKind, Moment, Panicked, Placement, Result, Shared, SpinGuard, Stream, Use, Work,
+    AtCaller, Binder, Cpu, Error, ErrorKind, Moment, Panicked, Placement, Result, Shared, SpinGuard, Stream,
+    Use, Work,
 };
 
 /// Who runs a command that was ordered.
@@ -406,7 +407,7 @@ impl Stream {
         if fifo.driver_stream().is_none() {
             fifo.ensure_worker("wait")?;
         }
-        let place = Location::caller();
+        let place = AtCaller::location();
         let audit = |tail: &Tail| {
             if fifo.audit.is_on() {
                 fifo.audit_command(tail, "wait", &[], place);
@@ -642,7 +643,7 @@ impl Stream {
             self.commit(tail, needs)?;
         }
         if core.watched.load(Ordering::Relaxed) {
-            self.watch(tail, op, uses, Location::caller());
+            self.watch(tail, op, uses, AtCaller::location());
         }
         for (log, write) in logs.as_mut() {
             log.record(Moment { stream: fifo.id, tick: tail.tick }, *write);

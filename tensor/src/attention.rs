@@ -224,6 +224,7 @@ fn like(shape: &[usize], x: &Tensor) -> Result<Layout> {
     Layout::contiguous(&stored).permute(OP, &inverse(&order))
 }
 
+#[derive::located]
 impl Tensor {
     /// `softmax(scale q k^T + mask) v` for `self` the queries, see [`Attention::forward`].
     ///

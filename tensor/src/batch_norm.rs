@@ -81,6 +81,7 @@ fn statistic(op: &'static str, x: &Tensor, given: &Tensor) -> Result<Tensor> {
     given.contiguous()
 }
 
+#[derive::located]
 impl Tensor {
     /// `(x - mean) / sqrt(var + eps) weight + bias` in each channel, with the channel's own mean and variance over all
     /// other axes, which are given back, too.

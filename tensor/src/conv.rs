@@ -83,6 +83,7 @@ pub(crate) fn kernel_of(op: &'static str, weight: &Tensor, other: &Tensor) -> Re
     Ok([kh, kw])
 }
 
+#[derive::located]
 impl Tensor {
     /// Each filter at each place of the images: `sum of weight x + bias` over what it sees there.
     ///

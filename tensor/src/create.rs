@@ -6,6 +6,7 @@ use kernels::{Layout, Scalar};
 use crate::Tensor;
 use crate::check::elements_of;
 
+#[derive::located]
 impl Tensor {
     /// A tensor whose elements are whatever the memory holds, to be written by the ops that follow.
     ///

@@ -31,6 +31,7 @@ pub(crate) fn inverse(order: &[usize]) -> Dims {
     back
 }
 
+#[derive::located]
 impl Tensor {
     /// One command that writes each element of a fresh tensor of type `dtype`.
     #[inline]

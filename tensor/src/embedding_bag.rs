@@ -79,6 +79,7 @@ impl Bags {
     }
 }
 
+#[derive::located]
 impl Tensor {
     /// The sum of the rows of `self` in each bag, each row times its weight; 0 for an empty bag. For a `mean` it is divided by
     /// the bag's number of rows, at least 1, which is given, too, of [`DType::compute_dtype`].

@@ -6,6 +6,7 @@ use kernels::{Layout, Sampling};
 use crate::Tensor;
 use crate::check::same_device;
 
+#[derive::located]
 impl Tensor {
     /// Samples each image at an affine map of the output's pixels: `out[n, c, i, j] = self[n, c, y, x]` with
     /// `(y, x) = matrices[n] (i, j, 1)`, in pixels, the centre of the first one at 0.

@@ -30,6 +30,7 @@ fn covers(op: &'static str, x: &Tensor, shape: &[usize], except: Option<usize>) 
     if (0..shape.len()).any(short) { Err(Error::shape_mismatch(op, x.shape(), shape)) } else { Ok(()) }
 }
 
+#[derive::located]
 impl Tensor {
     /// Joins tensors along an axis that they have; the other axes must agree. The result has the type that theirs
     /// [promote](DType::promote) to.

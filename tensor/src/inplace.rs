@@ -7,6 +7,7 @@ use crate::Tensor;
 use crate::check::{is_float, is_number, same_kind};
 use crate::elementwise::dense_order;
 
+#[derive::located]
 impl Tensor {
     /// Refuses a target where two indices share an element.
     pub(crate) fn writable(&self, op: &'static str) -> Result<()> {

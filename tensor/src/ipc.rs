@@ -8,6 +8,7 @@ use crate::Tensor;
 const DTYPES: [DType; 7] =
     [DType::F32, DType::F64, DType::I64, DType::U8, DType::Bool, DType::BF16, DType::F16];
 
+#[derive::located]
 impl Tensor {
     /// A handle by which another process of the machine gets the elements as they are at this point of the current stream,
     /// by [`Tensor::from_ipc_handle`]: they are copied to memory of their own, in whole 2 MiB. Keep the handle until that

@@ -6,6 +6,7 @@ use kernels::Layout;
 use crate::Tensor;
 use crate::check::{has_shape, is_float, same_device, same_kind};
 
+#[derive::located]
 impl Tensor {
     /// `-log_softmax(self)[label]` of each row, and `logsumexp(self)` of each, which the gradient needs; both of
     /// [`DType::compute_dtype`](crate::DType::compute_dtype).

@@ -6,6 +6,7 @@ use kernels::{Accumulate, Activation, Dims, Layout, MatrixProduct, broadcast_sha
 use crate::Tensor;
 use crate::check::{elements_of, is_float, same_kind};
 
+#[derive::located]
 impl Tensor {
     /// The matrix product, by torch's rules.
     ///

@@ -5,6 +5,7 @@ use ndarray::{Array, ArrayBase, ArrayD, Data, Dimension, IxDyn};
 
 use crate::Tensor;
 
+#[derive::located]
 impl Tensor {
     /// A copy of an array on a device; the array may be of any layout.
     ///

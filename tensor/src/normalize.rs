@@ -206,6 +206,7 @@ fn trailing(op: &'static str, x: &Tensor, normalized_shape: &[usize]) -> Result<
     Ok(NormRows { groups: 1, channels: normalized_shape.iter().product(), inner: 1 })
 }
 
+#[derive::located]
 impl Tensor {
     /// `(self - mean) / sqrt(variance + eps) * weight + bias` of each row over the last axes, of sizes `normalized_shape`.
     ///

@@ -91,6 +91,7 @@ macro_rules! operators {
     };
     // A value on the left, and anything on the right.
     (@left $of:ident: $left:ty, $trait:ident $op:ident, |$x:ident, $c:ident| $behind:expr) => {
+        #[derive::located]
         impl<R: $crate::Operand<$of>> ::core::ops::$trait<R> for $left {
             type Output = $crate::Result<$of>;
 
@@ -103,6 +104,7 @@ macro_rules! operators {
     };
     // A value on the right of what is none.
     (@right $of:ident: $right:ty, $trait:ident $op:ident, |$c:ident, $x:ident| $before:expr) => {
+        #[derive::located]
         impl ::core::ops::$trait<$right> for $crate::Result<$of> {
             type Output = $crate::Result<$of>;
 
@@ -112,6 +114,7 @@ macro_rules! operators {
             }
         }
 
+        #[derive::located]
         impl ::core::ops::$trait<$right> for f64 {
             type Output = $crate::Result<$of>;
 
@@ -122,6 +125,7 @@ macro_rules! operators {
             }
         }
 
+        #[derive::located]
         impl ::core::ops::$trait<$right> for i32 {
             type Output = $crate::Result<$of>;
 
@@ -132,6 +136,7 @@ macro_rules! operators {
         }
     };
     (@neg $of:ident: $operand:ty) => {
+        #[derive::located]
         impl ::core::ops::Neg for $operand {
             type Output = $crate::Result<$of>;
 

@@ -112,6 +112,7 @@ fn resized(x: &Tensor, [h, w]: [usize; 2]) -> Dims {
     shape
 }
 
+#[derive::located]
 impl Tensor {
     /// The largest element at each place of a window, and which element of the window it was, `i kw + j`: the first of
     /// equal ones, the last of several NaN.

@@ -244,6 +244,7 @@ fn fresh(
     Tensor::produce(device, Layout::contiguous(shape), dtype, launch)
 }
 
+#[derive::located]
 impl Tensor {
     /// Uniform numbers from `0..1`; the key is a [`RandomKey`], or `None` for the default generator's next.
     ///

@@ -24,6 +24,7 @@ fn signed(axes: &[usize]) -> Strides {
     axes.iter().map(|&axis| axis as isize).collect()
 }
 
+#[derive::located]
 impl Tensor {
     /// The axes counted from the front; a scalar has one axis of one element, as in torch.
     fn axes(&self, op: &'static str, axes: &[isize]) -> Result<Dims> {

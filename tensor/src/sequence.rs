@@ -6,6 +6,7 @@ use kernels::{Dims, Layout, Rotation, normalize_axis};
 use crate::Tensor;
 use crate::check::{is_float, same_kind};
 
+#[derive::located]
 impl Tensor {
     /// The sums of the elements up to each place of `axis`; bool and u8 sum to i64.
     ///

@@ -7,12 +7,12 @@ use crate::Tensor;
 use crate::bytes::read;
 use crate::check::has_dtype;
 
+#[derive::located]
 impl Tensor {
     /// The elements in row-major order; waits for the last write of this tensor's storage, for nothing else.
     ///
     /// # Errors
     /// `DTypeMismatch` unless `T` is the tensor's type; `Async` if a command that led here failed.
-    #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         has_dtype("to_vec", self, T::DTYPE)?;
         read(&self.contiguous()?, from_bytes)
@@ -30,7 +30,6 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`Tensor::to_vec`], and `InvalidArgument` unless there is exactly one element.
-    #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         const OP: &str = "item";
         has_dtype(OP, self, T::DTYPE)?;
@@ -155,7 +154,6 @@ impl Tensor {
     /// `DTypeMismatch` unless `T` is the tensor's type; `InvalidArgument` for a tensor that is not contiguous or not in the
     /// host's memory, see [`pinned`](Self::pinned); `Async` if a command that led here failed; `Captured` within a captured
     /// step.
-    #[track_caller]
     pub fn update_<T: Element, R>(&self, update: impl FnOnce(&mut [T]) -> R) -> Result<R> {
         const OP: &str = "update_";
         has_dtype(OP, self, T::DTYPE)?;
@@ -249,7 +247,6 @@ impl HostCopy {
     ///
     /// # Errors
     /// As [`Tensor::to_vec`].
-    #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.0.to_vec()
     }
@@ -258,7 +255,6 @@ impl HostCopy {
     ///
     /// # Errors
     /// As [`Tensor::item`].
-    #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         self.0.item()
     }

@@ -4,6 +4,7 @@ use device::{DType, Error, Result};
 
 use crate::Tensor;
 
+#[derive::located]
 impl Tensor {
     /// The lower triangle of matrices, up to the diagonal that lies `diagonal` to the right of the main one; 0 elsewhere.
     ///

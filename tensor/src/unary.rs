@@ -1,6 +1,6 @@
 //! Functions of one element, and their gradients.
 
-use device::Result;
+use device::{AtCaller, Result};
 use kernels::{UnaryOp, unary_functions};
 
 use crate::Tensor;
@@ -35,7 +35,9 @@ macro_rules! methods {
             /// # Errors
             #[doc = $error]
             #[inline]
+            #[track_caller]
             pub fn $name(&self $($(, $number: f64)+)?) -> Result<Tensor> {
+                let _at = AtCaller::enter();
                 $check(stringify!($name), self)?;
                 self.map_to(stringify!($name), self.dtype, |stream, x, out| {
                     kernels::unary(stream, UnaryOp::$variant $(($($number),+))?, x, out)
@@ -47,6 +49,7 @@ macro_rules! methods {
 
 unary_functions!(methods);
 
+#[derive::located]
 impl Tensor {
     /// A function chosen at run time; see the method of its name.
     ///

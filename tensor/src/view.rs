@@ -6,6 +6,7 @@ use kernels::{Dims, normalize_axis};
 use crate::Tensor;
 use crate::check::elements_of;
 
+#[derive::located]
 impl Tensor {
     /// The same elements in row-major order under another shape.
     ///

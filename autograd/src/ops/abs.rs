@@ -6,6 +6,7 @@ use super::one;
 use super::samples::{Draw, Sample, unary};
 use crate::{Save, Var, record};
 
+#[derive::located]
 impl Var {
     /// The absolute value `|x|`; its gradient at 0 is 0.
     ///

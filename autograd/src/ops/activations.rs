@@ -22,6 +22,7 @@ pub(super) const OPS: &[OpEntry] = &[
     op("softsign", Operands, |device| unary(device, Draw::nonzero, Var::softsign)),
 ];
 
+#[derive::located]
 impl Var {
     /// `x / (1 + |x|)`.
     ///

@@ -7,6 +7,7 @@ use super::one;
 use super::samples::{Draw, Sample, binary, unary};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// The sum `a + b`, with broadcasting. Operands of different types are converted to
     /// [`Tensor::result_type`](tensor::Tensor::result_type) first, as by every elementwise op of two operands; the gradient

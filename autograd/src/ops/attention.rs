@@ -48,6 +48,7 @@ impl Operand for &AttentionOptions {
     }
 }
 
+#[derive::located]
 impl Var {
     /// `softmax(scale q kᵀ + mask) v` for `self` the queries; no matrix of scores is kept. A query that sees no key gives 0.
     ///

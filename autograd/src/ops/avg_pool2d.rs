@@ -7,6 +7,7 @@ use super::one;
 use super::samples::{Draw, Sample, sample};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// The mean at each place of a window.
     ///

@@ -9,6 +9,7 @@ use super::normalize::parameter;
 use super::samples::{Draw, Sample, sample};
 use crate::{Grads, Save, Var, Vjp, is_recording, record};
 
+#[derive::located]
 impl Var {
     /// Normalises each channel by its own mean and variance, divided by the number of its elements, which are given back.
     ///

@@ -9,6 +9,7 @@ use super::mse_loss::{by_element, same_shape};
 use super::samples::Sample;
 use crate::{Grads, Save, Var, record};
 
+#[derive::located]
 impl Var {
     /// The binary cross-entropy between `σ(x)` and the target, `-t ln σ(x) - (1 - t) ln(1 - σ(x))`, without
     /// overflow.

@@ -8,6 +8,7 @@ use super::position;
 use super::samples::{Draw, Sample, sample};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// Joins values along an axis that they have; the other axes must agree. The result has the type that theirs
     /// [promote](tensor::DType::promote) to; the gradient of each has its own type.

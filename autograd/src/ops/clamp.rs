@@ -6,6 +6,7 @@ use super::samples::{Draw, Sample, sample, unary};
 use super::{one, scalar_like};
 use crate::{Save, Var, record};
 
+#[derive::located]
 impl Var {
     /// Limits `x` to `low..=high`. The gradient is 0 at both bounds, as that of [`relu`](Self::relu) is at 0; an infinite bound does not
     /// count. NaN stays NaN without a gradient, and a NaN bound makes every element NaN.

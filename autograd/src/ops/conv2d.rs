@@ -10,6 +10,7 @@ use super::crossed::{Crossed, record_crossed};
 use super::samples::{Draw, Sample, sample};
 use crate::{Grads, Var};
 
+#[derive::located]
 impl Var {
     /// Each filter at each place of the images.
     ///

@@ -6,6 +6,7 @@ use super::one;
 use super::samples::{Draw, Sample, sample};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// The elements in row-major order without gaps: this value if they are already, otherwise a copy.
     ///

@@ -9,6 +9,7 @@ use super::{Dims, Reduction, one};
 use crate::autocast::Cast;
 use crate::{Grads, Save, Var, record};
 
+#[derive::located]
 impl Var {
     /// The cross-entropy between the softmax of the logits and the labels.
     ///

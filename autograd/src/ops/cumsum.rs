@@ -6,6 +6,7 @@ use super::one;
 use super::samples::{Draw, Sample, sample};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// The sums of the elements up to each place of `axis`, in the order of [`Tensor::cumsum`](tensor::Tensor::cumsum); the gradient's are in that order from the end.
     ///

@@ -7,6 +7,7 @@ use super::one;
 use super::samples::{Draw, Sample, binary, unary};
 use crate::{Save, Var, record};
 
+#[derive::located]
 impl Var {
     /// The quotient `a / b` element by element, with broadcasting. Integers and truth values are divided as F32.
     ///

@@ -6,6 +6,7 @@ use super::one;
 use super::samples::{Draw, Sample, sample};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// Sets each element to 0 with probability `p` and multiplies the others by `1 / (1 - p)`.
     ///

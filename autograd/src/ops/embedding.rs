@@ -7,6 +7,7 @@ use super::samples::{Draw, Sample, sample};
 use super::{Dims, one};
 use crate::{Save, Var, record};
 
+#[derive::located]
 impl Var {
     /// The rows of `self` that the indices name. The row `padding_idx`, which counts from the end if it is negative, has no
     /// gradient.

@@ -30,6 +30,7 @@ pub struct BagOptions {
     pub per_sample_weights: Option<Var>,
 }
 
+#[derive::located]
 impl Var {
     /// The sum or the mean of each bag of rows of `self`.
     ///

@@ -7,6 +7,7 @@ use super::samples::{Draw, Sample, sample};
 use super::{Dims, one};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// Broadcasts to `shape`, as a view: axes of size 1 and missing leading axes repeat.
     ///

@@ -8,6 +8,7 @@ use super::samples::{Draw, Sample, sample};
 use super::{Dims, one};
 use crate::{Grads, Save, Var, record};
 
+#[derive::located]
 impl Var {
     /// `y[i][j] = x[indices[i][j]][j]` along axis 0, and so on for the other axes.
     ///

@@ -11,6 +11,7 @@ use crate::Var;
 
 const CUBIC: f64 = 0.044_715;
 
+#[derive::located]
 impl Var {
     /// The Gaussian error linear unit `x Φ(x)`.
     ///

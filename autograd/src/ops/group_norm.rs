@@ -6,6 +6,7 @@ use super::normalize::normalize;
 use super::samples::{Draw, Sample, sample};
 use crate::Var;
 
+#[derive::located]
 impl Var {
     /// `(x - mean) / √(variance + eps) · weight + bias` with the mean and the mean square deviation of each group of
     /// channels of each element of axis 0.

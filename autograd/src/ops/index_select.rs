@@ -7,6 +7,7 @@ use super::samples::{Draw, Sample, sample};
 use super::{one, position};
 use crate::{Grads, Save, Var, record};
 
+#[derive::located]
 impl Var {
     /// Picks places of one axis, in the order of `indices` and as often as they are named.
     ///

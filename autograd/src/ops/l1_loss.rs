@@ -10,6 +10,7 @@ use super::mse_loss::{by_element, same_shape};
 use super::samples::Sample;
 use crate::Var;
 
+#[derive::located]
 impl Var {
     /// The absolute error `|x - target|`.
     ///

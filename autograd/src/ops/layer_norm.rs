@@ -6,6 +6,7 @@ use super::normalize::normalize;
 use super::samples::{Draw, Sample, sample};
 use crate::Var;
 
+#[derive::located]
 impl Var {
     /// `(x - mean) / √(variance + eps) · weight + bias` of each row over the last axes, whose sizes are `normalized_shape`.
     /// The variance is the mean square deviation.

@@ -10,6 +10,7 @@ use super::crossed::{Crossed, record_crossed};
 use super::samples::{Draw, Sample, sample};
 use crate::{Grads, Var, Vjp};
 
+#[derive::located]
 impl Var {
     /// The affine map `x wᵀ + b` of each row.
     ///

@@ -10,6 +10,7 @@ use super::cross_entropy::{cross_entropy_grad, not_empty};
 use super::samples::{Draw, Sample, sample};
 use crate::{Grads, Save, Var, Vjp, record};
 
+#[derive::located]
 impl Var {
     /// The [`cross_entropy`](Self::cross_entropy) of the scores [`linear`](Self::linear) gives, computed for `chunk` rows at a time:
     /// for large numbers of classes, whose scores and their gradients would take most of the memory. Scores are computed a second

@@ -8,6 +8,7 @@ use super::sum::reductions;
 use super::{kept_shape, one};
 use crate::{Save, Var, record};
 
+#[derive::located]
 impl Var {
     /// The logarithm of the sum of exponentials over `axes`, without overflow; no axes means all of them.
     ///

@@ -9,6 +9,7 @@ use super::crossed::Crossed;
 use super::samples::{Draw, Sample, sample};
 use crate::{Grads, Var, record};
 
+#[derive::located]
 impl Var {
     /// The matrix product.
     ///

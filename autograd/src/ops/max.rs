@@ -7,6 +7,7 @@ use super::sum::reductions;
 use super::{kept_shape, one};
 use crate::{Save, Var, Vjp, record};
 
+#[derive::located]
 impl Var {
     /// The largest element over `axes`; no axes means all of them. NaN wins.
     ///

@@ -6,6 +6,7 @@ use super::one;
 use super::samples::{Draw, Sample, sample};
 use crate::{Save, Var, record};
 
+#[derive::located]
 impl Var {
     /// The largest element at each place of a window; NaN wins.
     ///

@@ -9,6 +9,7 @@ use crate::{Save, Var};
 
 const BOTH: &[Save<'static>] = &[Save::Input(0), Save::Input(1)];
 
+#[derive::located]
 impl Var {
     /// The larger of `a` and `b` element by element, with broadcasting; NaN wins.
     ///

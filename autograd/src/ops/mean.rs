@@ -8,6 +8,7 @@ use super::sum::reductions;
 use super::{Dims, kept_shape, one, reduced_elements, spread};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// The mean over `axes`; no axes means all of them. The mean of no elements is NaN.
     ///

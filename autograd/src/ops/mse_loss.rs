@@ -8,6 +8,7 @@ use super::cross_entropy::not_empty;
 use super::samples::{Draw, Sample, sample};
 use crate::Var;
 
+#[derive::located]
 impl Var {
     /// The squared error `(x - target)²`.
     ///

@@ -8,6 +8,7 @@ use super::one;
 use super::samples::{Draw, Sample, binary, unary};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// The product `a b` element by element, with broadcasting.
     ///

@@ -7,6 +7,7 @@ use super::samples::{Draw, Sample, sample};
 use super::{Dims, one, position};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// `len` places of one axis from `start`, as a view.
     ///

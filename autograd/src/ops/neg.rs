@@ -6,6 +6,7 @@ use super::one;
 use super::samples::{Draw, Sample, unary};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// The negative `-x`.
     ///

@@ -7,6 +7,7 @@ use super::cross_entropy::{by_label, not_empty, rows};
 use super::samples::Sample;
 use crate::Var;
 
+#[derive::located]
 impl Var {
     /// The negative log-likelihood of the labels, for log-probabilities such as [`Var::log_softmax`] gives.
     ///

@@ -7,6 +7,7 @@ use super::samples::{Draw, Sample, sample};
 use super::{one, position};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// Reorders the axes, as a view: axis `i` of the result is axis `axes[i]` of this value.
     ///

@@ -7,6 +7,7 @@ use super::function::function;
 use super::samples::{Draw, Sample, binary, sample, unary};
 use crate::{Save, Var};
 
+#[derive::located]
 impl Var {
     /// The power `a^b` element by element, with broadcasting.
     ///

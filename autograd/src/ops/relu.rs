@@ -6,6 +6,7 @@ use super::function::straight;
 use super::samples::{Draw, Sample, unary};
 use crate::Var;
 
+#[derive::located]
 impl Var {
     /// The positive part `max(x, 0)`; its gradient at 0 is 0. NaN stays NaN.
     ///

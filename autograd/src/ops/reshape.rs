@@ -8,6 +8,7 @@ use super::samples::{Draw, Sample, sample};
 use super::{Dims, one};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// The same elements in row-major order under another shape; a view where the strides allow it.
     ///

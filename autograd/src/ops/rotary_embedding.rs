@@ -16,6 +16,7 @@ pub enum RotaryPairs {
     Neighbours,
 }
 
+#[derive::located]
 impl Var {
     /// Turns the pairs of the last axis by the angles whose cosines and sines are given, see [`rotary_angles`].
     ///

@@ -9,6 +9,7 @@ use crate::{Grads, Save, Var, record};
 
 const BOTH: &[Save<'static>] = &[Save::Input(0), Save::Input(1)];
 
+#[derive::located]
 impl Var {
     /// The softmax `e^x / Σ e^x` along `axis`.
     ///

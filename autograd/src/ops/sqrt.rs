@@ -6,6 +6,7 @@ use super::function::function;
 use super::samples::{Draw, Sample, unary};
 use crate::Var;
 
+#[derive::located]
 impl Var {
     /// The square root `√x`; NaN for negative numbers. Its gradient at 0 is infinite.
     ///

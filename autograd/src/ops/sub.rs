@@ -6,6 +6,7 @@ use super::binary::{if_needed, promoted, record_binary};
 use super::samples::{Draw, Sample, binary};
 use crate::Var;
 
+#[derive::located]
 impl Var {
     /// The difference `a - b`, with broadcasting.
     ///

@@ -7,6 +7,7 @@ use super::samples::{Draw, Sample, sample, unary};
 use super::{Dims, kept_shape, one, spread};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// The sum over `axes`; no axes means all of them.
     ///

@@ -6,6 +6,7 @@ use super::function::function;
 use super::samples::{Draw, Sample, unary};
 use crate::Var;
 
+#[derive::located]
 impl Var {
     /// The hyperbolic tangent.
     ///

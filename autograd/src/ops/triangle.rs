@@ -6,6 +6,7 @@ use super::one;
 use super::samples::{Draw, Sample, sample};
 use crate::{Var, record};
 
+#[derive::located]
 impl Var {
     /// The lower triangle of matrices, up to the diagonal that lies `diagonal` to the right of the main one; 0 elsewhere.
     ///

@@ -10,6 +10,7 @@ use super::sum::reductions;
 use super::{kept_shape, one, reduced_elements, scalar_like};
 use crate::{Save, Var, record};
 
+#[derive::located]
 impl Var {
     /// The variance over `axes`, divided by `n - correction`; no axes means all of them.
     ///

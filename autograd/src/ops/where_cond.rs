@@ -8,6 +8,7 @@ use super::samples::{Draw, Sample, sample};
 use super::{Dims, scalar_like};
 use crate::{Grads, Save, Var, record};
 
+#[derive::located]
 impl Var {
     /// Takes `a` where `cond` holds and `b` elsewhere; all three broadcast.
     ///

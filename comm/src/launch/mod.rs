@@ -7,4 +7,5 @@ mod variables;
 
 pub use rendezvous::Rendezvous;
 pub use variables::Launch;
+#[cfg(all(unix, feature = "mpi"))]
 pub(crate) use variables::unavailable;

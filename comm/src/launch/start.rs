@@ -35,7 +35,7 @@ impl Communicator {
         })?;
         match Device::cuda(0) {
             Ok(first) => nccl(&launch, &first, options),
-            Err(_) if launch.by_mpi => Communicator::mpi_with(&Device::cpu(), options),
+            Err(_) if launch.by_mpi => mpi(options),
             Err(error) => Err(unavailable(format_args!(
                 "{launch:?} was not started by MPI, which ranks on CPU devices need (mpirun, or srun with --mpi), and NCCL \
                  needs CUDA devices: {error}"
@@ -44,7 +44,23 @@ impl Communicator {
     }
 }
 
+#[cfg(all(unix, feature = "mpi"))]
+fn mpi(options: CommOptions) -> Result<Communicator> {
+    Communicator::mpi_with(&Device::cpu(), options)
+}
+
+#[cfg(not(all(unix, feature = "mpi")))]
+fn mpi(_: CommOptions) -> Result<Communicator> {
+    Err(unavailable(format_args!("this build has no MPI, which takes Unix and the feature `mpi`")))
+}
+
+#[cfg(not(feature = "nccl"))]
+fn nccl(_: &Launch, _: &Device, _: CommOptions) -> Result<Communicator> {
+    Err(unavailable(format_args!("this build has no NCCL, which takes the feature `nccl`")))
+}
+
 /// A rank on the device of its place.
+#[cfg(feature = "nccl")]
 fn nccl(launch: &Launch, first: &Device, options: CommOptions) -> Result<Communicator> {
     let device = match launch.local_rank {
         0 => Ok(first.clone()),

@@ -4,8 +4,6 @@ use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
@@ -28,7 +26,7 @@ pub struct Launch {
     pub address: Option<(String, u16)>,
     token: Option<String>,
     /// The descriptor of a socket that listens at `address`, which rank 0 has from `streamgrad launch`.
-    listener: Option<RawFd>,
+    listener: Option<i32>,
 }
 
 /// The names that a launcher gives to what it says.
@@ -173,18 +171,23 @@ fn token(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<String>> {
 
 /// What a regular file contains that nobody but its owner can read or change; why it will not do.
 fn read_token(path: &Path) -> std::result::Result<String, String> {
+    let mut options = OpenOptions::new();
     // Opening a FIFO would wait for a writer.
-    let open = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    let file = open.map_err(|error| error.to_string())?;
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    let file = options.read(true).open(path).map_err(|error| error.to_string())?;
     let metadata = file.metadata().map_err(|error| error.to_string())?;
     if !metadata.is_file() {
         return Err("is no regular file".into());
     }
-    if metadata.mode() & 0o066 != 0 {
-        let mode = metadata.mode() & 0o777;
-        return Err(format!(
-            "has mode {mode:03o}, so that others than its owner can read or change it: use 600"
-        ));
+    #[cfg(unix)]
+    {
+        let mode = std::os::unix::fs::MetadataExt::mode(&metadata) & 0o777;
+        if mode & 0o066 != 0 {
+            return Err(format!(
+                "has mode {mode:03o}, so that others than its owner can read or change it: use 600"
+            ));
+        }
     }
     let mut token = String::new();
     // White space around it is not part of it.
@@ -197,7 +200,10 @@ fn read_token(path: &Path) -> std::result::Result<String, String> {
 }
 
 /// The socket that a launcher has left open for this process; `None` if the descriptor is not one that listens at `address`.
-fn inherited(descriptor: RawFd, address: SocketAddr) -> Option<TcpListener> {
+#[cfg(unix)]
+fn inherited(descriptor: i32, address: SocketAddr) -> Option<TcpListener> {
+    use std::os::fd::{FromRawFd, OwnedFd};
+
     // SAFETY: the function takes any number, and gives a descriptor that nobody else has.
     let duplicate = unsafe {
         match libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) {
@@ -212,6 +218,12 @@ fn inherited(descriptor: RawFd, address: SocketAddr) -> Option<TcpListener> {
     // SAFETY: the function takes any number. The socket is the one at `address`, and programs that this one starts do not need it.
     unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
     Some(listener)
+}
+
+/// `streamgrad launch`, which leaves it, is for Unix.
+#[cfg(not(unix))]
+fn inherited(_: i32, _: SocketAddr) -> Option<TcpListener> {
+    None
 }
 
 pub(crate) fn unavailable(reason: impl fmt::Display) -> Error {

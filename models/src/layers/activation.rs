@@ -11,6 +11,7 @@ use crate::{Forward, Module};
 #[derive(Clone, Copy, Debug, Default, Module)]
 pub struct Relu;
 
+#[derive::located]
 impl Forward for Relu {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.relu()
@@ -31,6 +32,7 @@ impl Default for Gelu {
     }
 }
 
+#[derive::located]
 impl Forward for Gelu {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.gelu(self.0)
@@ -41,6 +43,7 @@ impl Forward for Gelu {
 #[derive(Clone, Copy, Debug, Default, Module)]
 pub struct Silu;
 
+#[derive::located]
 impl Forward for Silu {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.silu()
@@ -51,6 +54,7 @@ impl Forward for Silu {
 #[derive(Clone, Copy, Debug, Default, Module)]
 pub struct Tanh;
 
+#[derive::located]
 impl Forward for Tanh {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.tanh()
@@ -61,6 +65,7 @@ impl Forward for Tanh {
 #[derive(Clone, Copy, Debug, Default, Module)]
 pub struct Sigmoid;
 
+#[derive::located]
 impl Forward for Sigmoid {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.sigmoid()

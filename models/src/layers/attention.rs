@@ -143,6 +143,7 @@ impl MultiheadAttention {
     }
 }
 
+#[derive::located]
 impl Forward for MultiheadAttention {
     /// Attention of a sequence to itself: `[.., s, e] -> [.., s, e]`.
     fn forward(&self, input: &Var) -> Result<Var> {

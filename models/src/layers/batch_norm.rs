@@ -151,6 +151,7 @@ impl Activated for BatchNorm2d {
     }
 }
 
+#[derive::located]
 impl Forward for BatchNorm2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         self.activated(input, Activation::None)

@@ -145,6 +145,7 @@ impl Activated for Conv2d {
     }
 }
 
+#[derive::located]
 impl Forward for Conv2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         self.activated(input, Activation::None)
@@ -229,6 +230,7 @@ impl Activated for ConvTranspose2d {
     }
 }
 
+#[derive::located]
 impl Forward for ConvTranspose2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         self.activated(input, Activation::None)

@@ -30,6 +30,7 @@ impl Dropout {
     }
 }
 
+#[derive::located]
 impl Forward for Dropout {
     fn forward(&self, input: &Var) -> Result<Var> {
         if self.p == 0.0 || !self.training.is_on() {

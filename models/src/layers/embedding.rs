@@ -63,6 +63,7 @@ impl Embedding {
     }
 }
 
+#[derive::located]
 impl Forward for Embedding {
     fn forward(&self, input: &Var) -> Result<Var> {
         self.weight.embedding(input.value(), self.padding_idx)
@@ -110,6 +111,7 @@ impl EmbeddingBag {
     }
 }
 
+#[derive::located]
 impl Forward for EmbeddingBag {
     /// A bag for each row of the input, of I64: `[b, n] -> [b, d]`.
     fn forward(&self, input: &Var) -> Result<Var> {

@@ -115,6 +115,7 @@ impl Activated for Linear {
     }
 }
 
+#[derive::located]
 impl Forward for Linear {
     fn forward(&self, input: &Var) -> Result<Var> {
         self.activated(input, Activation::None)

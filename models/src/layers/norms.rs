@@ -46,6 +46,7 @@ impl LayerNorm {
     }
 }
 
+#[derive::located]
 impl Forward for LayerNorm {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.layer_norm(&self.normalized_shape, Some(&self.weight), self.bias.as_ref(), self.eps)
@@ -89,6 +90,7 @@ impl RmsNorm {
     }
 }
 
+#[derive::located]
 impl Forward for RmsNorm {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.rms_norm(&self.normalized_shape, Some(&self.weight), self.eps)
@@ -143,6 +145,7 @@ impl GroupNorm {
     }
 }
 
+#[derive::located]
 impl Forward for GroupNorm {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.group_norm(self.num_groups, Some(&self.weight), Some(&self.bias), self.eps)

@@ -28,6 +28,7 @@ impl MaxPool2d {
     }
 }
 
+#[derive::located]
 impl Forward for MaxPool2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.max_pool2d(&self.0)
@@ -45,6 +46,7 @@ impl AvgPool2d {
     }
 }
 
+#[derive::located]
 impl Forward for AvgPool2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.avg_pool2d(&self.0)
@@ -55,6 +57,7 @@ impl Forward for AvgPool2d {
 #[derive(Clone, Copy, Debug, Module)]
 pub struct AdaptiveAvgPool2d(#[module(skip)] pub [usize; 2]);
 
+#[derive::located]
 impl Forward for AdaptiveAvgPool2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.adaptive_avg_pool2d(self.0)

@@ -33,6 +33,7 @@ impl<M: Forward> Recompute<M> {
     }
 }
 
+#[derive::located]
 impl<M: Forward + 'static> Forward for Recompute<M> {
     fn forward(&self, input: &Var) -> Result<Var> {
         let module = Arc::clone(&self.module);

@@ -50,18 +50,20 @@ impl Sequential {
     }
 }
 
+#[derive::located]
 impl Forward for Sequential {
     fn forward(&self, input: &Var) -> Result<Var> {
-        let mut modules = self.modules.iter().peekable();
+        let mut modules = self.modules.iter().enumerate().peekable();
         let mut value = input.clone();
-        while let Some(module) = modules.next() {
-            value = match (module.fusion(), modules.peek().map(|next| next.fusion())) {
+        while let Some((at, module)) = modules.next() {
+            let made = match (module.fusion(), modules.peek().map(|(_, next)| next.fusion())) {
                 (Fusion::Layer(layer), Some(Fusion::Activation(activation))) => {
                     modules.next();
                     layer.activated(&value, activation)
                 }
                 _ => module.forward(&value),
-            }?;
+            };
+            value = made.map_err(|error| error.in_module(at))?;
         }
         Ok(value)
     }

@@ -9,6 +9,7 @@ use crate::{Forward, Module};
 #[derive(Clone, Copy, Debug, Default, Module)]
 pub struct Flatten;
 
+#[derive::located]
 impl Forward for Flatten {
     fn forward(&self, input: &Var) -> Result<Var> {
         let rows = input.shape().first().copied().unwrap_or(1);
@@ -21,6 +22,7 @@ impl Forward for Flatten {
 #[derive(Clone, Debug, Module)]
 pub struct Unflatten(#[module(skip)] pub Vec<usize>);
 
+#[derive::located]
 impl Forward for Unflatten {
     fn forward(&self, input: &Var) -> Result<Var> {
         let (Some(&rows), 2) = (input.shape().first(), input.shape().len()) else {

@@ -1,0 +1,85 @@
+//! Where errors say that they come from.
+#![allow(clippy::unwrap_used)]
+
+use std::panic::Location;
+
+use autograd::{Save, Var, record};
+use device::{DType, Device, Error, Result};
+use models::{Forward, Linear, Sequential};
+use tensor::Tensor;
+
+/// The error, and the line that follows the call.
+#[track_caller]
+fn here<T>(result: Result<T>) -> (Option<Error>, u32) {
+    (result.err(), Location::caller().line())
+}
+
+fn check((error, line): (Option<Error>, u32)) -> Result<Error> {
+    let error = error.ok_or_else(|| Error::invalid("test", "call", "refused", "done"))?;
+    assert!(error.location().file().ends_with("errors.rs"), "{error:?}");
+    assert_eq!(error.location().line(), line, "{error:?}");
+    Ok(error)
+}
+
+fn of_shape(shape: &[usize]) -> Result<Tensor> {
+    Tensor::ones(shape, DType::F32, &Device::cpu())
+}
+
+#[test]
+fn an_error_has_the_line_of_the_call() -> Result<()> {
+    let (a, b) = (of_shape(&[2, 3])?, of_shape(&[4, 5])?);
+    let (x, y) = (Var::leaf(a.clone()), Var::leaf(b.clone()));
+    check(here(a.matmul(&b)))?;
+    check(here(a.exp()?.add(&b)))?;
+    check(here(&a + &b))?;
+    check(here(&a + &b - 1.0))?;
+    check(here(a.to_vec::<f64>()))?;
+    check(here(x.linear(&y, None)))?;
+    check(here(x.reshape(&[7])))?;
+    check(here(&x * &y))?;
+    check(here(x.backward()))?;
+    check(here(x.conv2d(&y, None, &Default::default())))?;
+    // An op between names its caller's caller no more.
+    a.add(&a)?;
+    check(here(a.sub(&b)))?;
+    Ok(())
+}
+
+#[test]
+fn an_error_in_a_model_has_the_layers_path() -> Result<()> {
+    let device = Device::cpu();
+    let block = Sequential::new().push(Linear::new(3, 4, &device)?).push(Linear::new(5, 4, &device)?);
+    let model = Sequential::new().push(Linear::new(3, 3, &device)?).push(block);
+    let error = check(here(model.forward(&Var::constant(of_shape(&[2, 3])?))))?;
+    assert_eq!(error.module(), Some("1.1"));
+    assert!(format!("{error:?}").ends_with("in module 1.1"), "{error:?}");
+    Ok(())
+}
+
+#[test]
+fn an_error_of_a_gradient_has_the_line_of_the_op() -> Result<()> {
+    let x = Var::leaf(of_shape(&[1])?);
+    let recorded = |x: &Var| {
+        let value = x.value().exp()?;
+        Ok::<_, Error>((
+            record("bad", &[x], &[Save::Output], value, |_, g| {
+                Ok([Some(g.reshape(&[7])?)].into_iter().collect())
+            }),
+            Location::caller().line(),
+        ))
+    };
+    let (y, line) = recorded(&x)?;
+    let error = y.backward().map(drop).unwrap_err();
+    let forward = error.forward_location().map(|at| at.line());
+    assert_eq!(
+        (error.location().line(), forward),
+        (Location::caller().line() - 2, Some(line - 1)),
+        "{error:?}"
+    );
+    let y = x.exp()?;
+    let line = Location::caller().line() - 1;
+    y.value().add_scalar_(1.0)?;
+    let error = y.sum_all()?.backward().map(drop).unwrap_err();
+    assert_eq!(error.forward_location().map(|at| at.line()), Some(line), "{error:?}");
+    Ok(())
+}

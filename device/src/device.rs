@@ -66,9 +66,7 @@ pub(crate) struct Cuda {
 
 impl Cuda {
     fn stream(&self, priority: Priority) -> Result<DriverStream> {
-        let mut stream = DriverStream::new(&self.context, &self.fault, priority)?;
-        stream.launch_by(self.launcher.clone());
-        Ok(stream)
+        DriverStream::new(&self.context, &self.fault, priority, self.launcher.clone())
     }
 }
 
@@ -321,17 +319,6 @@ impl Device {
         match &self.core().cuda {
             Some(cuda) => cuda.context.describe(),
             None => format!("{} threads", self.threads()),
-        }
-    }
-
-    /// What makes the device's convolutions, as in `cuDNN 9.14.0, and kernels of its own for what that has not`.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] and [`Error::Driver`] where cuDNN is found and answers so.
-    pub fn convolutions(&self) -> Result<String> {
-        match &self.core().cuda {
-            Some(cuda) if self.core().cudnn => cuda.context.convolutions(),
-            _ => Ok("kernels of its own".to_owned()),
         }
     }
 
@@ -620,7 +607,7 @@ impl Core {
     /// The stream of a CUDA device on which the host reads what is not pending.
     pub(crate) fn reads(&self) -> Result<&Arc<Fifo>> {
         if let (None, Some(cuda)) = (self.reads.get(), &self.cuda) {
-            let stream = DriverStream::new(&cuda.context, &cuda.fault, Priority::High)?;
+            let stream = DriverStream::new(&cuda.context, &cuda.fault, Priority::High, None)?;
             let made = Fifo::new(Runner::Driver(stream), Placement::Caller, 1, &self.audit);
             // Who comes second drops a stream that did nothing.
             let _ = self.reads.set(made);

@@ -2,8 +2,8 @@
 //!
 //! Each is the gradient of the two others. Operands are contiguous, or lie with their channels last, all three of them.
 
-pub use device::cuda::ConvPass;
-use device::cuda::{ConvAlgorithm, ConvForm};
+pub use crate::cuda::libraries::ConvPass;
+use crate::cuda::libraries::{ConvAlgorithm, ConvForm};
 use device::{DType, Error, Result, Stream};
 
 use crate::activation::Activation;
@@ -128,7 +128,8 @@ impl Form {
             false => [b * c * d, c * d, d, 1],
         });
         let Window { padding, stride, dilation, .. } = g.window;
-        stream.convolution(&ConvForm { pass, bias, dtype, shapes, strides, padding, stride, dilation })
+        let form = ConvForm { pass, bias, dtype, shapes, strides, padding, stride, dilation };
+        ConvAlgorithm::of(stream, op, &form)
     }
 }
 
@@ -178,7 +179,7 @@ enum Made {
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for operands that are not contiguous or a window that does not fit,
-/// those of [`Stream::convolution`].
+/// [`Error::StreamHeld`], [`Error::OutOfMemory`], [`Error::Driver`].
 pub fn conv2d<'a>(
     stream: &'a Stream,
     x: View<'a>,
@@ -306,10 +307,11 @@ impl<'a> Conv2d<'a> {
         let (to, from, bias) = (address(out), read.map(address), self.bias.map(address));
         let anywhere = Address(std::ptr::without_provenance_mut(1 << 12));
         let workspace = (way.workspace(&self.geometry) > 0).then_some(anywhere);
-        self.stream.workspace_bytes(self.op, |queue| {
+        let measured = self.stream.dry_run(self.op, |queue| {
             let conv = cuda::Convolution::of(queue, &self.geometry, (dtype, self.how(way)), workspace)?;
             conv.enqueue(self.pass, to, from, bias)
-        })
+        })?;
+        Ok(measured.map_or(0, |((), bytes)| bytes))
     }
 
     /// Applies an activation to the results.

@@ -123,8 +123,9 @@ impl<'a> MatrixProduct<'a> {
         }
         let at = [out, lhs, rhs].map(|view| Address(view.first().0));
         let row = bias.map(|bias| (Address(bias.first().0), bias.layout.strides()[0]));
-        stream
-            .workspace_bytes(op, |queue| cuda::products(queue, dtype, batch, at, row, (how, Workspace::NONE)))
+        let measured = stream
+            .dry_run(op, |queue| cuda::products(queue, dtype, batch, at, row, (how, Workspace::NONE)))?;
+        Ok(measured.map_or(0, |((), bytes)| bytes))
     }
 
     /// Bytes of the workspace that the device's library needs; mostly none.

@@ -23,6 +23,7 @@ pub(crate) mod embedding_bag;
 pub(crate) mod formula;
 pub(crate) mod image;
 pub(crate) mod index;
+pub(crate) mod libraries;
 pub(crate) mod loss;
 pub(crate) mod many_norms;
 pub(crate) mod many_sums;
@@ -186,7 +187,8 @@ pub fn preload(stream: &Stream) -> Result<()> {
         &index::GATHER,
         &parts::F32,
         &sequence::F32,
-    ])
+    ])?;
+    libraries::start(stream)
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ use crate::cuda::Staged;
 use crate::fifo::{Fifo, find, reached};
 use crate::graph::capture::{Capture, forget, refused};
 use crate::host::Host;
+use crate::launch::Ordered;
+use crate::order::Place;
 use crate::recorder::{CommandKind, Label, Syncing};
 use crate::shared::Home;
 use crate::within::{Holds, Within};
@@ -426,35 +428,28 @@ impl Buffer {
     /// Launches a copy to the host on `fifo`, which made the last `write` if it is still that; else does nothing.
     #[track_caller]
     fn stage(&self, fifo: &Fifo, write: Moment) -> Result<Option<(Staged, Moment)>> {
-        let (driver, recorder) = (fifo.driver()?, &self.device.core().recorder);
+        const OP: &str = "download";
+        let (core, uses) = (self.device.core(), [Use::read(self)]);
         let label = Label::of(CommandKind::Download { bytes: self.len_bytes });
-        let noted = recorder.launching("download", &[Use::read(self)], &label);
-        let mut tail = fifo.lock_tail("download")?;
-        let moment = {
-            let mut log = self.log.lock();
-            if log.write != write {
-                return Ok(None);
-            }
-            fifo.take(&mut tail);
-            if fifo.audit.is_on() {
-                fifo.audit_command(&tail, "download", &[Use::read(self)], Location::caller());
-            }
-            let moment = Moment { stream: fifo.id, tick: tail.tick };
-            log.record(moment, false);
-            moment
-        };
-        let staged = driver.bind().and_then(|()| {
-            let start = noted.as_ref().map(|_| driver.record_timed()).transpose()?;
-            // SAFETY: the buffer has that many bytes, and the command reads them.
-            let staged = unsafe { driver.download(self.ptr(), self.len_bytes, moment)? };
-            if let (Some(start), Some(noted)) = (start, noted) {
-                recorder.timed(moment, start, driver.record_timed()?);
-                recorder.launched(noted, moment);
-            }
-            Ok(staged)
-        });
-        driver.set_launched(moment.tick);
-        staged.map(|staged| Some((staged, moment))).map_err(|error| error.met_by("download", moment.stream))
+        let noted = core.recorder.launching(OP, &uses, &label);
+        let mut tail = fifo.lock_tail(OP)?;
+        let mut log = self.log.lock();
+        if log.write != write {
+            return Ok(None);
+        }
+        fifo.take(&mut tail);
+        if fifo.audit.is_on() {
+            fifo.audit_command(&tail, OP, &uses, Location::caller());
+        }
+        let mut command = Ordered { core, fifo, op: OP, uses: &uses, tail, place: Place::Driver, noted };
+        let moment = command.moment();
+        log.record(moment, false);
+        drop(log);
+        // SAFETY: the buffer has that many bytes, and the command reads them.
+        let staged =
+            command.drive(|driver, moment| unsafe { driver.download(self.ptr(), self.len_bytes, moment) })?;
+        command.noted();
+        Ok(Some((staged, moment)))
     }
 
     /// Lends the memory to code outside the engine, as to a stream of another library: until the loan ends, commands that

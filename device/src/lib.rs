@@ -36,6 +36,7 @@ mod memory;
 mod misuse;
 mod needs;
 mod nvtx;
+mod order;
 mod peaks;
 mod pending;
 mod progress;
@@ -48,6 +49,7 @@ mod sync;
 mod team;
 mod threads;
 mod time;
+mod transfer;
 mod within;
 mod work;
 

@@ -302,9 +302,9 @@ impl Buffer {
                 &format!("the host would read a value at {place}, which is known in a replay only"),
             ));
         }
-        core.hidden.meet("download")?;
+        core.observers.hidden.meet("download")?;
         let mut syncing = core.host_sync("download", std::iter::once_with(|| self.last_write()));
-        if core.cuda.is_some() {
+        if core.cuda().is_some() {
             return self.download_staged(read, &mut syncing);
         }
         let mut read = Some(read);
@@ -346,7 +346,7 @@ impl Buffer {
         if Capture::is_current() || self.is_planned() {
             return Err(refused(OP, "the host would write once what each replay reads"));
         }
-        if core.cuda.is_some() {
+        if core.cuda().is_some() {
             let value = self.device.name();
             return Err(Error::invalid(OP, "self", "in the host's memory, as `Device::host` has it", value));
         }
@@ -383,9 +383,9 @@ impl Buffer {
         }
         let place = Location::caller();
         let moment = core.host.begin(|moment| {
-            if core.audit.is_on() {
+            if core.observers.audit.is_on() {
                 let accesses = [Use::write(self).access()].into_iter().collect();
-                core.audit.command(moment, "host write", place, accesses);
+                core.observers.audit.command(moment, "host write", place, accesses);
             }
         });
         log.record(moment, true);
@@ -431,7 +431,7 @@ impl Buffer {
         const OP: &str = "download";
         let (core, uses) = (self.device.core(), [Use::read(self)]);
         let label = Label::of(CommandKind::Download { bytes: self.len_bytes });
-        let noted = core.recorder.launching(OP, &uses, &label);
+        let noted = core.observers.recorder.launching(OP, &uses, &label);
         let mut tail = fifo.lock_tail(OP)?;
         let mut log = self.log.lock();
         if log.write != write {
@@ -463,7 +463,7 @@ impl Buffer {
     #[must_use = "the loan ends when the value drops"]
     #[track_caller]
     pub unsafe fn lend(&self, write: bool) -> Loan {
-        let (audit, place) = (&self.device.core().audit, Location::caller());
+        let (audit, place) = (&self.device.core().observers.audit, Location::caller());
         let host = Host::new(audit);
         let mut log = self.log.lock();
         let moment = host.begin(|moment| {
@@ -486,7 +486,7 @@ impl Buffer {
     #[track_caller]
     fn read_if_sound<R>(&self, read: &mut Option<impl FnOnce(&[u8]) -> R>) -> Option<R> {
         let core = self.device.core();
-        if core.cuda.is_some() || self.is_planned() {
+        if core.cuda().is_some() || self.is_planned() {
             return None;
         }
         let host = &core.host;
@@ -497,9 +497,9 @@ impl Buffer {
             }
             let place = Location::caller();
             let moment = host.begin(|moment| {
-                if core.audit.is_on() {
+                if core.observers.audit.is_on() {
                     let accesses = [Use::read(self).access()].into_iter().collect();
-                    core.audit.command(moment, "host read", place, accesses);
+                    core.observers.audit.command(moment, "host read", place, accesses);
                 }
             });
             log.begin_host_read(moment);

@@ -8,8 +8,8 @@ use std::time::Instant;
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
+use crate::core::Core;
 use crate::cuda::{DriverStream, GateWord, Queue, Target, TimedEvent};
-use crate::device::Core;
 use crate::explorer::Ready;
 use crate::fifo::{Fifo, Gate, Item, Job, Tail, bump, find};
 use crate::graph::capture::{Capture, refused};
@@ -201,7 +201,7 @@ impl Stream {
             return Err(Error::invalid(OP, "moments", "launched already", value));
         }
         let (fifo, core) = (self.fifo(), self.core());
-        let noted = core.recorder.launching(OP, &[], &Label::of(CommandKind::Wait));
+        let noted = core.observers.recorder.launching(OP, &[], &Label::of(CommandKind::Wait));
         let mut tail = fifo.lock_tail(OP)?;
         let mut needs: Moments = moments.iter().copied().filter(|need| need.stream != fifo.id).collect();
         fifo.drop_met(&mut tail, &mut needs);
@@ -250,7 +250,7 @@ impl Stream {
         may_run_here: bool,
     ) -> Result<Ordered<'a>> {
         let (core, fifo) = (self.core(), self.fifo());
-        let noted = label.and_then(|label| core.recorder.launching(op, uses, label));
+        let noted = label.and_then(|label| core.observers.recorder.launching(op, uses, label));
         let mut tail = fifo.lock_tail(op)?;
         let place = self.order(&mut tail, op, uses, may_run_here)?;
         Ok(Ordered { core, fifo, op, uses, tail, place, noted })
@@ -275,18 +275,18 @@ impl Ordered<'_> {
     }
 
     /// Counts it, and tells a recording.
-    #[inline]
-    pub(crate) fn launched(self) {
+    #[inline(always)]
+    pub(crate) fn launched(&mut self) {
         bump(&self.fifo.counters.launches, 1);
         self.noted();
     }
 
     /// Tells a recording.
-    #[inline]
-    pub(crate) fn noted(mut self) {
+    #[inline(always)]
+    pub(crate) fn noted(&mut self) {
         let moment = self.moment();
         if let Some(noted) = self.noted.take() {
-            self.core.recorder.launched(noted, moment);
+            self.core.observers.recorder.launched(noted, moment);
         }
         if self.place == Place::Worker
             && let Some(explorer) = self.fifo.explorer()
@@ -313,7 +313,7 @@ impl Ordered<'_> {
     }
 
     /// Runs it on the calling thread.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn run(&mut self, work: impl FnOnce()) {
         let (fifo, tick) = (self.fifo, self.tail.tick);
         fifo.run(self.core, self.op, tick, Holds::Launches, self.noted.is_some(), work);
@@ -324,13 +324,13 @@ impl Ordered<'_> {
     /// Whether work that may wait could be done at once, on the calling thread.
     #[cold]
     fn tried(&self, work: &impl Work) -> bool {
-        let start = self.core.recorder.is_on().then(Instant::now);
+        let start = self.core.observers.recorder.is_on().then(Instant::now);
         let mut done = true;
         self.fifo.run(self.core, self.op, self.tail.tick, Holds::Launches, false, || {
             done = work.try_run(&Cpu::new(self.core, self.fifo.threads));
         });
         if let Some(start) = start.filter(|_| done) {
-            self.core.recorder.ran(self.op, self.moment(), start);
+            self.core.observers.recorder.ran(self.op, self.moment(), start);
         }
         done
     }
@@ -383,6 +383,7 @@ impl Ordered<'_> {
         }
         let (core, moment, driver) = (self.core, self.moment(), self.fifo.driver()?);
         let launched = Launched(driver, moment.tick);
+        let blocking = core.cuda().is_some_and(|cuda| cuda.config.blocking == Some(true));
         self.note_waits();
         self.tail.waits.clear();
         let drive = || -> Result<R> {
@@ -393,16 +394,16 @@ impl Ordered<'_> {
             let done = work(driver, moment)?;
             if let (Some(start), Some(noted)) = (start, &mut self.noted) {
                 noted.given = Some(Instant::now());
-                core.recorder.timed(moment, start, driver.record_timed()?);
+                core.observers.recorder.timed(moment, start, driver.record_timed()?);
             }
             drop(launched);
-            if core.blocking {
+            if blocking {
                 self.fifo.wait_until(moment.tick)?;
             }
             Ok(done)
         };
         let done = drive().map_err(|error| error.met_by(self.op, moment.stream))?;
-        if core.blocking {
+        if blocking {
             core.take_fault()?;
         }
         Ok(done)
@@ -412,7 +413,7 @@ impl Ordered<'_> {
     fn note_waits(&self) {
         if self.noted.is_some() {
             for &(ref fifo, tick) in &self.tail.waits {
-                self.core.recorder.waited(self.op, self.moment(), Moment { stream: fifo.id, tick });
+                self.core.observers.recorder.waited(self.op, self.moment(), Moment { stream: fifo.id, tick });
             }
         }
     }

@@ -14,6 +14,7 @@ mod branches;
 mod buffer;
 mod bytes;
 mod config;
+mod core;
 pub mod cuda;
 mod delay;
 mod device;

@@ -90,8 +90,8 @@ impl Stream {
             }
             fifo.drop_met(tail, &mut needs);
         }
-        if core.watched.load(Ordering::Relaxed)
-            && core.manual.load(Ordering::Relaxed)
+        if core.observers.watched.load(Ordering::Relaxed)
+            && core.observers.manual.load(Ordering::Relaxed)
             && let Some(&need) = needs.first()
         {
             drop(logs);
@@ -134,7 +134,7 @@ impl Stream {
             // Before the uses are logged: where a driver refuses a wait, the logs go on naming whom to wait for.
             self.commit(tail, needs, event)?;
         }
-        if core.watched.load(Ordering::Relaxed) {
+        if core.observers.watched.load(Ordering::Relaxed) {
             self.watch(tail, op, uses, Location::caller());
         }
         Ok(place)
@@ -144,10 +144,10 @@ impl Stream {
     #[cold]
     fn watch(&self, tail: &Tail, op: &'static str, uses: &[Use<'_>], place: &'static Location<'static>) {
         let (fifo, core) = (self.fifo(), self.core());
-        if core.audit.is_on() {
+        if core.observers.audit.is_on() {
             fifo.audit_command(tail, op, uses, place);
         }
-        if core.manual.load(Ordering::Relaxed) {
+        if core.observers.manual.load(Ordering::Relaxed) {
             fifo.note_op(tail, op);
         }
     }

@@ -75,16 +75,13 @@ impl Stream {
         let is_ours = |buffer: &Buffer| Arc::ptr_eq(buffer.device().core(), ours);
         let other = if is_ours(to) { from } else { to };
         let theirs = other.device().core();
-        let context = match (&theirs.cuda, &theirs.pinned) {
-            (Some(_), _) if !is_ours(to) => return self.owns(op, &[Use::write(to)]),
-            (Some(cuda), _) => &cuda.context,
-            (None, Some(context)) => context,
-            (None, None) => {
-                let reason = format!("{op} copies between {} and {}", self.device(), other.device()).into();
-                return Err(Error::CudaUnavailable { reason });
-            }
+        let Some(context) = theirs.context() else {
+            let reason = format!("{op} copies between {} and {}", self.device(), other.device()).into();
+            return Err(Error::CudaUnavailable { reason });
         };
         if !is_ours(to) {
+            // It would be written by another CUDA device than its own.
+            theirs.cuda().map_or(Ok(()), |_| self.owns(op, &[Use::write(to)]))?;
             self.owns(op, &[Use::read(from)])?;
         }
         let bytes = range.len();
@@ -108,7 +105,7 @@ impl Stream {
             });
         }
         let uses = [Use::write(to), Use::read(from)];
-        let kind = match &theirs.cuda {
+        let kind = match theirs.cuda() {
             Some(_) => CommandKind::Across { bytes },
             None if is_ours(to) => CommandKind::Upload { bytes, pinned: true },
             None => CommandKind::Download { bytes },
@@ -122,7 +119,7 @@ impl Stream {
         command.drive(|driver, _| {
             // SAFETY: both ranges are inside their buffers, which the command uses, and which are where `theirs` says.
             unsafe {
-                match &theirs.cuda {
+                match theirs.cuda() {
                     Some(_) => driver.copy_across(to_ptr, context, from_ptr, bytes),
                     None if is_ours(to) => driver.copy_from_pinned(to_ptr, from_ptr, bytes),
                     None => driver.copy_to_pinned(to_ptr, from_ptr, bytes),

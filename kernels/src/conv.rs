@@ -4,6 +4,7 @@
 
 pub use crate::cuda::libraries::ConvPass;
 use crate::cuda::libraries::{ConvAlgorithm, ConvForm};
+use crate::cuda::needs;
 use device::{DType, Error, Result, Stream};
 
 use crate::activation::Activation;
@@ -68,7 +69,7 @@ pub fn conv2d_wants_channels_last(
         _ => return Ok(false),
     };
     let [[_, channels, ..], [filters, ..], _] = shapes;
-    if !stream.is_cuda() || how.1 != 1 || channels % lanes != 0 || filters % lanes != 0 {
+    if how.1 != 1 || channels % lanes != 0 || filters % lanes != 0 {
         return Ok(false);
     }
     let geometry = geometry(op, shapes.each_ref().map(|shape| &shape[..]), how)?;
@@ -283,10 +284,10 @@ impl<'a> Conv2d<'a> {
             Made::Library(algorithm) => {
                 algorithm.workspace().div_ceil(out.dtype.compute_dtype().size_bytes())
             }
-            Made::Here(way) if self.stream.is_cuda() && out.layout.elements() > 0 => {
-                self.how(way).workspace(&self.geometry, out.dtype)
+            Made::Here(_) if out.layout.elements() == 0 => 0,
+            Made::Here(way) => {
+                needs(self.stream, || self.how(way).workspace(&self.geometry, out.dtype)).unwrap_or(0)
             }
-            Made::Here(_) => 0,
         }
     }
 

@@ -9,6 +9,7 @@ use crate::activation::Activation;
 use crate::command::{Address, Command, for_float};
 use crate::cpu::matmul as cpu;
 use crate::cuda::matmul::{self as cuda, How};
+use crate::cuda::needs;
 use crate::layout::{View, shape_mismatch};
 use crate::matrices::MatrixBatch;
 
@@ -106,9 +107,7 @@ impl<'a> MatrixProduct<'a> {
         let batch = MatrixBatch::of(&out, &lhs, &rhs);
         let how = How { add: accumulate == Accumulate::Add, relu, tf32: stream.device().tf32() };
         let mut new = MatrixProduct { stream, op, lhs, rhs, bias, out, batch, how, workspace: 0 };
-        if stream.is_cuda() {
-            new.workspace = new.measure()?;
-        }
+        new.workspace = needs(stream, || new.measure()).unwrap_or(Ok(0))?;
         Ok(new)
     }
 

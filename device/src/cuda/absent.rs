@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::{Arg, Grid, Program, Queue, Target};
-use crate::device::Core;
+use crate::core::Core;
 use crate::graph::Node;
 use crate::ipc::DRIVER_HANDLE;
 use crate::{
@@ -167,7 +167,7 @@ impl DriverStream {
 
 impl DriverGraph {
     pub(crate) fn new(core: &Arc<Core>, _: &[Node]) -> Result<DriverGraph> {
-        match core.cuda.as_ref().map(|cuda| &*cuda.context) {
+        match core.cuda().map(|cuda| &*cuda.context) {
             Some(context) => match *context {},
             None => Err(Error::CudaUnavailable { reason: "this build has no CUDA".into() }),
         }

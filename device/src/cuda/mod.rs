@@ -21,7 +21,7 @@ pub(crate) use driver::{
     SharedEvent, Staged, TimedEvent, Updated, in_host_function,
 };
 
-use crate::device::Core;
+use crate::core::Core;
 use crate::graph::capture::refused;
 use crate::recorder::Kernels;
 use crate::{Device, Error, MemoryDriver, Moment, Result, Stream, StreamId, Work};
@@ -371,7 +371,7 @@ impl<'a> Queue<'a> {
 
     /// Whether convolutions may be cuDNN's, see [`CudaConfig::cudnn`].
     pub fn allows_cudnn(&self) -> bool {
-        self.core.cudnn
+        self.core.cuda().is_some_and(|cuda| cuda.config.cudnn == Some(true))
     }
 
     /// The device's handle of a library, of type `T`. `make` creates it at the first request, with the device current and no stream

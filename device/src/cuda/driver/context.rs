@@ -39,7 +39,7 @@ pub(crate) const WARP_GROUPS: (i32, i32) = (9, 0);
 pub(crate) struct Context {
     pub(crate) raw: sys::CUcontext,
     pub(crate) device: sys::CUdevice,
-    pub(crate) ordinal: usize,
+    pub(super) ordinal: usize,
     name: Box<str>,
     /// Major and minor compute capability.
     pub(crate) capability: (i32, i32),

@@ -12,7 +12,7 @@ use super::context::Context;
 use super::pinned::Staged;
 use super::stream::DriverStream;
 use super::{Grid, Queue, Target};
-use crate::device::Core;
+use crate::core::Core;
 use crate::graph::Node;
 use crate::graph::capture::refused;
 use crate::{Error, Moment, Priority, Result, StreamId};
@@ -89,7 +89,7 @@ impl Drop for Exec {
 impl DriverGraph {
     /// A graph of `nodes`, each after those that it needs.
     pub(crate) fn new(core: &Arc<Core>, nodes: &[Node]) -> Result<DriverGraph> {
-        let Some(cuda) = &core.cuda else {
+        let Some(cuda) = core.cuda() else {
             return Err(Error::CudaUnavailable {
                 reason: "a graph of a device that is no CUDA device".into(),
             });

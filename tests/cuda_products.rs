@@ -230,7 +230,7 @@ fn a_recording_knows_the_kernels_of_products() -> Result<()> {
 #[test]
 fn a_recording_knows_the_kernels_of_convolutions() -> Result<()> {
     let Some(device) = cuda(0) else { return Ok(()) };
-    if !device.convolutions()?.starts_with("cuDNN") {
+    if !streamgrad::kernels::convolutions(&device)?.starts_with("cuDNN") {
         println!("skipped: there is no cuDNN");
         return Ok(());
     }

@@ -14,6 +14,8 @@ use crate::cuda::Staged;
 use crate::fifo::{Fifo, find, reached};
 use crate::graph::capture::{Capture, forget, refused};
 use crate::host::Host;
+use crate::launch::Ordered;
+use crate::order::Place;
 use crate::recorder::{CommandKind, Label, Syncing};
 use crate::shared::Home;
 use crate::within::{Holds, Within};
@@ -299,9 +301,9 @@ impl Buffer {
                 &format!("the host would read a value at {place}, which is known in a replay only"),
             ));
         }
-        core.hidden.meet("download")?;
+        core.observers.hidden.meet("download")?;
         let mut syncing = core.host_sync("download", std::iter::once_with(|| self.last_write()));
-        if core.cuda.is_some() {
+        if core.cuda().is_some() {
             return self.download_staged(read, &mut syncing);
         }
         let mut read = Some(read);
@@ -343,7 +345,7 @@ impl Buffer {
         if Capture::is_current() || self.is_planned() {
             return Err(refused(OP, "the host would write once what each replay reads"));
         }
-        if core.cuda.is_some() {
+        if core.cuda().is_some() {
             let value = self.device.name();
             return Err(Error::invalid(OP, "self", "in the host's memory, as `Device::host` has it", value));
         }
@@ -380,9 +382,9 @@ impl Buffer {
         }
         let place = AtCaller::location();
         let moment = core.host.begin(|moment| {
-            if core.audit.is_on() {
+            if core.observers.audit.is_on() {
                 let accesses = [Use::write(self).access()].into_iter().collect();
-                core.audit.command(moment, "host write", place, accesses);
+                core.observers.audit.command(moment, "host write", place, accesses);
             }
         });
         log.record(moment, true);
@@ -425,35 +427,28 @@ impl Buffer {
     /// Launches a copy to the host on `fifo`, which made the last `write` if it is still that; else does nothing.
     #[track_caller]
     fn stage(&self, fifo: &Fifo, write: Moment) -> Result<Option<(Staged, Moment)>> {
-        let (driver, recorder) = (fifo.driver()?, &self.device.core().recorder);
+        const OP: &str = "download";
+        let (core, uses) = (self.device.core(), [Use::read(self)]);
         let label = Label::of(CommandKind::Download { bytes: self.len_bytes });
-        let noted = recorder.launching("download", &[Use::read(self)], &label);
-        let mut tail = fifo.lock_tail("download")?;
-        let moment = {
-            let mut log = self.log.lock();
-            if log.write != write {
-                return Ok(None);
-            }
-            fifo.take(&mut tail);
-            if fifo.audit.is_on() {
-                fifo.audit_command(&tail, "download", &[Use::read(self)], AtCaller::location());
-            }
-            let moment = Moment { stream: fifo.id, tick: tail.tick };
-            log.record(moment, false);
-            moment
-        };
-        let staged = driver.bind().and_then(|()| {
-            let start = noted.as_ref().map(|_| driver.record_timed()).transpose()?;
-            // SAFETY: the buffer has that many bytes, and the command reads them.
-            let staged = unsafe { driver.download(self.ptr(), self.len_bytes, moment)? };
-            if let (Some(start), Some(noted)) = (start, noted) {
-                recorder.timed(moment, start, driver.record_timed()?);
-                recorder.launched(noted, moment);
-            }
-            Ok(staged)
-        });
-        driver.set_launched(moment.tick);
-        staged.map(|staged| Some((staged, moment))).map_err(|error| error.met_by("download", moment.stream))
+        let noted = core.observers.recorder.launching(OP, &uses, &label);
+        let mut tail = fifo.lock_tail(OP)?;
+        let mut log = self.log.lock();
+        if log.write != write {
+            return Ok(None);
+        }
+        fifo.take(&mut tail);
+        if fifo.audit.is_on() {
+            fifo.audit_command(&tail, OP, &uses, Location::caller());
+        }
+        let mut command = Ordered { core, fifo, op: OP, uses: &uses, tail, place: Place::Driver, noted };
+        let moment = command.moment();
+        log.record(moment, false);
+        drop(log);
+        // SAFETY: the buffer has that many bytes, and the command reads them.
+        let staged =
+            command.drive(|driver, moment| unsafe { driver.download(self.ptr(), self.len_bytes, moment) })?;
+        command.noted();
+        Ok(Some((staged, moment)))
     }
 
     /// Lends the memory to code outside the engine, as to a stream of another library: until the loan ends, commands that
@@ -467,7 +462,7 @@ impl Buffer {
     #[must_use = "the loan ends when the value drops"]
     #[track_caller]
     pub unsafe fn lend(&self, write: bool) -> Loan {
-        let (audit, place) = (&self.device.core().audit, AtCaller::location());
+        let (audit, place) = (&self.device.core().observers.audit, Location::caller());
         let host = Host::new(audit);
         let mut log = self.log.lock();
         let moment = host.begin(|moment| {
@@ -490,7 +485,7 @@ impl Buffer {
     #[track_caller]
     fn read_if_sound<R>(&self, read: &mut Option<impl FnOnce(&[u8]) -> R>) -> Option<R> {
         let core = self.device.core();
-        if core.cuda.is_some() || self.is_planned() {
+        if core.cuda().is_some() || self.is_planned() {
             return None;
         }
         let host = &core.host;
@@ -501,9 +496,9 @@ impl Buffer {
             }
             let place = AtCaller::location();
             let moment = host.begin(|moment| {
-                if core.audit.is_on() {
+                if core.observers.audit.is_on() {
                     let accesses = [Use::read(self).access()].into_iter().collect();
-                    core.audit.command(moment, "host read", place, accesses);
+                    core.observers.audit.command(moment, "host read", place, accesses);
                 }
             });
             log.begin_host_read(moment);

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use crate::core::Core;
 use crate::cuda::{Context, TimedEvent};
-use crate::device::Core;
 use crate::fifo::Fifo;
 use crate::graph::capture::{Capture, refused};
 use crate::stream::Handle;
@@ -109,7 +109,7 @@ impl Marker {
 
     /// The GPU whose clock the event is timed by; `None` for the host's.
     fn gpu(&self) -> Option<*const Context> {
-        self.core.cuda.as_ref().map(|cuda| Arc::as_ptr(&cuda.context))
+        self.core.cuda().map(|cuda| Arc::as_ptr(&cuda.context))
     }
 
     /// When the stream passed the event.

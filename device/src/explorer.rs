@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::device::Core;
+use crate::core::Core;
 use crate::fifo::{Fifo, Gate, Item};
 use crate::within::Holds;
 use crate::{Buffer, Moment, Result, Stream, StreamId, Use};
@@ -327,10 +327,10 @@ impl State {
         match fifo.with_queue(|items, _| items.pop_front()) {
             Some(Item::Run { tick, op, work, .. }) => {
                 self.queued -= 1;
-                if let Some(explorer) = &core.explorer {
+                if let Some(explorer) = core.explorer() {
                     explorer.plan_order.store(self.plan_order(), Ordering::Relaxed);
                 }
-                fifo.run(core, op, tick, Holds::Launches, core.recorder.is_on(), || work(core));
+                fifo.run(core, op, tick, Holds::Launches, core.observers.recorder.is_on(), || work(core));
                 fifo.progress.complete(tick);
             }
             Some(Item::Gate { tick, .. }) => fifo.progress.complete(tick),

@@ -11,9 +11,9 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::audit::AuditLog;
+use crate::core::Core;
 use crate::cuda::{DriverStream, FaultWord, in_host_function};
 use crate::delay::{Before, Delay};
-use crate::device::Core;
 use crate::explorer::{Explored, Explorer};
 use crate::pending::Barriers;
 use crate::progress::Progress;
@@ -302,7 +302,7 @@ impl Fifo {
                         self.pause(Before::Run, tick);
                         match core {
                             Some(core) if self.is_in_order(&mut failed, &core, op) => {
-                                let recorded = core.recorder.is_on();
+                                let recorded = core.observers.recorder.is_on();
                                 self.run(&core, op, tick, Holds::Nothing, recorded, || work(&core));
                             }
                             // What it was to do is told already, and what it drops has nobody to tell.
@@ -382,7 +382,7 @@ impl Fifo {
         }
         drop(within);
         if let Some(start) = start {
-            core.recorder.ran(op, Moment { stream: self.id, tick }, start);
+            core.observers.recorder.ran(op, Moment { stream: self.id, tick }, start);
         }
     }
 
@@ -624,13 +624,13 @@ mod tests {
     fn the_audit_is_told_of_a_stream_that_is_going() -> Result<()> {
         let dev = Device::cpu_with(crate::CpuConfig::default());
         dev.start_audit();
-        let fifo = Fifo::new(Runner::Thread(None), Placement::Caller, 1, &dev.core().audit);
+        let fifo = Fifo::new(Runner::Thread(None), Placement::Caller, 1, &dev.core().observers.audit);
         let moment = |fifo: &Fifo| Moment { stream: fifo.id, tick: 1 };
         let (write, read) = (moment(&fifo), Moment { stream: StreamId::fresh(), tick: 1 });
         let command = |moment, write| {
             let access = crate::Access { start: 0, end: 8, write };
             let accesses = [access].into_iter().collect();
-            dev.core().audit.command(moment, "op", std::panic::Location::caller(), accesses);
+            dev.core().observers.audit.command(moment, "op", std::panic::Location::caller(), accesses);
         };
         fifo.enqueued.store(1, Ordering::Release);
         fifo.progress.complete(1);

@@ -78,13 +78,13 @@ impl Device {
     /// assert!(dev.hidden_syncs().is_empty());
     /// ```
     pub fn set_sync_debug(&self, mode: SyncDebug) {
-        let hidden = &self.core().hidden;
+        let hidden = &self.core().observers.hidden;
         hidden.places.lock().clear();
         hidden.mode.store(mode as u8, Ordering::Release);
     }
 
     /// Where the host waited for the device without being asked to, by place in the source.
     pub fn hidden_syncs(&self) -> Vec<HiddenSync> {
-        self.core().hidden.places.lock().values().copied().collect()
+        self.core().observers.hidden.places.lock().values().copied().collect()
     }
 }

@@ -168,7 +168,7 @@ fn in_bounds(op: &'static str, buffer: &Buffer, range: &Range<usize>) -> Result<
 }
 
 fn cuda_context<'a>(op: &'static str, device: &'a Device) -> Result<&'a Arc<Context>> {
-    let cuda = device.core().cuda.as_ref();
+    let cuda = device.core().cuda();
     cuda.map(|cuda| &cuda.context).ok_or_else(|| Error::invalid(op, "device", "a CUDA device", device))
 }
 

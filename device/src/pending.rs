@@ -121,7 +121,7 @@ impl Stream {
     #[track_caller]
     pub fn wait_for_memory(&self, moments: &[Moment]) -> Result<()> {
         let core = self.core();
-        core.hidden.meet(OP)?;
+        core.observers.hidden.meet(OP)?;
         let _syncing = core.host_sync(OP, moments.iter().copied());
         moments.iter().try_for_each(|moment| match find(moment.stream) {
             Some(fifo) => fifo.wait_or_fail(OP, core, moment.tick),

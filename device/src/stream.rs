@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use crate::core::Core;
 use crate::cuda::GateWord;
-use crate::device::Core;
 use crate::event::Marker;
 use crate::fifo::{Fifo, Gate};
 use crate::graph::capture::Capture;
@@ -54,7 +54,7 @@ impl Drop for Side {
         }
         let core = self.device.core();
         for fifo in self.fifo.with_branches() {
-            core.retire(&fifo);
+            core.streams.retire(&fifo);
             core.adopt(&fifo);
             fifo.close();
         }

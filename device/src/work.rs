@@ -3,8 +3,8 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use crate::core::Core;
 use crate::cuda::Queue;
-use crate::device::Core;
 use crate::{CommandKind, Error, Result, Team, failure};
 
 /// A command's work: a value, which [`Stream::launch`](crate::Stream::launch) runs on the stream's device, once or, where it is
@@ -118,7 +118,7 @@ impl<'a> Cpu<'a> {
     /// The seed of the order of a replay's commands, on an explored device that picks one.
     pub(crate) fn plan_order(&self) -> Option<u64> {
         match self.helpers {
-            Helpers::Device(core) => core.explorer.as_ref()?.plan_order(),
+            Helpers::Device(core) => core.explorer()?.plan_order(),
             Helpers::Crew(_) => None,
         }
     }

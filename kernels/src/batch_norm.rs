@@ -6,7 +6,8 @@ use crate::activation::Activation;
 use crate::command::{Command, for_float};
 use crate::cpu::batch_norm as cpu;
 use crate::cuda::batch_norm as cuda;
-use crate::layout::View;
+use crate::cuda::needs;
+use crate::layout::{View, shape_mismatch};
 use crate::norms::Channels;
 
 /// What normalises: each channel's mean and variance, a scale and a shift.
@@ -30,12 +31,9 @@ pub struct Norm<'a> {
 
 /// Bytes of the workspace that [`batch_norm`] and [`batch_norm_grad`] of images `[n, c, ..]` need on `stream`'s device.
 pub fn batch_norm_workspace(stream: &Stream, shape: &[usize]) -> usize {
-    match (stream.is_cuda(), shape) {
-        (true, &[images, channels, ref rest @ ..]) => {
-            cuda::workspace(&Channels { images, channels, size: rest.iter().product() })
-        }
-        _ => 0,
-    }
+    let &[images, channels, ref rest @ ..] = shape else { return 0 };
+    let channels = Channels { images, channels, size: rest.iter().product() };
+    needs(stream, || cuda::workspace(&channels)).unwrap_or(0)
 }
 
 /// `out = (x - mean) / sqrt(var + eps) weight + bias` in each channel, for floats, then the activation. In training,

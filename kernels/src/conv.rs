@@ -2,8 +2,9 @@
 //!
 //! Each is the gradient of the two others. Operands are contiguous, or lie with their channels last, all three of them.
 
-pub use device::cuda::ConvPass;
-use device::cuda::{ConvAlgorithm, ConvForm};
+pub use crate::cuda::libraries::ConvPass;
+use crate::cuda::libraries::{ConvAlgorithm, ConvForm};
+use crate::cuda::needs;
 use device::{DType, Error, Result, Stream};
 
 use crate::activation::Activation;
@@ -68,7 +69,7 @@ pub fn conv2d_wants_channels_last(
         _ => return Ok(false),
     };
     let [[_, channels, ..], [filters, ..], _] = shapes;
-    if !stream.is_cuda() || how.1 != 1 || channels % lanes != 0 || filters % lanes != 0 {
+    if how.1 != 1 || channels % lanes != 0 || filters % lanes != 0 {
         return Ok(false);
     }
     let geometry = geometry(op, shapes.each_ref().map(|shape| &shape[..]), how)?;
@@ -128,7 +129,8 @@ impl Form {
             false => [b * c * d, c * d, d, 1],
         });
         let Window { padding, stride, dilation, .. } = g.window;
-        stream.convolution(&ConvForm { pass, bias, dtype, shapes, strides, padding, stride, dilation })
+        let form = ConvForm { pass, bias, dtype, shapes, strides, padding, stride, dilation };
+        ConvAlgorithm::of(stream, op, &form)
     }
 }
 
@@ -177,8 +179,8 @@ enum Made {
 /// an image or behind the last place, so that infinite factors spread NaN there.
 ///
 /// # Errors
-/// `ShapeMismatch`, `InvalidArgument` for operands that are not contiguous or a window that does not fit,
-/// those of [`Stream::convolution`].
+/// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for operands that are not contiguous or a window that does not fit,
+/// [`Error::StreamHeld`], [`Error::OutOfMemory`], [`Error::Driver`].
 pub fn conv2d<'a>(
     stream: &'a Stream,
     x: View<'a>,
@@ -282,10 +284,10 @@ impl<'a> Conv2d<'a> {
             Made::Library(algorithm) => {
                 algorithm.workspace().div_ceil(out.dtype.compute_dtype().size_bytes())
             }
-            Made::Here(way) if self.stream.is_cuda() && out.layout.elements() > 0 => {
-                self.how(way).workspace(&self.geometry, out.dtype)
+            Made::Here(_) if out.layout.elements() == 0 => 0,
+            Made::Here(way) => {
+                needs(self.stream, || self.how(way).workspace(&self.geometry, out.dtype)).unwrap_or(0)
             }
-            Made::Here(_) => 0,
         }
     }
 
@@ -306,10 +308,11 @@ impl<'a> Conv2d<'a> {
         let (to, from, bias) = (address(out), read.map(address), self.bias.map(address));
         let anywhere = Address(std::ptr::without_provenance_mut(1 << 12));
         let workspace = (way.workspace(&self.geometry) > 0).then_some(anywhere);
-        self.stream.workspace_bytes(self.op, |queue| {
+        let measured = self.stream.dry_run(self.op, |queue| {
             let conv = cuda::Convolution::of(queue, &self.geometry, (dtype, self.how(way)), workspace)?;
             conv.enqueue(self.pass, to, from, bias)
-        })
+        })?;
+        Ok(measured.map_or(0, |((), bytes)| bytes))
     }
 
     /// Applies an activation to the results.

@@ -77,6 +77,7 @@ pub use batch_norm::{Norm, batch_norm, batch_norm_grad, batch_norm_workspace, fo
 pub use clip::{TotalNorm, scale_all, total_norm, unscale_all};
 pub use conv::{Conv2d, ConvPass, conv2d, conv2d_input_grad, conv2d_wants_channels_last, conv2d_weight_grad};
 pub use copy::{Scalar, copy, fill};
+pub use cuda::libraries::convolutions;
 pub use cuda::parts::join_parts;
 pub use cuda::preload;
 pub use custom::{CustomKernel, KernelLaunch, custom};

@@ -7,7 +7,8 @@ use crate::activation::Activation;
 use crate::command::{Address, Command, for_float};
 use crate::cpu::matmul as cpu;
 use crate::cuda::matmul::{self as cuda, How};
-use crate::layout::View;
+use crate::cuda::needs;
+use crate::layout::{View, shape_mismatch};
 use crate::matrices::MatrixBatch;
 
 /// Whether a product replaces what its output holds or is added to it.
@@ -104,9 +105,7 @@ impl<'a> MatrixProduct<'a> {
         let batch = MatrixBatch::of(&out, &lhs, &rhs);
         let how = How { add: accumulate == Accumulate::Add, relu, tf32: stream.device().tf32() };
         let mut new = MatrixProduct { stream, op, lhs, rhs, bias, out, batch, how, workspace: 0 };
-        if stream.is_cuda() {
-            new.workspace = new.measure()?;
-        }
+        new.workspace = needs(stream, || new.measure()).unwrap_or(Ok(0))?;
         Ok(new)
     }
 
@@ -121,8 +120,9 @@ impl<'a> MatrixProduct<'a> {
         }
         let at = [out, lhs, rhs].map(|view| Address(view.first().0));
         let row = bias.map(|bias| (Address(bias.first().0), bias.layout.strides()[0]));
-        stream
-            .workspace_bytes(op, |queue| cuda::products(queue, dtype, batch, at, row, (how, Workspace::NONE)))
+        let measured = stream
+            .dry_run(op, |queue| cuda::products(queue, dtype, batch, at, row, (how, Workspace::NONE)))?;
+        Ok(measured.map_or(0, |((), bytes)| bytes))
     }
 
     /// Bytes of the workspace that the device's library needs; mostly none.

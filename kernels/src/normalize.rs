@@ -4,6 +4,7 @@ use device::{Error, Result, Stream};
 
 use crate::command::{Command, for_float};
 use crate::cpu::normalize as cpu;
+use crate::cuda::needs;
 use crate::cuda::normalize as cuda;
 use crate::fuse::{Norm, Part};
 use crate::layout::View;
@@ -79,10 +80,8 @@ pub fn normalize(
 /// Bytes of the workspace that [`normalize_grad`] needs on `stream`'s device for the gradients of weight and bias, where `x` has
 /// so many elements.
 pub fn normalize_workspace(stream: &Stream, rows: NormRows, elements: usize) -> usize {
-    match elements.checked_div(rows.row()) {
-        Some(count) if stream.is_cuda() => cuda::workspace(&(rows, count)),
-        _ => 0,
-    }
+    let count = elements.checked_div(rows.row());
+    count.and_then(|count| needs(stream, || cuda::workspace(&(rows, count)))).unwrap_or(0)
 }
 
 /// The gradients of [`normalize`], whose `mean` and `rstd` are given; `mean` only if it had one.

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use crate::command::{Command, Write, for_float, for_number};
 use crate::cpu::number::Number;
 use crate::cpu::reduce as cpu;
+use crate::cuda::needs;
 use crate::cuda::reduce as cuda;
 use crate::fuse::Part;
 use crate::layout::{Dst, Layout, Src, View, normalize_axes, normalize_axis};
@@ -18,10 +19,8 @@ use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
 /// # Errors
 /// `AxisOutOfRange`; `InvalidArgument` for a doubled axis.
 pub fn reduce_workspace(stream: &Stream, x: &Layout, axes: &[isize]) -> Result<usize> {
-    if !stream.is_cuda() {
-        return Ok(0);
-    }
-    Ok(cuda::workspace(&axes_of(x, &is_reduced("reduce", x, axes)?)))
+    let needed = || Ok(cuda::workspace(&axes_of(x, &is_reduced("reduce", x, axes)?)));
+    needs(stream, needed).unwrap_or(Ok(0))
 }
 
 /// Joins elements along axes, `out[kept] = x[kept, r0] op x[kept, r1] op ..`. No axes at all mean all axes.
@@ -138,8 +137,7 @@ fn expect_workspace<'a>(
     axes: &Axes,
     given: Option<View<'a>>,
 ) -> Result<Option<Write<'a, u8>>> {
-    let needed = if stream.is_cuda() { cuda::workspace(axes) } else { 0 };
-    View::workspace(op, given, needed)
+    View::workspace(op, given, needs(stream, || cuda::workspace(axes)).unwrap_or(0))
 }
 
 /// Launches a reduction whose body for a CPU is `body`.

@@ -26,7 +26,8 @@ pub(super) fn run(printer: &mut Printer) -> Result<bool, Failure> {
     match Device::cuda(0) {
         Ok(cuda) => {
             table.row(["device cuda:0", &cuda.description()]);
-            let convolutions = cuda.convolutions().unwrap_or_else(|error| error.to_string());
+            let convolutions =
+                streamgrad::kernels::convolutions(&cuda).unwrap_or_else(|error| error.to_string());
             table.row(["convolutions", &convolutions]);
         }
         Err(error) => table.row(["device cuda:0", &error.to_string()]),

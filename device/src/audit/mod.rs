@@ -206,10 +206,10 @@ impl Device {
     ///
     /// Commands that are still pending are not in it: synchronise first, or what they do is not known.
     pub fn start_audit(&self) {
-        let log = &self.core().audit;
+        let log = &self.core().observers.audit;
         log.entries.lock().clear();
         log.on.store(true, Ordering::Release);
-        self.core().watch();
+        self.core().observers.watch();
     }
 
     /// Ends the audit and returns it; empty if none was under way.
@@ -224,9 +224,9 @@ impl Device {
     /// # Ok::<(), device::Error>(())
     /// ```
     pub fn stop_audit(&self) -> Audit {
-        let log = &self.core().audit;
+        let log = &self.core().observers.audit;
         log.on.store(false, Ordering::Release);
-        self.core().watch();
+        self.core().observers.watch();
         Audit { entries: std::mem::take(&mut *log.entries.lock()) }
     }
 }

@@ -1,80 +1,30 @@
 //! CUDA devices: what a launcher says to one, and the driver behind it.
 //!
-//! A command's [`Work`] puts kernels, products and copies on a [`Queue`]. Everything below is loaded at run time: without a driver, or in a build without the feature `cuda`, no
+//! A command's [`Work`] puts kernels, copies and calls of libraries on a [`Queue`]. Everything below is loaded at run time: without a driver, or in a build without the feature `cuda`, no
 //! CUDA device can be made and the rest is never reached.
 
-#[cfg(not(feature = "cuda"))]
-mod absent;
-#[cfg(feature = "cuda")]
-mod blas;
-#[cfg(feature = "cuda")]
-mod cache;
-#[cfg(feature = "cuda")]
-mod call;
-#[cfg(feature = "cuda")]
-mod choice;
-#[cfg(feature = "cuda")]
-mod context;
-#[cfg(feature = "cuda")]
-mod dnn;
-#[cfg(feature = "cuda")]
-mod enqueue;
-#[cfg(feature = "cuda")]
-mod enqueued;
-#[cfg(feature = "cuda")]
-mod fault;
-#[cfg(feature = "cuda")]
-mod ffi;
-#[cfg(feature = "cuda")]
-mod graph;
-#[cfg(feature = "cuda")]
-mod ipc;
-#[cfg(feature = "cuda")]
-mod launcher;
-#[cfg(feature = "cuda")]
-mod memory;
-#[cfg(feature = "cuda")]
-mod module;
-#[cfg(feature = "cuda")]
-mod pinned;
-#[cfg(feature = "cuda")]
-mod probe;
-#[cfg(feature = "cuda")]
-mod stream;
+#[cfg_attr(not(feature = "cuda"), path = "absent.rs")]
+mod driver;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-#[cfg(not(feature = "cuda"))]
-pub use absent::ConvAlgorithm;
-#[cfg(not(feature = "cuda"))]
-pub(crate) use absent::{
+#[cfg(feature = "cuda")]
+#[doc(hidden)]
+pub use driver::ffi;
+#[cfg(feature = "cuda")]
+pub use driver::{Addresses, Enqueued};
+pub(crate) use driver::{
     Captured, Context, DriverGraph, DriverStream, FaultWord, GateWord, IpcCopy, IpcMemory, IpcWait, Launcher,
     SharedEvent, Staged, TimedEvent, Updated, in_host_function,
 };
-#[cfg(feature = "cuda")]
-pub(crate) use context::Context;
-#[cfg(feature = "cuda")]
-pub use dnn::ConvAlgorithm;
-#[cfg(feature = "cuda")]
-pub(crate) use fault::FaultWord;
-#[cfg(feature = "cuda")]
-pub(crate) use graph::{Captured, DriverGraph, Updated};
-#[cfg(feature = "cuda")]
-pub(crate) use ipc::{IpcCopy, IpcMemory, IpcWait, SharedEvent};
-#[cfg(feature = "cuda")]
-pub(crate) use launcher::Launcher;
-#[cfg(feature = "cuda")]
-pub(crate) use pinned::Staged;
-#[cfg(feature = "cuda")]
-pub(crate) use stream::{DriverStream, GateWord, TimedEvent, in_host_function};
 
-use crate::device::Core;
+use crate::core::Core;
 use crate::graph::capture::refused;
 use crate::recorder::Kernels;
-use crate::{DType, Device, Error, ErrorKind, MemoryDriver, Moment, Result, Stream, StreamId, Work};
+use crate::{Device, Error, MemoryDriver, Moment, Result, Stream, StreamId, Work};
 
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]
@@ -213,51 +163,7 @@ impl<'a, T: Into<Arg<'a>>> From<Option<T>> for Arg<'a> {
     }
 }
 
-/// What becomes of a product before it is rounded and stored.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Epilogue {
-    /// A vector of `m` elements of `c`'s type that is added to each column.
-    pub bias: Option<*const u8>,
-    /// Whether the positive part is taken then: `max(x, 0)`, which keeps NaN.
-    pub relu: bool,
-}
-
-/// A matrix product as BLAS has it, column-major: `c = op(a) op(b)`, or `c + op(a) op(b)`, and the epilogue.
-///
-/// `op(a)` is `m x k`, `op(b)` is `k x n`, `c` is `m x n`; the leading dimensions and the steps from one product of the
-/// batch to the next count elements.
-#[derive(Clone, Copy, Debug)]
-#[expect(missing_docs, reason = "the names are BLAS's")]
-pub struct Gemm {
-    /// Of `a` and `b`: F32, F64, BF16 or F16. Products are made, and sums taken, in its
-    /// [`compute_dtype`](DType::compute_dtype).
-    pub dtype: DType,
-    /// Whether factors in F32 are rounded to TF32.
-    pub tf32: bool,
-    /// Of `c`: `dtype`, or its [`compute_dtype`](DType::compute_dtype).
-    pub c_dtype: DType,
-    pub transa: bool,
-    pub transb: bool,
-    pub m: usize,
-    pub n: usize,
-    pub k: usize,
-    pub a: *const u8,
-    pub lda: usize,
-    pub stride_a: i64,
-    pub b: *const u8,
-    pub ldb: usize,
-    pub stride_b: i64,
-    /// Adds to `c` instead of replacing it.
-    pub accumulate: bool,
-    pub c: *mut u8,
-    pub ldc: usize,
-    pub stride_c: i64,
-    /// How many products.
-    pub batch: usize,
-    pub epilogue: Epilogue,
-}
-
-/// Device memory that a command's products work in, one after the other.
+/// Device memory that a command's library calls work in, one after the other.
 #[derive(Clone, Copy, Debug)]
 pub struct Workspace {
     /// Where it begins, a multiple of 256 bytes.
@@ -267,51 +173,8 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// None, which most products need.
+    /// None, which most calls need.
     pub const NONE: Workspace = Workspace { at: std::ptr::null_mut(), bytes: 0 };
-}
-
-/// Which operand of a convolution is made of the two others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ConvPass {
-    /// The results, of images and filters.
-    Forward,
-    /// The images' gradient, of filters and the results' gradient.
-    InputGrad,
-    /// The filters' gradient, of images and the results' gradient.
-    WeightGrad,
-}
-
-impl ConvPass {
-    /// The number of what is made, among images, filters and results.
-    pub fn made(self) -> usize {
-        match self {
-            ConvPass::InputGrad => 0,
-            ConvPass::WeightGrad => 1,
-            ConvPass::Forward => 2,
-        }
-    }
-}
-
-/// A convolution without addresses: images `[n, c, h, w]`, filters `[f, c / groups, kh, kw]` and results `[n, f, oh, ow]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ConvForm {
-    /// What is made.
-    pub pass: ConvPass,
-    /// Whether a bias for each channel is added to what is made, before that is rounded; not to filters.
-    pub bias: bool,
-    /// Of all operands: F32, BF16 or F16. Sums are taken in F32.
-    pub dtype: DType,
-    /// Of images, filters and results. No size is 0, and the results have all places of the filters.
-    pub shapes: [[usize; 4]; 3],
-    /// Theirs, in elements.
-    pub strides: [[usize; 4]; 3],
-    /// On both sides of the images' last two axes.
-    pub padding: [usize; 2],
-    /// Steps from one place of a filter to the next.
-    pub stride: [usize; 2],
-    /// Steps between the elements that a filter sees.
-    pub dilation: [usize; 2],
 }
 
 impl Device {
@@ -330,59 +193,54 @@ impl Device {
 }
 
 impl Stream {
-    /// How cuDNN makes convolutions of this form, with TF32 if the [device](crate::Device::set_tf32) allows that; `None` on
-    /// a CPU, where cuDNN was not found or is not [wanted](CudaConfig::cudnn), and for forms of which it has no algorithm that always gives the same bits. The
-    /// algorithm follows from the form alone.
+    /// Compiles and loads programs: what the first launch of each would do, and the device might have to be idle for. Nothing on
+    /// a stream of another device.
     ///
     /// # Errors
-    /// `OutOfMemory`, `Driver`.
-    pub fn convolution(&self, form: &ConvForm) -> Result<Option<ConvAlgorithm>> {
-        let (core, fifo) = (self.core(), self.fifo());
-        let Some(driver) = fifo.driver_stream().filter(|_| core.cudnn) else { return Ok(None) };
-        driver.bind()?;
-        core.with_room(|| driver.convolution(form, core.tf32()))
-    }
-
-    /// Compiles and loads programs, and starts cuBLASLt, and cuDNN where that is [wanted](CudaConfig::cudnn) and found: what the first launch of each would do, and the device might have to be idle for. Nothing on a stream of another device.
-    ///
-    /// # Errors
-    /// As for [`Queue::kernel`] and [`Queue::gemm`].
+    /// As for [`Queue::kernel`].
     pub fn preload(&self, programs: &[&'static Program]) -> Result<()> {
         let fifo = self.fifo();
         let Some(driver) = fifo.driver_stream() else { return Ok(()) };
         // As for a launch: one thread at a time.
         let _tail = fifo.lock_tail("preload")?;
         driver.bind()?;
-        let core = self.core();
-        core.with_room(|| driver.preload(programs, core.cudnn))
+        self.core().with_room(|| driver.preload(programs))
     }
 
-    /// Bytes of the [workspace](Workspace) for the products that `enqueue` puts on a queue, which runs nothing: the most that
-    /// the algorithm of one of them asks for. 0 on a CPU.
+    /// Calls `enqueue` with a queue that enqueues nothing. Returns what `enqueue` returns, and the size of the
+    /// [workspace](Workspace) that its library calls need. `None` on a CPU, where `enqueue` is not called.
     ///
     /// # Errors
-    /// Those of `enqueue`, and as for [`Queue::gemm`].
-    pub fn workspace_bytes(
+    /// Those of `enqueue`, [`Error::Driver`].
+    pub fn dry_run<R>(
         &self,
         op: &'static str,
-        enqueue: impl FnOnce(&Queue<'_>) -> Result<()>,
-    ) -> Result<usize> {
-        Ok(self.measured(op, enqueue)?.workspace.get())
+        enqueue: impl FnOnce(&Queue<'_>) -> Result<R>,
+    ) -> Result<Option<(R, usize)>> {
+        let Some(driver) = self.fifo().driver_stream() else { return Ok(None) };
+        let measured = Measured::default();
+        let returned = self.measure(driver, op, &measured, enqueue)?;
+        Ok(Some((returned, measured.workspace.get())))
     }
 
     /// Whether a captured command [stays](Measured::stays) where it is.
     pub(crate) fn stays(&self, op: &'static str, work: &impl Work) -> Result<bool> {
-        Ok(self.measured(op, |queue| work.enqueue(queue))?.stays.get())
+        let Some(driver) = self.fifo().driver_stream() else { return Ok(false) };
+        let measured = Measured::default();
+        self.measure(driver, op, &measured, |queue| work.enqueue(queue))?;
+        Ok(measured.stays.get())
     }
 
-    fn measured(&self, op: &'static str, enqueue: impl FnOnce(&Queue<'_>) -> Result<()>) -> Result<Measured> {
-        let measured = Measured::default();
-        if let Some(driver) = self.fifo().driver_stream() {
-            driver.bind()?;
-            let never = Moment { stream: self.id(), tick: 0 };
-            enqueue(&Queue::new(self.core(), driver, op, never, Target::Measure(&measured)))?;
-        }
-        Ok(measured)
+    fn measure<R>(
+        &self,
+        driver: &DriverStream,
+        op: &'static str,
+        measured: &Measured,
+        enqueue: impl FnOnce(&Queue<'_>) -> Result<R>,
+    ) -> Result<R> {
+        driver.bind()?;
+        let never = Moment { stream: self.id(), tick: 0 };
+        enqueue(&Queue::new(self.core(), driver, op, never, Target::Measure(measured)))
     }
 }
 
@@ -415,7 +273,7 @@ pub(crate) enum Target<'a> {
 /// What is known of a command before it is enqueued.
 #[derive(Debug, Default)]
 pub(crate) struct Measured {
-    /// The most bytes that one of its products works in.
+    /// The most bytes that one of its library calls works in.
     pub(crate) workspace: Cell<usize>,
     /// Whether some of it finds its operands where they are now for good: all but kernels.
     pub(crate) stays: Cell<bool>,
@@ -513,49 +371,82 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Enqueues a product by cuBLASLt. Its algorithm follows from types, sizes, steps and the addresses' alignment alone, so
-    /// its result depends on nothing that runs beside it. `false` if the library has no such product: then nothing was
-    /// enqueued.
-    ///
-    /// # Safety
-    /// The operands and the workspace are in bounds, and the command's uses name them, the workspace as written.
-    ///
-    /// # Errors
-    /// `DTypeUnsupported`,
-    /// `InvalidArgument` for a workspace that is smaller than
-    /// [`Stream::workspace_bytes`](crate::Stream::workspace_bytes) says,
-    /// `OutOfMemory`, `Driver`.
-    pub unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<bool> {
-        self.adds("a product")?;
-        // SAFETY: the caller's promise.
-        self.core.with_room(|| unsafe {
-            self.stream.gemm(self.command(), gemm, workspace, self.target, self.noted)
-        })
+    /// Whether convolutions may be cuDNN's, see [`CudaConfig::cudnn`].
+    pub fn allows_cudnn(&self) -> bool {
+        self.core.cuda().is_some_and(|cuda| cuda.config.cudnn == Some(true))
     }
 
-    /// Enqueues a convolution of images, filters and results, and a bias if its form has one. They lie where it
-    /// [fits](ConvAlgorithm::fits), and it works in as many bytes as it says.
-    ///
-    /// # Safety
-    /// The operands are of the convolution's form, they and the workspace are in bounds, and the command's uses name them.
+    /// The device's handle of a library, of type `T`. `make` creates it at the first request, with the device current and no stream
+    /// held; it must not request another one. Handles are dropped before the device's context.
     ///
     /// # Errors
-    /// `OutOfMemory`, `Driver`.
-    pub unsafe fn convolution(
+    /// Those of `make`, [`Error::StreamHeld`].
+    #[cfg(feature = "cuda")]
+    pub fn handle<T: std::any::Any + Send + Sync>(
         &self,
-        algorithm: &ConvAlgorithm,
-        operands: [*mut u8; 3],
-        bias: Option<*mut u8>,
-        workspace: *mut u8,
+        library: &str,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<&'a T> {
+        self.stream.context.handle(library, make)
+    }
+
+    /// Waits until no stream is held that work of this device comes after, and keeps streams from being held while the guard
+    /// lives: loading `what` waits until the device is idle.
+    ///
+    /// # Errors
+    /// [`Error::StreamHeld`] after some seconds.
+    #[cfg(feature = "cuda")]
+    pub fn quiet(&self, what: &str) -> Result<parking_lot::MutexGuard<'a, ()>> {
+        self.stream.context.quiet(what)
+    }
+
+    /// Calls `make`, which enqueues `what` with [`recorded`](Self::recorded); where the driver has no memory left, once more
+    /// without what the pool keeps.
+    ///
+    /// # Errors
+    /// Those of `make`; [`Error::Captured`] where it is part of a graph and stays as it was.
+    pub fn with_room<R>(&self, what: &str, make: impl Fn() -> Result<R>) -> Result<R> {
+        self.adds(what)?;
+        self.core.with_room(make)
+    }
+
+    /// Enqueues what `call` has a library enqueue for operands at these addresses, with a workspace of `needed` bytes. The first
+    /// call of an [`Enqueued`] is captured, and later ones launch the captured kernels.
+    ///
+    /// # Safety
+    /// All operands of one `Enqueued` have the same types, shapes and strides. `call` enqueues kernels for them, on the driver's
+    /// stream that it gets, which reach other memory by their addresses only; these are in bounds, and the command's uses name
+    /// them, the workspace as written.
+    ///
+    /// # Errors
+    /// Those of `call`; [`Error::InvalidArgument`] for a smaller workspace, [`Error::Driver`].
+    #[cfg(feature = "cuda")]
+    pub unsafe fn recorded(
+        &self,
+        enqueued: &Enqueued,
+        [a, b, c, bias]: [*mut u8; 4],
+        needed: usize,
+        workspace: Workspace,
+        call: impl Fn(&Addresses, *mut std::ffi::c_void) -> Result<()>,
     ) -> Result<()> {
-        if !self.adds("a convolution")? {
+        if let Target::Measure(Measured { workspace, .. }) = self.target {
+            workspace.set(workspace.get().max(needed));
             return Ok(());
         }
-        let stream = self.stream;
-        // SAFETY: the caller's promise.
-        self.core.with_room(|| unsafe {
-            stream.enqueue_convolution(self.command(), algorithm, (operands, bias), workspace, self.noted)
-        })
+        if needed > workspace.bytes {
+            let expected = "as large as the product's algorithm asks for";
+            let value = format_args!("{} bytes for {needed}", workspace.bytes);
+            return Err(Error::invalid(self.op, "workspace", expected, value));
+        }
+        // One that is not used is the same for all calls of a form, too.
+        let workspace = if needed == 0 { std::ptr::null_mut() } else { workspace.at };
+        let on = (self.stream, self.command());
+        // SAFETY: the context is current while a queue is used; the caller answers for the rest.
+        unsafe { enqueued.enqueue(on, &[a, b, c, bias, workspace], |at, raw| call(at, raw.cast()))? };
+        if let Some(noted) = self.noted {
+            noted.borrow_mut().add_library(enqueued.kernels());
+        }
+        Ok(())
     }
 
     /// Has a library of another crate enqueue `what` on the driver's stream that it is given, a `CUstream`, whose device is

@@ -12,8 +12,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::plan::{Plan, reserve, room};
-use crate::device::Core;
-use crate::{Buffer, Device, Error, ErrorKind, Result, Shared, Stream, StreamId, Use, Work};
+use crate::core::Core;
+use crate::{Buffer, Device, Error, Result, Shared, Stream, StreamId, Use, Work};
 
 /// A step that is being captured, for which `tensor` has `Graph`: commands that are launched in its [`scope`](Capture::scope), on whatever streams of the
 /// device and by whatever threads of a [`Team`](crate::Team), are written down instead of run, and memory that is allocated
@@ -128,7 +128,7 @@ impl Capture {
         let recording = Mutex::new(Recording { next: FIRST, ..Recording::default() });
         let capture = Arc::new(Capture { device: device.clone(), id, recording, scratch: Mutex::default() });
         CAPTURES.lock().insert(id, Arc::downgrade(&capture));
-        device.core().captures.fetch_add(1, Ordering::AcqRel);
+        device.core().health.captures.fetch_add(1, Ordering::AcqRel);
         Ok(capture)
     }
 
@@ -323,7 +323,7 @@ impl Recording {
 impl Drop for Capture {
     fn drop(&mut self) {
         CAPTURES.lock().remove(&self.id);
-        self.device.core().captures.fetch_sub(1, Ordering::AcqRel);
+        self.device.core().health.captures.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -390,7 +390,7 @@ impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
         self.prepare(&mut nodes);
         nodes.changed.clear();
         let Nodes { nodes, helpers, ignored, .. } = &mut *nodes;
-        let recorder = &self.executable.device.core().recorder;
+        let recorder = &self.executable.device.core().observers.recorder;
         let times = recorder.is_on().then(|| SpinLock::new(Vec::new()));
         let step = crew::Step { nodes, times: times.as_ref() };
         match cpu.plan_order().unwrap_or_else(|| self.executable.shuffle.load(Ordering::Relaxed)) {

@@ -16,8 +16,8 @@ pub use records::{
     OperandRecord, Place, RangeRecord, Recording, RecordingOptions, ReplayedRecord, SyncRecord, WaitRecord,
 };
 
+use crate::core::Core;
 use crate::cuda::{DriverStream, TimedEvent};
-use crate::device::Core;
 use crate::{Device, Moment, Result, Stream, StreamId, Use, nvtx};
 use stack::Stacks;
 
@@ -466,10 +466,10 @@ impl Core {
         let of_host = DeviceFacts {
             name: name.into(),
             default_stream: Some(self.default.id),
-            host_threads: self.cuda.is_none().then_some(self.threads),
+            host_threads: self.cuda().is_none().then_some(self.threads),
             ..DeviceFacts::default()
         };
-        self.cuda.as_ref().map_or(of_host.clone(), |cuda| cuda.context.facts(of_host))
+        self.cuda().map_or(of_host.clone(), |cuda| cuda.context.facts(of_host))
     }
 }
 
@@ -482,7 +482,7 @@ impl Device {
 
     /// [`start_recording`](Self::start_recording) with options.
     pub fn start_recording_with(&self, options: RecordingOptions) {
-        let recorder = &self.core().recorder;
+        let recorder = &self.core().observers.recorder;
         recorder.on.store(false, Ordering::Release);
         // Errors are for those who synchronise.
         self.await_streams();
@@ -501,7 +501,7 @@ impl Device {
     /// Waits for what was launched, ends the recording and returns it; empty if none was under way. Errors of commands are left
     /// to those who synchronise.
     pub fn stop_recording(&self) -> Recording {
-        let recorder = &self.core().recorder;
+        let recorder = &self.core().observers.recorder;
         self.await_streams();
         recorder.on.store(false, Ordering::Release);
         let log = recorder.log.lock().take();
@@ -511,18 +511,18 @@ impl Device {
     /// Takes recordings of this device for oneself, until [`give_recordings_back`](Self::give_recordings_back): for profilers, of
     /// which a second one would end what the first one records. `false` if somebody else has them.
     pub fn claim_recordings(&self) -> bool {
-        !self.core().recorder.claimed.swap(true, Ordering::AcqRel)
+        !self.core().observers.recorder.claimed.swap(true, Ordering::AcqRel)
     }
 
     /// Lets others have recordings of this device.
     pub fn give_recordings_back(&self) {
-        self.core().recorder.claimed.store(false, Ordering::Release);
+        self.core().observers.recorder.claimed.store(false, Ordering::Release);
     }
 
     /// Whether a recording is under way.
     #[inline]
     pub fn is_recording(&self) -> bool {
-        self.core().recorder.is_on()
+        self.core().observers.recorder.is_on()
     }
 
     /// Calls `f`, and gives what it does a name in the recording that is under way, if there is one. Ranges nest; what `f`
@@ -543,7 +543,7 @@ impl Device {
         if !self.is_recording() {
             return f();
         }
-        let (recorder, number) = (&self.core().recorder, next(&NEXT));
+        let (recorder, number) = (&self.core().observers.recorder, next(&NEXT));
         let _ended = EndRange { recorder, number };
         recorder.with(|log| {
             let (thread, parent, start_ns) = (log.thread(), log.range(), log.ns(Instant::now()));
@@ -560,7 +560,7 @@ impl Device {
     #[inline]
     pub fn hand_off(&self) -> Option<HandOff> {
         let hand_off = |log: &mut Log| HandOff { thread: log.thread(), at: Instant::now() };
-        if self.is_recording() { self.core().recorder.with(hand_off) } else { None }
+        if self.is_recording() { self.core().observers.recorder.with(hand_off) } else { None }
     }
 
     /// Notes in the recording that is under way that the calling thread goes on from there: profiles show what a thread waited for,
@@ -568,7 +568,7 @@ impl Device {
     #[inline]
     pub fn take_over(&self, from: Option<HandOff>) {
         let Some(HandOff { thread: from, at }) = from else { return };
-        self.core().recorder.with(|log| {
+        self.core().observers.recorder.with(|log| {
             let thread = log.thread();
             // A recording may have begun anew meanwhile.
             if at >= log.origin && from != thread {
@@ -582,7 +582,7 @@ impl Device {
     /// to a tool that listens to NVTX.
     pub fn mark_step(&self) {
         nvtx::mark("step");
-        self.core().recorder.with(|log| {
+        self.core().observers.recorder.with(|log| {
             let now = log.ns(Instant::now());
             log.recording.steps.push(now);
         });
@@ -609,7 +609,7 @@ impl Stream {
     /// Makes a call that gets `bytes` of the driver for commands of this stream, or gives some back if they are 0, and notes it in the recording that is under
     /// way, if there is one. For allocators.
     pub fn record_driver_call<R>(&self, bytes: usize, call: impl FnOnce() -> R) -> R {
-        let recorder = &self.core().recorder;
+        let recorder = &self.core().observers.recorder;
         let start = recorder.is_on().then(Instant::now);
         let result = call();
         if let Some(start) = start {

@@ -5,7 +5,6 @@ mod common;
 mod devices;
 mod faults;
 mod host;
-mod libraries;
 mod lifetime;
 mod nvtx;
 mod order;

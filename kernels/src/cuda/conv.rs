@@ -8,11 +8,12 @@ mod tiled;
 
 use std::ops::Range;
 
-use device::cuda::{Arg, ConvAlgorithm, ConvPass, Grid, Program, Queue, Workspace};
+use device::cuda::{Arg, Grid, Program, Queue, Workspace};
 use device::{DType, Error, Result, Stream};
 use smallvec::SmallVec;
 
 use super::copy::{enqueue_copy, fill};
+use super::libraries::{ConvAlgorithm, ConvPass};
 use super::matmul::{Onto, Product};
 use super::walk::{ByValue, THREADS, blocks, plane_blocks};
 use super::{by_dtype, factor_programs, float_programs, program};
@@ -221,7 +222,7 @@ pub(crate) unsafe fn by_library(
     };
     let workspace = workspace.unwrap_or(Address::NULL);
     // SAFETY: the caller's promise.
-    unsafe { queue.convolution(algorithm, operands.map(|at| at.0), bias.map(|at| at.0), workspace.0) }
+    unsafe { algorithm.enqueue(queue, operands.map(|at| at.0), bias.map(|at| at.0), workspace.0) }
 }
 
 /// Elements of a workspace, where one image does not need more.

@@ -1,10 +1,11 @@
 //! Products of matrices: BLAS for those that it has, a plain kernel for the others.
 
-use device::cuda::{Arg, Epilogue, Gemm, Grid, Queue, Workspace};
+use device::cuda::{Arg, Grid, Queue, Workspace};
 use device::{DType, Result};
 
 use super::conv::positive_parts;
 use super::copy::enqueue_copy;
+use super::libraries::{self, Epilogue, Gemm};
 use super::walk::{ByValue, MAX_Y, Walk};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
@@ -156,7 +157,8 @@ impl Product<'_> {
         // SAFETY: the caller answers for the matrices and the row.
         unsafe {
             for &relu in ways.iter().filter(|_| bias.is_some()) {
-                if queue.gemm(&Gemm { epilogue: Epilogue { bias, relu }, ..gemm }, self.workspace)? {
+                let gemm = Gemm { epilogue: Epilogue { bias, relu }, ..gemm };
+                if libraries::gemm(queue, &gemm, self.workspace)? {
                     return Ok(relu);
                 }
             }
@@ -164,7 +166,7 @@ impl Product<'_> {
             for &relu in ways {
                 let epilogue = Epilogue { bias: None, relu };
                 let gemm = Gemm { accumulate: self.accumulates(), epilogue, ..gemm };
-                if queue.gemm(&gemm, self.workspace)? {
+                if libraries::gemm(queue, &gemm, self.workspace)? {
                     return Ok(relu);
                 }
             }

@@ -23,6 +23,7 @@ pub(crate) mod embedding_bag;
 pub(crate) mod formula;
 pub(crate) mod image;
 pub(crate) mod index;
+pub(crate) mod libraries;
 pub(crate) mod loss;
 pub(crate) mod many_norms;
 pub(crate) mod many_sums;
@@ -160,6 +161,11 @@ macro_rules! by_size {
 
 use {by_dtype, by_factor, by_size, factor_programs, float_programs, number_programs, program};
 
+/// What a command needs on a CUDA device, such as a workspace; `None` on a CPU.
+pub(crate) fn needs<R>(stream: &Stream, needed: impl FnOnce() -> R) -> Option<R> {
+    stream.is_cuda().then(needed)
+}
+
 /// Compiles, in parallel, and loads the programs that nearly every training step in F32 uses, and creates the handle for
 /// matmuls, once a device. Convolutions, attention, optional layers and other dtypes are compiled when they are first used.
 /// Without this the first launches compile one program after the other, and wait until the device is idle to load it.
@@ -186,7 +192,8 @@ pub fn preload(stream: &Stream) -> Result<()> {
         &index::GATHER,
         &parts::F32,
         &sequence::F32,
-    ])
+    ])?;
+    libraries::start(stream)
 }
 
 #[cfg(test)]

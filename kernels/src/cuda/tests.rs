@@ -7,6 +7,8 @@ mod elementwise;
 mod embedding_bag;
 mod image;
 mod index;
+#[cfg(feature = "cuda")]
+mod libraries;
 mod many_sums;
 mod matmul;
 mod normalize;

@@ -1,12 +1,13 @@
 //! Convolutions of few channels and filters, with steps and dilations of 1: all that a thread block needs lies in its shared memory.
 
 use device::Result;
-use device::cuda::{Arg, ConvPass, Grid};
+use device::cuda::{Arg, Grid};
 
 use super::Convolution;
 use super::{direct_programs, few_programs};
 use crate::command::Address;
 use crate::cuda::by_dtype;
+use crate::cuda::libraries::ConvPass;
 use crate::cuda::rows::RowThreads;
 use crate::cuda::walk::{ByValue, MAX_Y, THREADS};
 use crate::geometry::ConvGeometry;

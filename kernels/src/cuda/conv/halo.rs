@@ -1,12 +1,13 @@
 //! Convolutions on tensor cores, of tiles of places whose windows share what they see.
 
-use device::cuda::{ConvPass, Grid};
+use device::cuda::Grid;
 use device::{DType, Result};
 
 use super::implicit::{Implicit, MOST};
 use super::{Convolution, Parts, halo_programs};
 use crate::command::Address;
 use crate::cuda::by_factor;
+use crate::cuda::libraries::ConvPass;
 use crate::cuda::walk::{ByValue, MAX_Y};
 use crate::geometry::ConvGeometry;
 use crate::window::Window;

@@ -1,11 +1,12 @@
 //! Convolutions as products of matrices on tensor cores, whose patches are not stored.
 
-use device::cuda::{ConvPass, Grid};
+use device::cuda::Grid;
 use device::{DType, Result};
 
 use super::{Convolution, Parts, implicit_programs};
 use crate::command::Address;
 use crate::cuda::by_factor;
+use crate::cuda::libraries::ConvPass;
 use crate::cuda::walk::{ByValue, MAX_Y};
 use crate::geometry::ConvGeometry;
 

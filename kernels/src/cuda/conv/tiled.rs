@@ -3,13 +3,14 @@
 
 use std::array;
 
-use device::cuda::{Arg, ConvPass, Grid};
+use device::cuda::{Arg, Grid};
 use device::{DType, Result};
 
 use super::{Convolution, WORKSPACE, row_major};
 use crate::command::Address;
 use crate::cuda::by_dtype;
 use crate::cuda::copy::enqueue_copy;
+use crate::cuda::libraries::ConvPass;
 use crate::cuda::matmul::{Onto, Product};
 use crate::cuda::walk::{MAX_Y, THREADS};
 use crate::geometry::ConvGeometry;

@@ -1,17 +1,14 @@
 //! Convolutions, pooling and batch normalisation.
 
-use device::Error;
-use device::cuda::ConvPass;
-
 use super::*;
 use crate::batch_norm::tests::SHAPES;
 use crate::conv::tests::{CASES, Case};
 use crate::pool::tests::{MAX, MEANS};
 use crate::testing::values_f32;
 use crate::{
-    Activation, Conv2d, Norm, avg_pool2d, avg_pool2d_grad, batch_norm, batch_norm_grad, batch_norm_workspace,
-    conv2d, conv2d_input_grad, conv2d_wants_channels_last, conv2d_weight_grad, follow_statistics, max_pool2d,
-    max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
+    Activation, Conv2d, ConvPass, Norm, avg_pool2d, avg_pool2d_grad, batch_norm, batch_norm_grad,
+    batch_norm_workspace, conv2d, conv2d_input_grad, conv2d_wants_channels_last, conv2d_weight_grad,
+    follow_statistics, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 
 /// Small integers, whose products and sums are exact in any order, without -0; in 16 bits so small that results are, too.
@@ -41,7 +38,7 @@ fn both_ways() -> impl Iterator<Item = Both> {
 }
 
 fn is_cudnn(stream: &Stream) -> bool {
-    stream.device().convolutions().expect("an answer").starts_with("cuDNN")
+    crate::convolutions(stream.device()).expect("an answer").starts_with("cuDNN")
 }
 
 /// The three maps of operands that `make` makes.

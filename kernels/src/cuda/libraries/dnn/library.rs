@@ -4,15 +4,12 @@ use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 use std::sync::OnceLock;
 
-use crate::cuda::ffi::sys;
-use cudarc::cudnn::sys as dnn;
+use device::Error;
+use device::cuda::ffi::dnn;
 use dnn::cudnnBackendAttributeName_t as Name;
 use dnn::cudnnBackendAttributeType_t as Type;
 use dnn::cudnnBackendDescriptorType_t as Kind;
 use dnn::{cudnnBackendDescriptor_t as RawDescriptor, cudnnHandle_t as RawHandle};
-
-use super::super::memory::no_memory;
-use crate::{Error, ErrorKind};
 
 /// The functions that are called. What the library answers with are numbers here: its later versions have more of them than
 /// an enum would know.
@@ -20,7 +17,7 @@ pub(super) struct Library {
     pub(super) version: usize,
     pub(super) create: unsafe extern "C" fn(*mut RawHandle) -> i32,
     pub(super) destroy: unsafe extern "C" fn(RawHandle) -> i32,
-    pub(super) set_stream: unsafe extern "C" fn(RawHandle, sys::CUstream) -> i32,
+    pub(super) set_stream: unsafe extern "C" fn(RawHandle, *mut c_void) -> i32,
     create_descriptor: unsafe extern "C" fn(Kind, *mut RawDescriptor) -> i32,
     destroy_descriptor: unsafe extern "C" fn(RawDescriptor) -> i32,
     set_attribute: unsafe extern "C" fn(RawDescriptor, Name, Type, i64, *const c_void) -> i32,
@@ -103,7 +100,7 @@ impl Failure {
 
     pub(super) fn error(self) -> Error {
         if self.is_no_memory() {
-            return no_memory(0);
+            return Error::OutOfMemory { requested_bytes: 0, report: "the driver has no such range".into() };
         }
         Error::new(ErrorKind::Driver { call: self.call, code: self.status, name: self.name() })
     }

@@ -3,11 +3,13 @@
 mod graph;
 mod library;
 
+use std::ffi::c_void;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use super::ffi::sys;
-use cudarc::cudnn::sys as dnn;
+use device::cuda::ffi::dnn;
+use device::cuda::{Addresses, Enqueued, Queue, Workspace};
+use device::{DType, Device, Result, Stream};
 use dnn::cudnnBackendAttributeName_t as Name;
 use dnn::cudnnBackendAttributeType_t as Type;
 use dnn::cudnnBackendDescriptorType_t as Kind;
@@ -18,12 +20,7 @@ use library::{Descriptor, Failure, Library, Outcome, if_any};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
-use super::context::Context;
-use super::enqueued::{Addresses, Enqueued};
-use super::launcher::Command;
-use super::stream::DriverStream;
 use super::{ConvForm, ConvPass};
-use crate::{DType, KernelRecord, Result};
 
 /// The most bytes of memory that a convolution works in.
 const WORKSPACE: usize = 256 << 20;
@@ -38,7 +35,7 @@ const ALIGNMENT: usize = 16;
 const BIAS: usize = 3;
 
 /// A device's handle, which all its streams share, and the algorithms that were chosen for it.
-pub(super) struct Dnn {
+struct Dnn {
     library: &'static Library,
     /// Of the null stream between two uses.
     handle: Mutex<Handle>,
@@ -59,8 +56,13 @@ struct Handle(RawHandle);
 unsafe impl Send for Handle {}
 
 impl Dnn {
+    /// That of the queue's device, or why the library is not used.
+    fn of<'a>(queue: &Queue<'a>) -> Result<std::result::Result<&'a Dnn, &'a str>> {
+        Ok(queue.handle("cuDNN", Dnn::new)?.as_ref().map_err(String::as_str))
+    }
+
     /// A context is current. `Err` within: why the library is not used.
-    pub(super) fn new() -> Result<std::result::Result<Dnn, String>> {
+    fn new() -> Result<std::result::Result<Dnn, String>> {
         let library = match Library::find() {
             Ok(library) => library,
             Err(reason) => return Ok(Err(reason.clone())),
@@ -83,8 +85,8 @@ impl Dnn {
 
     /// How convolutions of this form are made; `None` if the library has no algorithm for them that always gives the same
     /// bits, or cannot be used. What fails otherwise is tried again by the next one.
-    fn algorithm(&self, form: &ConvForm, tf32: bool, context: &Context) -> Result<Option<Arc<Algorithm>>> {
-        let key = (*form, tf32 && form.dtype == DType::F32);
+    fn algorithm(&self, queue: &Queue<'_>, form: &ConvForm) -> Result<Option<Arc<Algorithm>>> {
+        let key = (*form, queue.tf32() && form.dtype == DType::F32);
         let known = || match self.unusable.get() {
             Some(_) => Some(None),
             None => self.chosen.read().get(&key).cloned(),
@@ -96,7 +98,7 @@ impl Dnn {
         if let Some(known) = known() {
             return Ok(known);
         }
-        let _quiet = context.quiet("a cuDNN convolution")?;
+        let _quiet = queue.quiet("a cuDNN convolution")?;
         let new = match self.choose(form, key.1) {
             Err(failure) if failure.is_unusable() => {
                 self.unusable.get_or_init(|| failure.reason());
@@ -166,7 +168,7 @@ impl Dnn {
         &self,
         algorithm: &Algorithm,
         &[images, filters, results, bias, workspace]: &Addresses,
-        stream: sys::CUstream,
+        stream: *mut c_void,
     ) -> Outcome<()> {
         let count = if bias.is_null() { BIAS } else { BIAS + 1 };
         let numbers = &[0, 1, 2, BIAS as i64][..count];
@@ -244,9 +246,9 @@ struct Algorithm {
     _config: Descriptor,
 }
 
-// SAFETY: what is complete may be read from many threads at once, and is not changed.
+// SAFETY: descriptors belong to no thread, and are destroyed by the one that drops them last.
 unsafe impl Send for Algorithm {}
-// SAFETY: as above.
+// SAFETY: finalized descriptors may be read from many threads at once, and are not changed.
 unsafe impl Sync for Algorithm {}
 
 impl Algorithm {
@@ -266,53 +268,69 @@ impl Algorithm {
     }
 }
 
-/// How a convolution is made by cuDNN. It keeps what it needs of the device.
+/// How a convolution is made by cuDNN. It keeps the device, and with it the library's handle.
 #[derive(Clone)]
-pub struct ConvAlgorithm {
+pub(crate) struct ConvAlgorithm {
     algorithm: Arc<Algorithm>,
-    context: Arc<Context>,
+    _device: Device,
 }
 
 impl ConvAlgorithm {
-    /// That of convolutions of a form; `None` if the library was not found, or has none.
-    pub(super) fn of(context: &Arc<Context>, form: &ConvForm, tf32: bool) -> Result<Option<ConvAlgorithm>> {
-        let Ok(dnn) = context.dnn()? else { return Ok(None) };
-        let algorithm = dnn.algorithm(form, tf32, context)?;
-        Ok(algorithm.map(|algorithm| ConvAlgorithm { algorithm, context: Arc::clone(context) }))
+    /// That of convolutions of a form, with TF32 if the [device](Device::set_tf32) allows that; `None` on a CPU, where cuDNN was not
+    /// found or is not [wanted](device::CudaConfig::cudnn), and for forms of which it has no algorithm that always gives the same
+    /// bits. It follows from the form alone.
+    ///
+    /// # Errors
+    /// [`Error::StreamHeld`](device::Error::StreamHeld), [`Error::OutOfMemory`](device::Error::OutOfMemory),
+    /// [`Error::Driver`](device::Error::Driver).
+    pub(crate) fn of(stream: &Stream, op: &'static str, form: &ConvForm) -> Result<Option<ConvAlgorithm>> {
+        let find = |queue: &Queue<'_>| match Dnn::of(queue)? {
+            Ok(dnn) => dnn.algorithm(queue, form),
+            Err(_) => Ok(None),
+        };
+        let found = stream.dry_run(op, |queue| match queue.allows_cudnn() {
+            true => queue.with_room("a convolution", || find(queue)),
+            false => Ok(None),
+        })?;
+        let algorithm = found.and_then(|(algorithm, _)| algorithm);
+        Ok(algorithm.map(|algorithm| ConvAlgorithm { algorithm, _device: stream.device().clone() }))
     }
 
     /// Bytes of memory that it works in.
-    pub fn workspace(&self) -> usize {
+    pub(crate) fn workspace(&self) -> usize {
         self.algorithm.workspace
     }
 
     /// Whether it may be made at an address.
-    pub fn fits(at: *const u8) -> bool {
+    pub(crate) fn fits(at: *const u8) -> bool {
         at.addr().is_multiple_of(ALIGNMENT)
     }
 
-    /// Enqueues it as a part of a stream's command for images, filters and results, and a bias if its form has one, and gives the
-    /// kernels, if they are known.
+    /// Enqueues a convolution of images, filters and results, and a bias if its form has one. They lie where it
+    /// [fits](Self::fits), and it works in as many bytes as it says.
     ///
     /// # Safety
-    /// The context is current. The operands are in bounds, and nothing writes them, nor uses the workspace, of as many bytes as
-    /// it says, while it runs.
-    pub(super) unsafe fn enqueue(
+    /// The operands are of the convolution's form, they and the workspace are in bounds, and the command's uses name them.
+    pub(in crate::cuda) unsafe fn enqueue(
         &self,
+        queue: &Queue<'_>,
         [images, filters, results]: [*mut u8; 3],
         bias: Option<*mut u8>,
         workspace: *mut u8,
-        on: (&DriverStream, Command),
-    ) -> Result<&[KernelRecord]> {
-        let Ok(dnn) = self.context.dnn()? else { return Ok(&[]) };
-        let Algorithm { enqueued, .. } = &*self.algorithm;
-        let addresses = [images, filters, results, bias.unwrap_or_default(), workspace];
-        // SAFETY: as the caller promises, or captured, where addresses are written down and never followed.
-        let call =
-            |at: &Addresses, raw| unsafe { dnn.execute(&self.algorithm, at, raw).map_err(Failure::error) };
-        // SAFETY: the caller's promise; a convolution's kernels know of memory what their arguments say.
-        unsafe { enqueued.enqueue(on, &addresses, call)? };
-        Ok(enqueued.kernels())
+    ) -> Result<()> {
+        queue.with_room("a convolution", || {
+            let Ok(dnn) = Dnn::of(queue)? else { return Ok(()) };
+            let Algorithm { enqueued, workspace: bytes, .. } = &*self.algorithm;
+            let operands = [images, filters, results, bias.unwrap_or_default()];
+            let workspace = Workspace { at: workspace, bytes: *bytes };
+            // SAFETY: as the caller promises, or captured, where addresses are recorded and never followed.
+            let call = |at: &Addresses, stream| unsafe {
+                dnn.execute(&self.algorithm, at, stream).map_err(Failure::error)
+            };
+            // SAFETY: the caller's promise; all convolutions of an algorithm have its form, and a convolution's kernels know of memory
+            // what their arguments say.
+            unsafe { queue.recorded(enqueued, operands, *bytes, workspace, call) }
+        })
     }
 }
 
@@ -322,9 +340,9 @@ impl fmt::Debug for ConvAlgorithm {
     }
 }
 
-/// What makes a device's convolutions.
-pub(super) fn describe(context: &Context) -> Result<String> {
-    let dnn = context.dnn()?;
+/// What makes the convolutions of a queue's device.
+pub(super) fn describe(queue: &Queue<'_>) -> Result<String> {
+    let dnn = Dnn::of(queue)?;
     let usable = dnn.and_then(|dnn| dnn.unusable.get().map_or(Ok(dnn), |reason| Err(reason)));
     Ok(match usable {
         Ok(dnn) => format!("{}, and kernels of its own for what that has not", dnn.library),

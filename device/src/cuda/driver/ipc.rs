@@ -71,7 +71,7 @@ impl SharedEvent {
     }
 
     pub(crate) fn check_device(&self, op: &'static str, device: &Device) -> Result<()> {
-        let same = device.core().cuda.as_ref().is_some_and(|cuda| Arc::ptr_eq(&cuda.context, &self.context));
+        let same = device.core().cuda().is_some_and(|cuda| Arc::ptr_eq(&cuda.context, &self.context));
         if same {
             return Ok(());
         }

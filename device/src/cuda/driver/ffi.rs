@@ -4,10 +4,16 @@
 //! have, which is undefined behaviour. So functions are declared here once more: status codes, and enums that a library writes
 //! through a pointer, are integers. All else is cudarc's: each signature is checked against it when this file is compiled.
 
-#![allow(non_camel_case_types, non_snake_case, clippy::too_many_arguments)]
+#![allow(
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    clippy::too_many_arguments,
+    clippy::result_unit_err
+)]
 
 /// What a function returns.
-trait Returned {
+pub trait Returned {
     /// As cudarc has it.
     type Theirs;
     /// What is returned in place of a function that the library lacks. [`probe`](super::probe) refuses such libraries.
@@ -20,13 +26,13 @@ macro_rules! status {
         /// A status code.
         #[repr(transparent)]
         #[derive(Clone, Copy, PartialEq, Eq)]
-        pub(crate) struct $name(pub(crate) i32);
+        pub struct $name(pub i32);
 
         #[allow(dead_code)]
         impl $name {
-            $(pub(crate) const $code: $name = $name(theirs::$name::$code as i32);)*
+            $(pub const $code: $name = $name(theirs::$name::$code as i32);)*
 
-            pub(crate) fn name(self) -> Option<&'static str> {
+            pub fn name(self) -> Option<&'static str> {
                 $(if self == $name::$code {
                     return Some(stringify!($code));
                 })*
@@ -78,7 +84,7 @@ macro_rules! functions {
         }
 
         /// The first function that the library lacks; `Err` if there is no library.
-        pub(crate) fn missing() -> Result<Option<&'static str>, ()> {
+        pub fn missing() -> Result<Option<&'static str>, ()> {
             let functions = functions().ok_or(())?;
             let missing = [$((functions.$name.is_none(), stringify!($name)),)*];
             Ok(missing.into_iter().find(|(missing, _)| *missing).map(|(_, name)| name))
@@ -88,7 +94,7 @@ macro_rules! functions {
             /// # Safety
             /// As the library's documentation has it.
             #[inline]
-            pub(crate) unsafe fn $name($($arg: $ty),*) -> $returned {
+            pub unsafe fn $name($($arg: $ty),*) -> $returned {
                 match functions().and_then(|functions| functions.$name) {
                     // SAFETY: the caller's promise.
                     Some(function) => unsafe { function($($arg),*) },
@@ -110,12 +116,12 @@ impl Returned for usize {
 }
 
 /// The driver.
-pub(crate) mod sys {
+pub mod sys {
     use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
     use std::sync::OnceLock;
 
     use cudarc::driver::sys as theirs;
-    pub(crate) use theirs::*;
+    pub use theirs::*;
 
     status! {
         CUresult, CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND;
@@ -355,13 +361,16 @@ pub(crate) mod sys {
     }
 }
 
+/// cuDNN, whose functions its caller looks up.
+pub use cudarc::cudnn::sys as dnn;
+
 /// cuBLASLt.
-pub(crate) mod blas {
+pub mod blas {
     use std::ffi::{c_int, c_void};
     use std::sync::OnceLock;
 
     use cudarc::cublaslt::sys as theirs;
-    pub(crate) use theirs::*;
+    pub use theirs::*;
 
     status! {
         cublasStatus_t, CUBLAS_STATUS_NOT_INITIALIZED;
@@ -380,12 +389,12 @@ pub(crate) mod blas {
     /// As the library has it, with a status that is a number.
     #[repr(C)]
     #[derive(Clone, Copy)]
-    pub(crate) struct cublasLtMatmulHeuristicResult_t {
-        pub(crate) algo: cublasLtMatmulAlgo_t,
-        pub(crate) workspaceSize: usize,
-        pub(crate) state: cublasStatus_t,
-        pub(crate) wavesCount: f32,
-        pub(crate) reserved: [c_int; 4],
+    pub struct cublasLtMatmulHeuristicResult_t {
+        pub algo: cublasLtMatmulAlgo_t,
+        pub workspaceSize: usize,
+        pub state: cublasStatus_t,
+        pub wavesCount: f32,
+        pub reserved: [c_int; 4],
     }
 
     const _: () = {
@@ -479,12 +488,12 @@ pub(crate) mod blas {
 }
 
 /// The compiler of kernels.
-pub(crate) mod nvrtc {
+pub mod nvrtc {
     use std::ffi::{c_char, c_int};
     use std::sync::OnceLock;
 
     use cudarc::nvrtc::sys as theirs;
-    pub(crate) use theirs::*;
+    pub use theirs::*;
 
     status! {
         nvrtcResult, NVRTC_ERROR_INTERNAL_ERROR;

@@ -3,26 +3,55 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::Command;
 
-use device::cuda::{ConvForm, ConvPass, Program};
-use device::{CudaConfig, DType, Device, Error, ErrorKind, Result};
+use device::cuda::Program;
+use device::{CudaConfig, DType, Device, Error, Result, Stream};
 
-use super::common::{Folder, emulated};
+use crate::convolutions;
+use crate::cuda::libraries::{self, ConvAlgorithm, ConvForm, ConvPass};
 
 static PROGRAM: Program = Program::new("none", "extern \"C\" __global__ void none() {}");
 
+/// A folder that goes with this.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("streamgrad-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).unwrap_or_else(|error| unreachable!("{error}"));
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Whether the driver is the emulated one, which fails on demand.
+fn emulated() -> bool {
+    Device::cuda_with(0, CudaConfig::default())
+        .is_ok_and(|device| device.description().to_lowercase().contains("emulat"))
+}
+
+fn preload(stream: &Stream) -> Result<()> {
+    stream.preload(&[&PROGRAM])?;
+    libraries::start(stream)
+}
+
 /// What a test below prints where these calls fail, with cuDNN, and the driver's log.
-fn run(test: &str, folder: &Path, fail: &str) -> (String, String) {
+fn run(test: &str, folder: &Folder, fail: &str) -> (String, String) {
     let libraries = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let folders: Vec<_> = std::env::split_paths(&libraries).collect();
     let cudnn = folders.iter().map(|folder| folder.join("cudnn")).filter(|folder| folder.exists());
     let libraries = std::env::join_paths(cudnn.chain(folders.clone())).unwrap_or_default();
-    let log = folder.join("log");
+    let log = folder.0.join("log");
     let mut command = Command::new(std::env::current_exe().unwrap_or_default());
-    command.args(["--exact", &format!("libraries::{test}"), "--ignored", "--nocapture"]);
-    command.env("LD_LIBRARY_PATH", libraries).env("STREAMGRAD_CACHE", folder.join("cache"));
+    command.args(["--exact", &format!("cuda::tests::libraries::{test}"), "--ignored", "--nocapture"]);
+    command.env("LD_LIBRARY_PATH", libraries).env("STREAMGRAD_CACHE", folder.0.join("cache"));
     command.env("CUDA_EMULATOR_LOG", &log).env("CUDA_EMULATOR_FAIL", fail);
     let output = command.output().unwrap_or_else(|error| unreachable!("{error}"));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -49,7 +78,7 @@ fn inner_algorithms() -> Result<()> {
         dilation: [1, 1],
     };
     for _ in 0..2 {
-        let found = match device.default_stream().convolution(&form).map_err(Error::into_kind) {
+        let found = match ConvAlgorithm::of(&device.default_stream(), "test", &form) {
             Ok(Some(_)) => "one".into(),
             Ok(None) => "none".into(),
             Err(ErrorKind::Driver { code, .. }) => code.to_string(),
@@ -57,7 +86,7 @@ fn inner_algorithms() -> Result<()> {
         };
         println!("found: {found}");
     }
-    println!("found: {}", device.convolutions()?);
+    println!("found: {}", convolutions(&device)?);
     Ok(())
 }
 
@@ -97,7 +126,7 @@ fn an_algorithm_that_is_refused_is_told_from_a_library_that_fails() {
             ),
         ),
     ] {
-        assert_eq!(run("inner_algorithms", &folder.0, &call).0, found, "{call}");
+        assert_eq!(run("inner_algorithms", &folder, &call).0, found, "{call}");
     }
 }
 
@@ -105,7 +134,7 @@ fn an_algorithm_that_is_refused_is_told_from_a_library_that_fails() {
 #[ignore = "run by the test below"]
 fn inner_preload() -> Result<()> {
     let device = Device::cuda_with(0, CudaConfig::default())?;
-    match device.default_stream().preload(&[&PROGRAM]).map_err(Error::into_kind) {
+    match preload(&device.default_stream()) {
         Ok(()) => println!("found: loaded"),
         Err(ErrorKind::Driver { code, .. }) => println!("found: {code}"),
         Err(error) => println!("found: {error}"),
@@ -120,8 +149,8 @@ fn a_kept_program_that_is_refused_is_replaced() {
         return;
     }
     let folder = Folder::new("kept");
-    let preload = |fail| {
-        let (found, log) = run("inner_preload", &folder.0, fail);
+    let loaded = |fail| {
+        let (found, log) = run("inner_preload", &folder, fail);
         let compiled = log.lines().filter(|line| line.starts_with("nvrtcCompileProgram ")).count();
         let file = fs::read_dir(folder.0.join("cache")).ok().and_then(|mut files| files.next()?.ok());
         let file = file.and_then(|file| Some(file.metadata().ok()?.ino())).unwrap_or_default();
@@ -131,29 +160,29 @@ fn a_kept_program_that_is_refused_is_replaced() {
     };
     let refused = "cuModuleLoadData:1:209";
     // One that is new is not made again.
-    let (found, compiled, _) = preload("cuModuleLoadData:1:209,cuModuleLoadData:2:209");
+    let (found, compiled, _) = loaded("cuModuleLoadData:1:209,cuModuleLoadData:2:209");
     assert_eq!((&found[..], compiled), ("209", 1));
-    let (found, compiled, first) = preload("");
+    let (found, compiled, first) = loaded("");
     assert_eq!((&found[..], compiled), ("loaded", 0));
     // Memory that is missing says nothing of what was kept.
-    let (_, compiled, file) = preload("cuModuleLoadData:1:2");
+    let (_, compiled, file) = loaded("cuModuleLoadData:1:2");
     assert_eq!((compiled, file), (0, first));
-    let (found, compiled, file) = preload(refused);
+    let (found, compiled, file) = loaded(refused);
     assert_eq!((&found[..], compiled), ("loaded", 1));
     assert_ne!(file, first);
-    assert_eq!(preload(""), ("loaded".into(), 0, file));
+    assert_eq!(loaded(""), ("loaded".into(), 0, file));
 }
 
 /// Makes a device, and what its first product and its first program need.
 #[test]
 #[ignore = "run by the test below"]
 fn inner_codes() -> Result<()> {
-    let preload = || {
+    let started = || {
         let device = Device::cuda_with(0, CudaConfig::default())?;
-        device.default_stream().preload(&[&PROGRAM])?;
-        device.convolutions().map(|what| println!("found: {what}"))
+        preload(&device.default_stream())?;
+        convolutions(&device).map(|what| println!("found: {what}"))
     };
-    if let Err(error) = preload() {
+    if let Err(error) = started() {
         println!("found: {error}");
     }
     Ok(())
@@ -177,7 +206,7 @@ fn codes_that_are_not_known_are_errors() {
         ("cudnnCreate", "kernels of its own: cuDNN 9.10.0 cannot be used: cudnnCreate failed with 4242 ("),
     ] {
         let _ = fs::remove_dir_all(folder.0.join("cache"));
-        let (printed, _) = run("inner_codes", &folder.0, &format!("{call}:1:4242"));
+        let (printed, _) = run("inner_codes", &folder, &format!("{call}:1:4242"));
         assert!(printed.contains(found), "{call}: {printed}");
     }
 }

@@ -6,7 +6,7 @@
 //! hand. What does not fit this (other nodes than kernels, blocks that wait for each other, arguments that are neither) is left
 //! to the library.
 
-pub(super) mod nodes;
+pub(crate) mod nodes;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,7 +24,7 @@ use crate::{KernelRecord, Result};
 
 /// The addresses that a library's call is given: operands, a bias, a workspace. Those that are null stay so for all operands of
 /// a form.
-pub(super) type Addresses = [*mut u8; 5];
+pub type Addresses = [*mut u8; 5];
 
 /// How far from where they lie a call's operands are captured again, in bytes. Each operand has its own, so that a difference
 /// names it, some reach beyond 32 bits, and all keep the alignment of a form's operands, of which there are up to 16 bytes, and
@@ -42,7 +42,7 @@ const TRIES: u32 = 4;
 
 /// What a library's call enqueues for operands of one form, once it was called.
 #[derive(Default)]
-pub(super) struct Enqueued {
+pub struct Enqueued {
     found: OnceLock<Found>,
     failed: AtomicU32,
 }
@@ -76,7 +76,7 @@ impl Enqueued {
     /// # Safety
     /// The stream's context is current. `call` enqueues kernels for such operands that reach other memory by their addresses
     /// only, and the caller answers for the operands.
-    pub(super) unsafe fn enqueue(
+    pub(crate) unsafe fn enqueue(
         &self,
         (stream, command): (&DriverStream, Command),
         operands: &Addresses,
@@ -93,7 +93,7 @@ impl Enqueued {
     }
 
     /// The kernels of a call, if one was made and the driver tells them.
-    pub(super) fn kernels(&self) -> &[KernelRecord] {
+    pub(crate) fn kernels(&self) -> &[KernelRecord] {
         self.found.get().map_or(&[], |found| &found.kernels)
     }
 
@@ -114,7 +114,7 @@ impl Enqueued {
         if self.failed.load(Ordering::Relaxed) >= TRIES {
             return Ok(None);
         }
-        let _quiet = stream.quiet(op)?;
+        let _quiet = stream.context.quiet(op)?;
         Ok(match find(stream, operands, call) {
             // Two threads that ask at once find the same.
             Ok(found) => Some(self.found.get_or_init(|| found)),

@@ -1,24 +1,21 @@
 //! A driver's stream: what launching, waiting and marking mean to it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::ffi::sys;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::call::{address, check};
 use super::context::{Context, WARP_GROUPS};
 use super::enqueue::{Call, Kernel};
 use super::fault::FaultWord;
 use super::launcher::{Command, Launcher};
-use super::{
-    Arg, Captured, ConvAlgorithm, ConvForm, Gemm, Grid, Measured, Program, Staged, Target, Workspace,
-};
-use crate::recorder::Kernels;
-use crate::{Error, KernelRecord, Moment, Panicked, Priority, Result, StreamId};
+use super::{Arg, Captured, Grid, Program, Staged, Target};
+use crate::{KernelRecord, Moment, Panicked, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made, or given to the launcher, under the tail of the stream that owns it, but for those
 /// that wait for it or look at it, which any thread makes.
@@ -38,7 +35,7 @@ pub(crate) struct DriverStream {
     fault: Arc<FaultWord>,
     /// As whom, once they may.
     reporter: OnceLock<StreamId>,
-    context: Arc<Context>,
+    pub(crate) context: Arc<Context>,
 }
 
 struct Marker {
@@ -53,7 +50,7 @@ unsafe impl Send for DriverStream {}
 unsafe impl Sync for DriverStream {}
 
 /// An event of the driver, destroyed when dropped.
-pub(super) struct RawEvent(sys::CUevent);
+pub(crate) struct RawEvent(sys::CUevent);
 
 // SAFETY: the driver's handles may be used from any thread.
 unsafe impl Send for RawEvent {}
@@ -67,7 +64,7 @@ impl RawEvent {
     }
 
     /// The context is current.
-    pub(super) fn with_flags(flags: u32) -> Result<RawEvent> {
+    pub(crate) fn with_flags(flags: u32) -> Result<RawEvent> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the driver writes a handle.
         unsafe { check("cuEventCreate", sys::cuEventCreate(&mut raw, flags))? };
@@ -75,11 +72,11 @@ impl RawEvent {
     }
 
     /// The event that the driver just opened.
-    pub(super) fn owning(raw: sys::CUevent) -> RawEvent {
+    pub(crate) fn owning(raw: sys::CUevent) -> RawEvent {
         RawEvent(raw)
     }
 
-    pub(super) fn raw(&self) -> sys::CUevent {
+    pub(crate) fn raw(&self) -> sys::CUevent {
         self.0
     }
 }
@@ -106,6 +103,7 @@ impl DriverStream {
         context: &Arc<Context>,
         fault: &Arc<FaultWord>,
         priority: Priority,
+        launcher: Option<Arc<Launcher>>,
     ) -> Result<DriverStream> {
         context.bind()?;
         let (least, greatest) = context.priorities;
@@ -121,7 +119,7 @@ impl DriverStream {
         check("cuStreamCreateWithPriority", code)?;
         Ok(DriverStream {
             raw,
-            launcher: None,
+            launcher,
             given: AtomicU64::new(0),
             here: AtomicBool::new(false),
             launched: AtomicU64::new(0),
@@ -132,11 +130,6 @@ impl DriverStream {
         })
     }
 
-    /// Has somebody else make the calls of its launches.
-    pub(crate) fn launch_by(&mut self, launcher: Option<Arc<Launcher>>) {
-        self.launcher = launcher;
-    }
-
     /// Has whoever launches make the calls of the next command, or not.
     pub(crate) fn launch_here(&self, here: bool) {
         self.here.store(here, Ordering::Relaxed);
@@ -144,7 +137,7 @@ impl DriverStream {
 
     /// The driver's handle, once the driver has all that the stream was given so far: to be asked for anew behind what is
     /// [enqueued](Self::enqueue).
-    pub(super) fn raw(&self) -> sys::CUstream {
+    pub(crate) fn raw(&self) -> sys::CUstream {
         if let Some(launcher) = &self.launcher {
             launcher.wait_for(self.given.load(Ordering::Relaxed));
         }
@@ -180,20 +173,15 @@ impl DriverStream {
     }
 
     /// A new one of the same device, which is current then.
-    pub(super) fn sibling(&self) -> Result<DriverStream> {
-        DriverStream::new(&self.context, &self.fault, Priority::Normal)
+    pub(crate) fn sibling(&self) -> Result<DriverStream> {
+        DriverStream::new(&self.context, &self.fault, Priority::Normal, None)
     }
 
-    /// As [`Context::quiet`].
-    pub(super) fn quiet(&self, what: &str) -> Result<MutexGuard<'_, ()>> {
-        self.context.quiet(what)
-    }
-
-    pub(super) fn multiprocessors(&self) -> u32 {
+    pub(crate) fn multiprocessors(&self) -> u32 {
         self.context.multiprocessors
     }
 
-    pub(super) fn shared_bytes(&self) -> u32 {
+    pub(crate) fn shared_bytes(&self) -> u32 {
         self.context.shared_bytes
     }
 
@@ -201,7 +189,7 @@ impl DriverStream {
         self.context.capability >= (8, 0)
     }
 
-    pub(super) fn has_warp_groups(&self) -> bool {
+    pub(crate) fn has_warp_groups(&self) -> bool {
         self.context.capability == WARP_GROUPS
     }
 
@@ -381,7 +369,7 @@ impl DriverStream {
 
     /// # Safety
     /// As for [`Queue::kernel`](super::Queue::kernel).
-    pub(super) unsafe fn kernel(
+    pub(crate) unsafe fn kernel(
         &self,
         command: Command,
         program: &'static Program,
@@ -411,68 +399,13 @@ impl DriverStream {
     }
 
     /// A kernel of such a grid, and what the driver says of it; the context is current.
-    pub(super) fn describe(&self, program: &'static Program, name: &str, grid: Grid) -> Result<KernelRecord> {
+    pub(crate) fn describe(&self, program: &'static Program, name: &str, grid: Grid) -> Result<KernelRecord> {
         let function = self.context.function(program, name)?;
         function.describe(name, grid)
     }
 
-    /// # Safety
-    /// As for [`Queue::gemm`](super::Queue::gemm).
-    pub(super) unsafe fn gemm(
-        &self,
-        command: Command,
-        gemm: &Gemm,
-        workspace: Workspace,
-        target: Target<'_>,
-        noted: Option<&RefCell<Kernels>>,
-    ) -> Result<bool> {
-        if gemm.m == 0 || gemm.n == 0 || gemm.batch == 0 {
-            return Ok(true);
-        }
-        let (blas, (op, _)) = (self.context.blas()?, command);
-        let Some(algorithm) = blas.algorithm(op, gemm, &self.context)? else { return Ok(false) };
-        if let Target::Measure(Measured { workspace, .. }) = target {
-            workspace.set(workspace.get().max(algorithm.workspace));
-            return Ok(true);
-        }
-        if algorithm.workspace > workspace.bytes {
-            let expected = "as large as the product's algorithm asks for";
-            let value = format_args!("{} bytes for {}", workspace.bytes, algorithm.workspace);
-            return Err(Error::invalid(op, "workspace", expected, value));
-        }
-        // SAFETY: the context is current, and the workspace is large enough; the caller answers for it and the operands.
-        let kernels = unsafe { blas.enqueue(gemm, &algorithm, workspace.at, (self, command))? };
-        if let Some(noted) = noted {
-            noted.borrow_mut().add_library(kernels);
-        }
-        Ok(true)
-    }
-
-    /// As [`Stream::convolution`](crate::Stream::convolution).
-    pub(super) fn convolution(&self, form: &ConvForm, tf32: bool) -> Result<Option<ConvAlgorithm>> {
-        ConvAlgorithm::of(&self.context, form, tf32)
-    }
-
-    /// # Safety
-    /// As for [`Queue::convolution`](super::Queue::convolution).
-    pub(super) unsafe fn enqueue_convolution(
-        &self,
-        command: Command,
-        algorithm: &ConvAlgorithm,
-        (operands, bias): ([*mut u8; 3], Option<*mut u8>),
-        workspace: *mut u8,
-        noted: Option<&RefCell<Kernels>>,
-    ) -> Result<()> {
-        // SAFETY: the context is current; the caller answers for the rest.
-        let kernels = unsafe { algorithm.enqueue(operands, bias, workspace, (self, command))? };
-        if let Some(noted) = noted {
-            noted.borrow_mut().add_library(kernels);
-        }
-        Ok(())
-    }
-
     /// Begins to add what is enqueued to `graph`, after the nodes `after`.
-    pub(super) fn begin_capture(&self, graph: sys::CUgraph, after: &[sys::CUgraphNode]) -> Result<()> {
+    pub(crate) fn begin_capture(&self, graph: sys::CUgraph, after: &[sys::CUgraphNode]) -> Result<()> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the handles are live, and the driver copies the list.
         let code = unsafe {
@@ -489,7 +422,7 @@ impl DriverStream {
     }
 
     /// Gives the graph that was captured into: the caller's, if it was given one.
-    pub(super) fn end_capture(&self) -> Result<sys::CUgraph> {
+    pub(crate) fn end_capture(&self) -> Result<sys::CUgraph> {
         let mut graph = std::ptr::null_mut();
         // SAFETY: the stream is live; the driver writes the handle of a graph.
         unsafe { check("cuStreamEndCapture", sys::cuStreamEndCapture(self.raw(), &mut graph))? };
@@ -497,7 +430,7 @@ impl DriverStream {
     }
 
     /// A new graph of what `enqueue` enqueues, which is the caller's.
-    pub(super) fn capture(&self, enqueue: impl FnOnce(sys::CUstream) -> Result<()>) -> Result<sys::CUgraph> {
+    pub(crate) fn capture(&self, enqueue: impl FnOnce(sys::CUstream) -> Result<()>) -> Result<sys::CUgraph> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is live.
         unsafe { check("cuStreamBeginCapture", sys::cuStreamBeginCapture_v2(self.raw(), mode))? };
@@ -516,7 +449,7 @@ impl DriverStream {
     }
 
     /// The nodes that come last in what was captured so far.
-    pub(super) fn captured_nodes(&self) -> Result<smallvec::SmallVec<[sys::CUgraphNode; 2]>> {
+    pub(crate) fn captured_nodes(&self) -> Result<smallvec::SmallVec<[sys::CUgraphNode; 2]>> {
         let (mut status, mut id, mut graph, mut count) = (0, 0, std::ptr::null_mut(), 0);
         let (mut nodes, mut edges) = (std::ptr::null(), std::ptr::null());
         // SAFETY: the stream is live; the driver writes to each address.
@@ -540,7 +473,7 @@ impl DriverStream {
     }
 
     /// As whom its kernels report.
-    pub(super) fn reporter(&self) -> StreamId {
+    pub(crate) fn reporter(&self) -> StreamId {
         *self.reporter.get_or_init(StreamId::fresh)
     }
 
@@ -548,7 +481,7 @@ impl DriverStream {
     ///
     /// # Safety
     /// As for [`upload`](Self::upload).
-    pub(super) unsafe fn upload_constant(
+    pub(crate) unsafe fn upload_constant(
         &self,
         to: *mut u8,
         bytes: &[u8],
@@ -563,19 +496,14 @@ impl DriverStream {
         check("cuMemcpyHtoDAsync", code)
     }
 
-    /// Loads programs, and makes what products need, and what cuDNN does if that is wanted.
-    pub(super) fn preload(&self, programs: &[&'static Program], cudnn: bool) -> Result<()> {
-        self.context.load(programs)?;
-        self.context.blas()?;
-        if cudnn {
-            let _found = self.context.dnn()?;
-        }
-        Ok(())
+    /// Loads programs.
+    pub(crate) fn preload(&self, programs: &[&'static Program]) -> Result<()> {
+        self.context.load(programs)
     }
 
     /// # Safety
     /// As for [`Queue::copy`](super::Queue::copy).
-    pub(super) unsafe fn copy(
+    pub(crate) unsafe fn copy(
         &self,
         command: Command,
         to: *mut u8,
@@ -638,7 +566,7 @@ impl DriverStream {
 
     /// # Safety
     /// As for [`Queue::fill_bytes`](super::Queue::fill_bytes).
-    pub(super) unsafe fn fill_bytes(
+    pub(crate) unsafe fn fill_bytes(
         &self,
         command: Command,
         to: *mut u8,
@@ -678,11 +606,11 @@ pub(crate) struct TimedEvent {
 }
 
 impl TimedEvent {
-    pub(super) fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    pub(super) fn raw(&self) -> Option<sys::CUevent> {
+    pub(crate) fn raw(&self) -> Option<sys::CUevent> {
         self.event.as_ref().map(|event| event.0)
     }
 

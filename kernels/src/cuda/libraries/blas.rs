@@ -3,18 +3,14 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::ffi::blas;
-use super::ffi::sys;
+use device::cuda::ffi::blas;
+use device::cuda::{Addresses, Enqueued, Queue, Workspace};
+use device::{DType, Error, Result};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
 use super::Gemm;
 use super::choice::{Traits, choose};
-use super::context::Context;
-use super::enqueued::{Addresses, Enqueued};
-use super::launcher::Command;
-use super::stream::DriverStream;
-use crate::{DType, Error, ErrorKind, KernelRecord, Result};
 
 /// A device's handle, which all its streams share, and the algorithms that were chosen for it.
 pub(super) struct Blas {
@@ -23,9 +19,9 @@ pub(super) struct Blas {
     chosen: RwLock<FxHashMap<Form, Option<Arc<Algorithm>>>>,
 }
 
-// SAFETY: the library's functions may be called from many threads at once with one handle, whose settings nobody changes.
+// SAFETY: a handle belongs to no thread, and is destroyed by the one that drops it last.
 unsafe impl Send for Blas {}
-// SAFETY: as above.
+// SAFETY: cuBLASLt's functions may be called from many threads at once with one handle, whose settings nobody changes.
 unsafe impl Sync for Blas {}
 
 /// The most bytes of memory that a product works in, as the vendor recommends for architectures with large products.
@@ -85,23 +81,23 @@ impl Form {
 }
 
 /// How products of a form are made.
-pub(super) struct Algorithm {
+struct Algorithm {
     operation: blas::cublasLtMatmulDesc_t,
     /// Of A, B and C.
     layouts: [blas::cublasLtMatrixLayout_t; 3],
     algorithm: blas::cublasLtMatmulAlgo_t,
     /// Bytes of memory that a product works in.
-    pub(super) workspace: usize,
+    workspace: usize,
     /// What products enqueue whose result has no terms yet, and those that add to what is there.
     enqueued: [Enqueued; 2],
     /// Held from when the operation is given the address of a bias until the product is enqueued.
     bias: Mutex<()>,
 }
 
-// SAFETY: the descriptions may be read from many threads at once. Only a bias's address is written to one that is shared, and
-// under a lock, which all hold who use a description with a bias.
+// SAFETY: the descriptors belong to no thread, and are destroyed by the one that drops them last.
 unsafe impl Send for Algorithm {}
-// SAFETY: as above.
+// SAFETY: cuBLASLt reads descriptors from many threads at once. Only a bias's address is written to a shared one, under a lock
+// that every use of a descriptor with a bias holds.
 unsafe impl Sync for Algorithm {}
 
 fn done(call: &'static str, status: blas::cublasStatus_t) -> Result<()> {
@@ -143,36 +139,61 @@ fn value<T>(of: &T) -> (*const c_void, usize) {
     (std::ptr::from_ref(of).cast(), size_of::<T>())
 }
 
+/// Enqueues a product. Its algorithm follows from types, sizes, steps and the addresses' alignment alone, so its result depends
+/// on nothing that runs beside it. `false` if the library has no such product: then nothing was enqueued.
+///
+/// # Safety
+/// The operands and the workspace are in bounds, and the command's uses name them, the workspace as written.
+///
+/// # Errors
+/// [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for a workspace that is smaller than a
+/// [dry run](device::Stream::dry_run) says, [`Error::StreamHeld`], [`Error::OutOfMemory`], [`Error::Driver`].
+pub(in crate::cuda) unsafe fn gemm(queue: &Queue<'_>, g: &Gemm, workspace: Workspace) -> Result<bool> {
+    queue.with_room("a product", || {
+        if g.m == 0 || g.n == 0 || g.batch == 0 {
+            return Ok(true);
+        }
+        let blas = Blas::of(queue)?;
+        let Some(algorithm) = blas.algorithm(queue, g)? else { return Ok(false) };
+        let enqueued = &algorithm.enqueued[usize::from(g.accumulate)];
+        let bias = g.epilogue.bias.map_or(std::ptr::null_mut(), <*const u8>::cast_mut);
+        let operands = [g.a.cast_mut(), g.b.cast_mut(), g.c, bias];
+        // SAFETY: as the caller promises, or captured, where addresses are recorded and never followed.
+        let call = |at: &Addresses, stream| unsafe { blas.call(g, &algorithm, at, stream) };
+        // SAFETY: the caller's promise; all products of an algorithm have its form, and a product's kernels know of memory what
+        // their arguments say.
+        unsafe { queue.recorded(enqueued, operands, algorithm.workspace, workspace, call)? };
+        Ok(true)
+    })
+}
+
 impl Blas {
-    /// A context is current, so the library was found.
-    pub(super) fn new() -> Result<Blas> {
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the library is present and a context is current; the call writes a handle.
-        unsafe { done("cublasLtCreate", blas::cublasLtCreate(&mut handle))? };
-        Ok(Blas { handle, chosen: RwLock::default() })
+    /// That of the queue's device.
+    pub(super) fn of<'a>(queue: &Queue<'a>) -> Result<&'a Blas> {
+        queue.handle("cuBLASLt", || {
+            let mut handle = std::ptr::null_mut();
+            // SAFETY: the library is present, since there is a device, whose context is current; the call writes a handle.
+            unsafe { done("cublasLtCreate", blas::cublasLtCreate(&mut handle))? };
+            Ok(Blas { handle, chosen: RwLock::default() })
+        })
     }
 
     /// How this product is made; `None` if the library has no algorithm for it.
     ///
     /// # Errors
-    /// `StreamHeld` for the first product of a form while a stream is held: its kernels are loaded lazily.
-    pub(super) fn algorithm(
-        &self,
-        op: &'static str,
-        g: &Gemm,
-        context: &Context,
-    ) -> Result<Option<Arc<Algorithm>>> {
+    /// [`Error::StreamHeld`] for the first product of a form while a stream is held: its kernels are loaded lazily.
+    fn algorithm(&self, queue: &Queue<'_>, g: &Gemm) -> Result<Option<Arc<Algorithm>>> {
         let form = Form::of(g);
         if let Some(known) = self.chosen.read().get(&form) {
             return Ok(known.clone());
         }
         // Not under the lock, which products of known forms take, too.
-        let _quiet = context.quiet(op)?;
+        let _quiet = queue.quiet(queue.op())?;
         let mut chosen = self.chosen.write();
         if let Some(known) = chosen.get(&form) {
             return Ok(known.clone());
         }
-        let new = Algorithm::choose(op, self.handle, &form)?.map(Arc::new);
+        let new = Algorithm::choose(queue.op(), self.handle, &form)?.map(Arc::new);
         if chosen.len() >= MAX_FORMS {
             chosen.clear();
         }
@@ -180,41 +201,16 @@ impl Blas {
         Ok(new)
     }
 
-    /// Enqueues a product as a part of a stream's command by the algorithm of its form, and gives the kernels, if they are known.
-    ///
-    /// # Safety
-    /// The context is current. The operands are in bounds, and nothing writes them, nor uses the workspace, of as many bytes as
-    /// the algorithm needs, while the product runs.
-    pub(super) unsafe fn enqueue<'a>(
-        &self,
-        g: &Gemm,
-        algorithm: &'a Algorithm,
-        workspace: *mut u8,
-        on: (&DriverStream, Command),
-    ) -> Result<&'a [KernelRecord]> {
-        let enqueued = &algorithm.enqueued[usize::from(g.accumulate)];
-        let bias = g.epilogue.bias.map_or(std::ptr::null_mut(), <*const u8>::cast_mut);
-        // One that is not used is the same for all products of a form, too.
-        let workspace = if algorithm.workspace == 0 { std::ptr::null_mut() } else { workspace };
-        let addresses = [g.a.cast_mut(), g.b.cast_mut(), g.c, bias, workspace];
-        // SAFETY: as the caller promises, or captured, where addresses are written down and never followed. Nothing else that
-        // the library is told differs between products of a form.
-        let call = |at: &Addresses, raw| unsafe { self.call(g, algorithm, at, raw) };
-        // SAFETY: the caller's promise; a product's kernels know of memory what their arguments say.
-        unsafe { enqueued.enqueue(on, &addresses, call)? };
-        Ok(enqueued.kernels())
-    }
-
     /// Has the library enqueue a product whose operands lie at these addresses.
     ///
     /// # Safety
-    /// As for [`enqueue`](Self::enqueue), and the stream is of the current context.
+    /// As for [`gemm`], and the stream is of the current context.
     unsafe fn call(
         &self,
         g: &Gemm,
         algorithm: &Algorithm,
         &[a, b, c, bias, workspace]: &Addresses,
-        stream: sys::CUstream,
+        stream: *mut c_void,
     ) -> Result<()> {
         let [alpha, beta] = scalars(g);
         let _one = match g.epilogue.bias {

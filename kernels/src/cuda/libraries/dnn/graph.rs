@@ -1,6 +1,7 @@
 //! A convolution as the library's graph of operations.
 
-use cudarc::cudnn::sys as dnn;
+use device::DType;
+use device::cuda::ffi::dnn;
 use dnn::cudnnBackendAttributeName_t as Name;
 use dnn::cudnnBackendAttributeType_t as Type;
 use dnn::cudnnBackendDescriptorType_t as Kind;
@@ -8,8 +9,7 @@ use dnn::{cudnnDataType_t as DataType, cudnnHandle_t as RawHandle};
 
 use super::library::{Descriptor, Library, Outcome};
 use super::{ALIGNMENT, BIAS};
-use crate::DType;
-use crate::cuda::{ConvForm, ConvPass};
+use crate::cuda::libraries::{ConvForm, ConvPass};
 
 /// The number of what a bias is added to.
 const SUM: usize = BIAS + 1;

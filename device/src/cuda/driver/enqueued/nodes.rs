@@ -3,14 +3,14 @@
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 
-use crate::cuda::ffi::sys;
+use crate::cuda::driver::ffi::sys;
 use smallvec::SmallVec;
 
 use crate::cuda::Grid;
-use crate::cuda::call::check;
-use crate::cuda::enqueue::{Arguments, append};
-use crate::cuda::graph::Graph;
-use crate::cuda::module::Function;
+use crate::cuda::driver::call::check;
+use crate::cuda::driver::enqueue::{Arguments, append};
+use crate::cuda::driver::graph::Graph;
+use crate::cuda::driver::module::Function;
 use crate::{KernelRecord, Result};
 
 /// A node of a graph that was captured.

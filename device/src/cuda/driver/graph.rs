@@ -12,7 +12,7 @@ use super::context::Context;
 use super::pinned::Staged;
 use super::stream::DriverStream;
 use super::{Grid, Queue, Target};
-use crate::device::Core;
+use crate::core::Core;
 use crate::graph::Node;
 use crate::graph::capture::refused;
 use crate::{Error, ErrorKind, Moment, Priority, Result, StreamId};
@@ -32,7 +32,7 @@ pub(crate) struct DriverGraph {
 }
 
 /// Nodes of kernels.
-pub(super) type Kernels = SmallVec<[sys::CUgraphNode; 2]>;
+pub(crate) type Kernels = SmallVec<[sys::CUgraphNode; 2]>;
 
 // SAFETY: the driver's handles may be used from any thread, one at a time, which the executable's lock sees to.
 unsafe impl Send for DriverGraph {}
@@ -52,7 +52,7 @@ pub(crate) struct Updated<'a> {
 }
 
 /// A graph that is not made ready.
-pub(super) struct Graph(pub(super) sys::CUgraph);
+pub(crate) struct Graph(pub(super) sys::CUgraph);
 
 impl Graph {
     fn new() -> Result<Graph> {
@@ -89,12 +89,12 @@ impl Drop for Exec {
 impl DriverGraph {
     /// A graph of `nodes`, each after those that it needs.
     pub(crate) fn new(core: &Arc<Core>, nodes: &[Node]) -> Result<DriverGraph> {
-        let Some(cuda) = &core.cuda else {
-            return Err(Error::new(ErrorKind::CudaUnavailable {
+        let Some(cuda) = core.cuda() else {
+            return Err(Error::CudaUnavailable {
                 reason: "a graph of a device that is no CUDA device".into(),
             }));
         };
-        let stream = DriverStream::new(&cuda.context, &cuda.fault, Priority::Normal)?;
+        let stream = DriverStream::new(&cuda.context, &cuda.fault, Priority::Normal, None)?;
         let never = Moment { stream: StreamId::fresh(), tick: 0 };
         stream.bind()?;
         let graph = Graph::new()?;
@@ -162,13 +162,13 @@ impl DriverGraph {
 
 impl Captured {
     /// A kernel was just captured on `stream`.
-    pub(super) fn add_kernel(&self, stream: &DriverStream) -> Result<()> {
+    pub(crate) fn add_kernel(&self, stream: &DriverStream) -> Result<()> {
         self.kernels.borrow_mut().extend(stream.captured_nodes()?);
         Ok(())
     }
 
     /// Captures `first` and `second` on `stream` after what was captured before, and what follows after both.
-    pub(super) fn beside(
+    pub(crate) fn beside(
         &self,
         stream: &DriverStream,
         first: impl FnOnce() -> Result<()>,
@@ -189,7 +189,7 @@ impl Captured {
 
     /// Captures what `enqueue` has a library enqueue on `stream` as a graph of its own, which becomes one node. A library that
     /// keeps something for each capture tells them apart by their numbers, and all captures into one graph have the same.
-    pub(super) fn library(
+    pub(crate) fn library(
         &self,
         stream: &DriverStream,
         enqueue: impl FnOnce(sys::CUstream) -> Result<()>,
@@ -213,14 +213,14 @@ impl Captured {
         Ok(node)
     }
 
-    pub(super) fn keep(&self, constant: Staged) {
+    pub(crate) fn keep(&self, constant: Staged) {
         self.constants.borrow_mut().push(constant);
     }
 }
 
 impl Updated<'_> {
     /// As the other commands of the graph, whatever the device allows now.
-    pub(super) fn tf32(&self) -> bool {
+    pub(crate) fn tf32(&self) -> bool {
         self.graph.tf32
     }
 
@@ -228,7 +228,7 @@ impl Updated<'_> {
     ///
     /// # Safety
     /// As for [`Queue::kernel`]; `params` are those of `function`.
-    pub(super) unsafe fn set_kernel(
+    pub(crate) unsafe fn set_kernel(
         &self,
         function: sys::CUfunction,
         grid: Grid,

@@ -1,10 +1,11 @@
 //! A device's primary context, and what its streams share.
 
+use std::any::Any;
 use std::ffi::c_char;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::ffi::sys;
@@ -12,9 +13,8 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustc_hash::FxHashMap;
 
 use super::Program;
-use super::blas::Blas;
 use super::call::{address, check};
-use super::dnn::Dnn;
+use super::handles::Handles;
 use super::memory::{Pages, no_memory, obtained};
 use super::module::{Function, Module};
 use super::pinned::PinnedPool;
@@ -24,7 +24,7 @@ use crate::stream::host_is_held;
 use crate::{DeviceFacts, Error, ErrorKind, HeldOutside, Result, fork};
 
 /// Memory that is no longer used.
-pub(super) enum Freed {
+pub(crate) enum Freed {
     Device(NonNull<u8>),
     Host(NonNull<u8>),
 }
@@ -33,45 +33,43 @@ pub(super) enum Freed {
 const HOLD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The one compute capability whose groups of four warps multiply together.
-pub(super) const WARP_GROUPS: (i32, i32) = (9, 0);
+pub(crate) const WARP_GROUPS: (i32, i32) = (9, 0);
 
 /// The primary context of a CUDA device. It stays retained while anything of the device lives.
 pub(crate) struct Context {
-    pub(super) raw: sys::CUcontext,
-    pub(super) device: sys::CUdevice,
+    pub(crate) raw: sys::CUcontext,
+    pub(crate) device: sys::CUdevice,
     pub(super) ordinal: usize,
     name: Box<str>,
     /// Major and minor compute capability.
-    pub(super) capability: (i32, i32),
-    pub(super) multiprocessors: u32,
+    pub(crate) capability: (i32, i32),
+    pub(crate) multiprocessors: u32,
     /// Threads for which one of them has room.
     multiprocessor_threads: u32,
     copy_engines: u32,
     /// The most shared memory that a block may have.
-    pub(super) shared_bytes: u32,
+    pub(crate) shared_bytes: u32,
     /// The driver's least and greatest priority; the greatest is the smallest number.
-    pub(super) priorities: (i32, i32),
-    pub(super) pinned: PinnedPool,
+    pub(crate) priorities: (i32, i32),
+    pub(crate) pinned: PinnedPool,
     /// Closed gates of the device's streams, and those of them that a [`Hold`](crate::Hold) closed.
-    pub(super) gates: AtomicUsize,
-    pub(super) holds: AtomicUsize,
+    pub(crate) gates: AtomicUsize,
+    pub(crate) holds: AtomicUsize,
     /// Locked while the driver loads or frees, which waits for the device, and while a stream is made to wait for a
     /// [`Hold`](crate::Hold).
-    pub(super) loads: Mutex<()>,
+    pub(crate) loads: Mutex<()>,
     /// Memory to free once no stream is held.
     freed: Mutex<Vec<Freed>>,
     /// Addresses that get their memory later, if the device has such.
     pub(super) pages: Option<Pages>,
     /// Events that can be timed, between two uses.
-    pub(super) events: Mutex<Vec<super::stream::RawEvent>>,
-    /// Made for the first product.
-    blas: OnceLock<Blas>,
-    /// Made for the first convolution, or why there is none.
-    dnn: OnceLock<std::result::Result<Dnn, String>>,
-    /// Device memory that was gone once the libraries' handles had been made.
+    pub(crate) events: Mutex<Vec<super::stream::RawEvent>>,
+    /// Handles of libraries.
+    handles: Handles,
+    /// Device memory that creating them took.
     library_bytes: AtomicUsize,
     modules: RwLock<FxHashMap<usize, Module>>,
-    /// One program is compiled at a time, and the handle for products made by one.
+    /// One program is compiled, and one handle created, at a time.
     loading: Mutex<()>,
 }
 
@@ -121,8 +119,7 @@ impl Context {
             freed: Mutex::default(),
             pages: Pages::of(device),
             events: Mutex::default(),
-            blas: OnceLock::new(),
-            dnn: OnceLock::new(),
+            handles: Handles::default(),
             library_bytes: AtomicUsize::new(0),
             modules: RwLock::default(),
             loading: Mutex::new(()),
@@ -167,7 +164,7 @@ impl Context {
 
     /// Makes the context current on this thread.
     #[inline]
-    pub(super) fn bind(&self) -> Result<()> {
+    pub(crate) fn bind(&self) -> Result<()> {
         fork::check("a call of the CUDA driver")?;
         let mut current = std::ptr::null_mut();
         // SAFETY: the driver is initialised; it writes a handle to the address, and ours is retained.
@@ -197,7 +194,7 @@ impl Context {
 
     /// Obtains pinned host memory, at the same address for host and device; if there is none left, once more without the
     /// blocks that are kept for copies.
-    pub(super) fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>> {
+    pub(crate) fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>> {
         match self.obtain_pinned(bytes) {
             Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory { .. }) && self.trim_pinned() => {
                 self.obtain_pinned(bytes)
@@ -234,7 +231,7 @@ impl Context {
     ///
     /// # Safety
     /// It came from [`allocate_pinned`](Self::allocate_pinned), is returned once, and nothing uses it.
-    pub(super) unsafe fn free_pinned(&self, ptr: NonNull<u8>) {
+    pub(crate) unsafe fn free_pinned(&self, ptr: NonNull<u8>) {
         // SAFETY: the caller's promise.
         unsafe { self.release(Freed::Host(ptr)) }
     }
@@ -243,13 +240,13 @@ impl Context {
     ///
     /// # Safety
     /// The memory came from the driver, is freed once, and nothing uses it.
-    pub(super) unsafe fn release(&self, freed: Freed) {
+    pub(crate) unsafe fn release(&self, freed: Freed) {
         self.freed.lock().push(freed);
         self.free_released();
     }
 
     /// Frees what was released, unless a stream is held.
-    pub(super) fn free_released(&self) {
+    pub(crate) fn free_released(&self) {
         if self.bind().is_err() {
             return;
         }
@@ -292,7 +289,7 @@ impl Context {
     }
 
     /// Loads those of the programs that are not.
-    pub(super) fn load(&self, programs: &[&'static Program]) -> Result<()> {
+    pub(crate) fn load(&self, programs: &[&'static Program]) -> Result<()> {
         let _one = self.loading.lock();
         let mut missing = programs.to_vec();
         missing.retain(|program| !self.modules.read().contains_key(&key(program)));
@@ -305,22 +302,24 @@ impl Context {
         Ok(())
     }
 
-    /// What makes products.
-    pub(super) fn blas(&self) -> Result<&Blas> {
-        self.made_once("cuBLASLt", &self.blas, || self.library(Blas::new))
-    }
-
-    /// What makes convolutions, or why there is no such library.
-    pub(super) fn dnn(&self) -> Result<std::result::Result<&Dnn, &str>> {
-        Ok(self.made_once("cuDNN", &self.dnn, || self.library(Dnn::new))?.as_ref().map_err(String::as_str))
-    }
-
-    /// Makes a library's handle, and counts the memory that it takes.
-    fn library<T>(&self, make: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// See [`Queue::handle`](super::Queue::handle); the memory that the handle takes is counted.
+    pub(crate) fn handle<T: Any + Send + Sync>(
+        &self,
+        library: &str,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<&T> {
+        if let Some(made) = self.handles.get() {
+            return Ok(made);
+        }
+        let _one = self.loading.lock();
+        if let Some(made) = self.handles.get() {
+            return Ok(made);
+        }
+        let _quiet = self.quiet(library)?;
         let before = self.free_bytes();
         let made = make()?;
         self.library_bytes.fetch_add(before.saturating_sub(self.free_bytes()), Ordering::Relaxed);
-        Ok(made)
+        Ok(self.handles.add(made))
     }
 
     /// Memory of the device that nobody has, 0 if the driver does not say; the context is current.
@@ -340,37 +339,13 @@ impl Context {
         }
     }
 
-    /// What makes convolutions, in words.
-    pub(crate) fn convolutions(&self) -> Result<String> {
-        self.bind()?;
-        super::dnn::describe(self)
-    }
-
-    fn made_once<'a, T>(
-        &self,
-        what: &str,
-        place: &'a OnceLock<T>,
-        make: impl FnOnce() -> Result<T>,
-    ) -> Result<&'a T> {
-        if let Some(made) = place.get() {
-            return Ok(made);
-        }
-        let _one = self.loading.lock();
-        if let Some(made) = place.get() {
-            return Ok(made);
-        }
-        let _quiet = self.quiet(what)?;
-        let new = make()?;
-        Ok(place.get_or_init(|| new))
-    }
-
     /// Waits until no stream is held that work of this device comes after, and lets none be held while the guard lives. The
     /// driver loads modules and libraries' kernels only once the device is idle, so loading `what` meanwhile would wait for the
     /// hold inside the driver, without end if this thread is the one that will drop it.
     ///
     /// # Errors
-    /// `StreamHeld` after [`HOLD_TIMEOUT`].
-    pub(super) fn quiet(&self, what: &str) -> Result<MutexGuard<'_, ()>> {
+    /// [`Error::StreamHeld`] after [`HOLD_TIMEOUT`].
+    pub(crate) fn quiet(&self, what: &str) -> Result<MutexGuard<'_, ()>> {
         let deadline = Instant::now() + HOLD_TIMEOUT;
         loop {
             let quiet = self.loads.lock();
@@ -400,7 +375,7 @@ impl Drop for Context {
             self.pages = None;
             self.modules.get_mut().clear();
             self.events.get_mut().clear();
-            drop((self.blas.take(), self.dnn.take()));
+            drop(std::mem::take(&mut self.handles));
             self.free_released();
             for block in self.pinned.drain() {
                 // SAFETY: they come from `allocate_pinned`, and no stream is left to use them.

@@ -13,7 +13,7 @@ use crate::{Moment, Result};
 
 /// Blocks between two uses, by size, each with the command that used it last.
 #[derive(Default)]
-pub(super) struct PinnedPool {
+pub(crate) struct PinnedPool {
     free: Mutex<BTreeMap<usize, Vec<(Pinned, Moment)>>>,
     /// Bytes of all blocks, in use or not.
     bytes: AtomicUsize,
@@ -29,7 +29,7 @@ const SMALLEST: usize = 4096;
 
 impl PinnedPool {
     /// Bytes of all blocks.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
@@ -46,7 +46,7 @@ impl PinnedPool {
     }
 
     /// The blocks that no command uses any more, to be returned to the driver.
-    pub(super) fn take_idle(&self) -> Vec<NonNull<u8>> {
+    pub(crate) fn take_idle(&self) -> Vec<NonNull<u8>> {
         let mut idle = Vec::new();
         self.free.lock().retain(|bytes, blocks| {
             let before = idle.len();
@@ -58,7 +58,7 @@ impl PinnedPool {
     }
 
     /// All blocks, to be returned to the driver.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = NonNull<u8>> + use<> {
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = NonNull<u8>> + use<> {
         std::mem::take(self.free.get_mut()).into_values().flatten().map(|(block, _)| block.0)
     }
 }
@@ -75,7 +75,7 @@ pub(crate) struct Staged {
 
 impl Staged {
     /// A block for the command at `moment`, which writes `len` bytes to it; the context is current.
-    pub(super) fn new(context: &Arc<Context>, len: usize, moment: Moment) -> Result<Self> {
+    pub(crate) fn new(context: &Arc<Context>, len: usize, moment: Moment) -> Result<Self> {
         let capacity = len.next_power_of_two().max(SMALLEST);
         let block = match context.pinned.take(capacity) {
             Some(block) => block,
@@ -89,7 +89,7 @@ impl Staged {
     }
 
     /// A copy of `bytes` for the command at `moment`, which reads it; the context is current.
-    pub(super) fn of(context: &Arc<Context>, bytes: &[u8], moment: Moment) -> Result<Self> {
+    pub(crate) fn of(context: &Arc<Context>, bytes: &[u8], moment: Moment) -> Result<Self> {
         let staged = Staged::new(context, bytes.len(), moment)?;
         // SAFETY: the block has room for `bytes`, and nobody else uses it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), staged.as_ptr(), bytes.len()) };
@@ -97,15 +97,15 @@ impl Staged {
     }
 
     /// The command at `moment`, after all earlier ones, uses it too.
-    pub(super) fn used_at(&mut self, moment: Moment) {
+    pub(crate) fn used_at(&mut self, moment: Moment) {
         self.last = moment;
     }
 
-    pub(super) fn context(&self) -> &Context {
+    pub(crate) fn context(&self) -> &Context {
         &self.context
     }
 
-    pub(super) fn as_ptr(&self) -> *mut u8 {
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.block.as_ref().map_or(std::ptr::null_mut(), |block| block.0.as_ptr())
     }
 

@@ -1,0 +1,178 @@
+//! Copies from the host and between devices.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::cuda::Queue;
+use crate::graph::capture::Capture;
+use crate::order::Place;
+use crate::recorder::{CommandKind, Label};
+use crate::{Binder, Buffer, Cpu, Error, Result, Stream, Use, Work};
+
+impl Stream {
+    /// Copies `bytes` into `buffer` from its byte `offset` on. If the stream cannot run the copy at once, the bytes
+    /// are kept for it.
+    ///
+    /// # Errors
+    /// As for [`launch`](Self::launch); [`Error::InvalidArgument`] if the range is not inside the buffer.
+    #[track_caller]
+    pub fn upload(&self, op: &'static str, buffer: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
+        if offset.checked_add(bytes.len()).is_none_or(|end| end > buffer.len_bytes()) {
+            return Err(Error::InvalidArgument {
+                op,
+                argument: "range",
+                expected: "inside the buffer",
+                value: format!("{offset}+{} of {}", bytes.len(), buffer.len_bytes()).into(),
+            });
+        }
+        let to = Address(buffer.ptr().wrapping_add(offset));
+        if Capture::of(self.core()).is_some() {
+            return self.launch(op, &[Use::write(buffer)], Constant::new(to.0, bytes));
+        }
+        // SAFETY: the range is inside the buffer, the launch below orders the write, and the source is a slice, which
+        // cannot overlap memory that only commands use.
+        let copy = move |bytes: &[u8]| unsafe { to.copy_from(bytes) };
+        let kind = CommandKind::Upload { bytes: bytes.len(), pinned: false };
+        let uses = [Use::write(buffer)];
+        self.owns(op, &uses)?;
+        let mut command = self.ordered(op, &uses, Some(&Label::of(kind)), true)?;
+        match command.place {
+            Place::Here => command.run(|| copy(bytes)),
+            Place::Worker => {
+                let kept: Box<[u8]> = bytes.into();
+                command.queue(Box::new(move |_| copy(&kept)), None);
+            }
+            Place::Driver => {
+                // SAFETY: the range is inside the buffer, and the command writes it.
+                command.drive(|driver, moment| unsafe { driver.upload(to.0, bytes, moment) })?;
+            }
+        }
+        command.launched();
+        Ok(())
+    }
+
+    /// Copies the bytes `range` of `from` into `to` from byte `at` on, between this stream's CUDA device and another one or
+    /// pinned host memory: `to` is this device's, or pinned. A command of this stream like any other: it comes after what
+    /// wrote `from`, wherever that runs, and neither buffer is written or given to anybody else before it has run. The host
+    /// waits for nothing; where devices cannot reach each other's memory, the driver takes the way through the host's.
+    ///
+    /// # Errors
+    /// As for [`launch`](Self::launch); [`Error::CudaUnavailable`] if the other buffer is neither, [`Error::DeviceMismatch`] if
+    /// `to` is another CUDA device's, [`Error::InvalidArgument`] for a range that is not inside its buffer or if `from` is
+    /// `to`.
+    #[track_caller]
+    pub fn copy_across(
+        &self,
+        op: &'static str,
+        to: &Buffer,
+        at: usize,
+        from: &Buffer,
+        range: Range<usize>,
+    ) -> Result<()> {
+        self.not_captured(op, "a copy between devices is not part of one device's step")?;
+        let ours = self.core();
+        self.fifo().driver()?;
+        let is_ours = |buffer: &Buffer| Arc::ptr_eq(buffer.device().core(), ours);
+        let other = if is_ours(to) { from } else { to };
+        let theirs = other.device().core();
+        let Some(context) = theirs.context() else {
+            let reason = format!("{op} copies between {} and {}", self.device(), other.device()).into();
+            return Err(Error::CudaUnavailable { reason });
+        };
+        if !is_ours(to) {
+            // It would be written by another CUDA device than its own.
+            theirs.cuda().map_or(Ok(()), |_| self.owns(op, &[Use::write(to)]))?;
+            self.owns(op, &[Use::read(from)])?;
+        }
+        let bytes = range.len();
+        let fits = |start: usize, buffer: &Buffer| {
+            start.checked_add(bytes).is_some_and(|end| end <= buffer.len_bytes())
+        };
+        if !fits(at, to) || !fits(range.start, from) {
+            return Err(Error::InvalidArgument {
+                op,
+                argument: "range",
+                expected: "inside the buffers",
+                value: format!("{range:?} of {} to {at} of {}", from.len_bytes(), to.len_bytes()).into(),
+            });
+        }
+        if std::ptr::eq(to, from) {
+            return Err(Error::InvalidArgument {
+                op,
+                argument: "from",
+                expected: "another buffer than the target",
+                value: format!("{:p} twice", to.ptr()).into(),
+            });
+        }
+        let uses = [Use::write(to), Use::read(from)];
+        let kind = match theirs.cuda() {
+            Some(_) => CommandKind::Across { bytes },
+            None if is_ours(to) => CommandKind::Upload { bytes, pinned: true },
+            None => CommandKind::Download { bytes },
+        };
+        let mut command = self.ordered(op, &uses, Some(&Label::of(kind)), false)?;
+        let moment = command.moment();
+        // Before it is given to the driver: the other device's memory outlives the copy.
+        ours.borrow_until(moment, theirs, context);
+        to.device().core().inherit_faults(moment, from.device().core());
+        let (to_ptr, from_ptr) = (to.ptr().wrapping_add(at), from.ptr().wrapping_add(range.start));
+        command.drive(|driver, _| {
+            // SAFETY: both ranges are inside their buffers, which the command uses, and which are where `theirs` says.
+            unsafe {
+                match theirs.cuda() {
+                    Some(_) => driver.copy_across(to_ptr, context, from_ptr, bytes),
+                    None if is_ours(to) => driver.copy_from_pinned(to_ptr, from_ptr, bytes),
+                    None => driver.copy_to_pinned(to_ptr, from_ptr, bytes),
+                }
+            }
+        })?;
+        command.launched();
+        Ok(())
+    }
+}
+
+/// A place in a buffer that a command will write.
+#[derive(Clone, Copy)]
+struct Address(*mut u8);
+
+// SAFETY: an address is a number; its functions that follow it are unsafe, so their callers answer for that on any thread.
+unsafe impl Send for Address {}
+// SAFETY: likewise, and nothing changes it through a shared reference.
+unsafe impl Sync for Address {}
+
+/// An upload in a captured step: the bytes stay what they were.
+struct Constant {
+    to: Address,
+    bytes: Box<[u8]>,
+}
+
+impl Constant {
+    fn new(to: *mut u8, bytes: &[u8]) -> Constant {
+        Constant { to: Address(to), bytes: bytes.into() }
+    }
+}
+
+impl Work for Constant {
+    fn run(&self, _: &Cpu<'_>) {
+        // SAFETY: `upload` checked the range, which the command writes.
+        unsafe { self.to.copy_from(&self.bytes) }
+    }
+
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
+        // SAFETY: `upload` checked the range, which the command writes.
+        unsafe { queue.constant(self.to.0, &self.bytes) }
+    }
+
+    fn bind(&mut self, binder: &mut dyn Binder) {
+        self.to = Address(binder.address(self.to.0));
+    }
+}
+
+impl Address {
+    /// # Safety
+    /// `bytes.len()` bytes from here on may be written, and `bytes` is not among them.
+    unsafe fn copy_from(self, bytes: &[u8]) {
+        // SAFETY: as the caller says.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0, bytes.len()) }
+    }
+}

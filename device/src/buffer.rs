@@ -438,7 +438,7 @@ impl Buffer {
         }
         fifo.take(&mut tail);
         if fifo.audit.is_on() {
-            fifo.audit_command(&tail, OP, &uses, Location::caller());
+            fifo.audit_command(&tail, OP, &uses, AtCaller::location());
         }
         let mut command = Ordered { core, fifo, op: OP, uses: &uses, tail, place: Place::Driver, noted };
         let moment = command.moment();
@@ -462,7 +462,7 @@ impl Buffer {
     #[must_use = "the loan ends when the value drops"]
     #[track_caller]
     pub unsafe fn lend(&self, write: bool) -> Loan {
-        let (audit, place) = (&self.device.core().observers.audit, Location::caller());
+        let (audit, place) = (&self.device.core().observers.audit, AtCaller::location());
         let host = Host::new(audit);
         let mut log = self.log.lock();
         let moment = host.begin(|moment| {

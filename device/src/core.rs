@@ -18,8 +18,8 @@ use crate::hidden::HiddenSyncs;
 use crate::host::Host;
 use crate::recorder::{Recorder, Syncing};
 use crate::{
-    CudaConfig, Device, Error, MemoryDriver, Moment, Peaks, Placement, Pool, Priority, Result, Schedule,
-    SyncStats, Team, fork,
+    CudaConfig, Device, Error, ErrorKind, MemoryDriver, Moment, Peaks, Placement, Pool, Priority, Result,
+    Schedule, SyncStats, Team, fork,
 };
 
 /// What runs a device's commands.
@@ -309,8 +309,8 @@ impl Core {
     /// Makes something that takes the driver's memory; if there is none left, once more without what the pool keeps.
     pub(crate) fn with_room<R>(&self, make: impl Fn() -> Result<R>) -> Result<R> {
         let made = make();
-        match (&made, self.pool()) {
-            (Err(Error::OutOfMemory { .. }), Some(pool)) => {
+        match (made.as_ref().map_err(Error::kind), self.pool()) {
+            (Err(ErrorKind::OutOfMemory { .. }), Some(pool)) => {
                 pool.make_room(&reached);
                 make()
             }

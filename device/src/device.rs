@@ -15,8 +15,8 @@ use crate::fifo::{Fifo, Runner, reached};
 use crate::stream::{Handle, Side, Stream};
 use crate::within::may_launch;
 use crate::{
-    CpuConfig, CudaConfig, Error, HeldOutside, HostMemory, MemoryDriver, Moment, Placement, Pool, Priority,
-    Result, Schedule, StreamId, StreamOptions, SyncMode, SyncStats, Team, environment,
+    CpuConfig, CudaConfig, Error, ErrorKind, HeldOutside, HostMemory, MemoryDriver, Moment, Placement, Pool,
+    Priority, Result, Schedule, StreamId, StreamOptions, SyncMode, SyncStats, Team, environment,
 };
 
 /// What a device is made of.

@@ -20,8 +20,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// assert!(matches!(error.kind(), ErrorKind::NoGradient { op: "backward" }));
 /// assert_eq!(error.location().line(), 3);
 /// ```
-#[derive(Clone, thiserror::Error)]
-#[error("{}", .0.kind)]
+#[derive(Clone)]
 pub struct Error(Box<Details>);
 
 #[derive(Clone)]
@@ -30,6 +29,18 @@ struct Details {
     location: &'static Location<'static>,
     forward_location: Option<&'static Location<'static>>,
     module: Option<Box<str>>,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kind().fmt(f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.kind().source()
+    }
 }
 
 impl fmt::Debug for Error {

@@ -18,7 +18,7 @@ use crate::order::Place;
 use crate::pending::Barrier;
 use crate::recorder::{CommandKind, Label, Launching, OperandRecord};
 use crate::within::{Holds, Within};
-use crate::{Cpu, Error, Moment, Panicked, Result, Shared, Stream, Use, Work};
+use crate::{Cpu, Error, ErrorKind, Moment, Panicked, Result, Shared, Stream, Use, Work};
 
 impl Stream {
     /// Launches a command that reads and writes `uses`, and does `work` on this stream's device.
@@ -138,7 +138,7 @@ impl Stream {
             driver.host_call(Box::new(move || {
                 let _within = Within::enter(stream, Holds::Nothing);
                 if let Err(panicked) = Panicked::catch(work) {
-                    core.fail(Error::Async { op, stream, source: Arc::new(panicked) });
+                    core.fail(Error::new(ErrorKind::Async { op, stream, source: Arc::new(panicked) }));
                 }
             }))
         })?;

@@ -11,7 +11,7 @@ use crate::cuda::TimedEvent;
 use crate::fifo::{Tail, find};
 use crate::graph::capture::of_another_step;
 use crate::needs::Moments;
-use crate::{Error, Moment, Placement, Result, SpinGuard, Stream, Use};
+use crate::{AtCaller, Error, ErrorKind, Moment, Placement, Result, SpinGuard, Stream, Use};
 
 /// Who runs a command that was ordered.
 #[derive(Clone, Copy, PartialEq)]
@@ -135,7 +135,7 @@ impl Stream {
             self.commit(tail, needs, event)?;
         }
         if core.observers.watched.load(Ordering::Relaxed) {
-            self.watch(tail, op, uses, Location::caller());
+            self.watch(tail, op, uses, AtCaller::location());
         }
         Ok(place)
     }
@@ -162,7 +162,7 @@ impl Stream {
             used.buffer.log.lock().needs(self.id(), used.write, |moment| found |= moment == need);
             found
         });
-        Error::Race {
+        Error::new(ErrorKind::Race {
             op,
             stream: self.id(),
             earlier,
@@ -170,7 +170,7 @@ impl Stream {
             earlier_tick: need.tick,
             address: shared.map_or(0, |used| used.buffer.ptr() as usize),
             bytes: shared.map_or(0, |used| used.buffer.len_bytes()),
-        }
+        })
     }
 
     /// Waits for the needs of the newest command. A driver that refuses leaves the command behind, launched without

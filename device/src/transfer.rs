@@ -7,23 +7,23 @@ use crate::cuda::Queue;
 use crate::graph::capture::Capture;
 use crate::order::Place;
 use crate::recorder::{CommandKind, Label};
-use crate::{Binder, Buffer, Cpu, Error, Result, Stream, Use, Work};
+use crate::{Binder, Buffer, Cpu, Error, ErrorKind, Result, Stream, Use, Work};
 
 impl Stream {
     /// Copies `bytes` into `buffer` from its byte `offset` on. If the stream cannot run the copy at once, the bytes
     /// are kept for it.
     ///
     /// # Errors
-    /// As for [`launch`](Self::launch); [`Error::InvalidArgument`] if the range is not inside the buffer.
+    /// As for [`launch`](Self::launch); `InvalidArgument` if the range is not inside the buffer.
     #[track_caller]
     pub fn upload(&self, op: &'static str, buffer: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
         if offset.checked_add(bytes.len()).is_none_or(|end| end > buffer.len_bytes()) {
-            return Err(Error::InvalidArgument {
+            return Err(Error::new(ErrorKind::InvalidArgument {
                 op,
                 argument: "range",
                 expected: "inside the buffer",
                 value: format!("{offset}+{} of {}", bytes.len(), buffer.len_bytes()).into(),
-            });
+            }));
         }
         let to = Address(buffer.ptr().wrapping_add(offset));
         if Capture::of(self.core()).is_some() {
@@ -57,8 +57,8 @@ impl Stream {
     /// waits for nothing; where devices cannot reach each other's memory, the driver takes the way through the host's.
     ///
     /// # Errors
-    /// As for [`launch`](Self::launch); [`Error::CudaUnavailable`] if the other buffer is neither, [`Error::DeviceMismatch`] if
-    /// `to` is another CUDA device's, [`Error::InvalidArgument`] for a range that is not inside its buffer or if `from` is
+    /// As for [`launch`](Self::launch); `CudaUnavailable` if the other buffer is neither, `DeviceMismatch` if
+    /// `to` is another CUDA device's, `InvalidArgument` for a range that is not inside its buffer or if `from` is
     /// `to`.
     #[track_caller]
     pub fn copy_across(
@@ -77,7 +77,7 @@ impl Stream {
         let theirs = other.device().core();
         let Some(context) = theirs.context() else {
             let reason = format!("{op} copies between {} and {}", self.device(), other.device()).into();
-            return Err(Error::CudaUnavailable { reason });
+            return Err(Error::new(ErrorKind::CudaUnavailable { reason }));
         };
         if !is_ours(to) {
             // It would be written by another CUDA device than its own.
@@ -89,20 +89,20 @@ impl Stream {
             start.checked_add(bytes).is_some_and(|end| end <= buffer.len_bytes())
         };
         if !fits(at, to) || !fits(range.start, from) {
-            return Err(Error::InvalidArgument {
+            return Err(Error::new(ErrorKind::InvalidArgument {
                 op,
                 argument: "range",
                 expected: "inside the buffers",
                 value: format!("{range:?} of {} to {at} of {}", from.len_bytes(), to.len_bytes()).into(),
-            });
+            }));
         }
         if std::ptr::eq(to, from) {
-            return Err(Error::InvalidArgument {
+            return Err(Error::new(ErrorKind::InvalidArgument {
                 op,
                 argument: "from",
                 expected: "another buffer than the target",
                 value: format!("{:p} twice", to.ptr()).into(),
-            });
+            }));
         }
         let uses = [Use::write(to), Use::read(from)];
         let kind = match theirs.cuda() {

@@ -7,7 +7,7 @@ use crate::command::{Command, for_float};
 use crate::cpu::batch_norm as cpu;
 use crate::cuda::batch_norm as cuda;
 use crate::cuda::needs;
-use crate::layout::{View, shape_mismatch};
+use crate::layout::View;
 use crate::norms::Channels;
 
 /// What normalises: each channel's mean and variance, a scale and a shift.

@@ -179,8 +179,8 @@ enum Made {
 /// an image or behind the last place, so that infinite factors spread NaN there.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for operands that are not contiguous or a window that does not fit,
-/// [`Error::StreamHeld`], [`Error::OutOfMemory`], [`Error::Driver`].
+/// `ShapeMismatch`, `InvalidArgument` for operands that are not contiguous or a window that does not fit,
+/// `StreamHeld`, `OutOfMemory`, `Driver`.
 pub fn conv2d<'a>(
     stream: &'a Stream,
     x: View<'a>,

@@ -8,7 +8,7 @@ use crate::command::{Address, Command, for_float};
 use crate::cpu::matmul as cpu;
 use crate::cuda::matmul::{self as cuda, How};
 use crate::cuda::needs;
-use crate::layout::{View, shape_mismatch};
+use crate::layout::View;
 use crate::matrices::MatrixBatch;
 
 /// Whether a product replaces what its output holds or is added to it.

@@ -1,6 +1,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tensor::{ConvOptions, Device, ErrorKind, Graph, bf16, f16};
+use tensor::{ConvOptions, Device, Error, ErrorKind, Graph, bf16, f16};
 
 use super::*;
 use crate::ops::fused::{self, Activation};

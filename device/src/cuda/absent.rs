@@ -11,8 +11,8 @@ use crate::core::Core;
 use crate::graph::Node;
 use crate::ipc::DRIVER_HANDLE;
 use crate::{
-    Binder, Buffer, Cpu, Device, DeviceFacts, Error, HeldOutside, KernelRecord, MemoryDriver, Moment,
-    Priority, Result, StreamId, Work,
+    Binder, Buffer, Cpu, Device, DeviceFacts, Error, ErrorKind, HeldOutside, KernelRecord, MemoryDriver,
+    Moment, Priority, Result, StreamId, Work,
 };
 
 /// Types without values, and methods of theirs.

@@ -24,7 +24,7 @@ pub(crate) use driver::{
 use crate::core::Core;
 use crate::graph::capture::refused;
 use crate::recorder::Kernels;
-use crate::{Device, Error, MemoryDriver, Moment, Result, Stream, StreamId, Work};
+use crate::{Device, Error, ErrorKind, MemoryDriver, Moment, Result, Stream, StreamId, Work};
 
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]
@@ -211,7 +211,7 @@ impl Stream {
     /// [workspace](Workspace) that its library calls need. `None` on a CPU, where `enqueue` is not called.
     ///
     /// # Errors
-    /// Those of `enqueue`, [`Error::Driver`].
+    /// Those of `enqueue`, `Driver`.
     pub fn dry_run<R>(
         &self,
         op: &'static str,
@@ -380,7 +380,7 @@ impl<'a> Queue<'a> {
     /// held; it must not request another one. Handles are dropped before the device's context.
     ///
     /// # Errors
-    /// Those of `make`, [`Error::StreamHeld`].
+    /// Those of `make`, `StreamHeld`.
     #[cfg(feature = "cuda")]
     pub fn handle<T: std::any::Any + Send + Sync>(
         &self,
@@ -394,7 +394,7 @@ impl<'a> Queue<'a> {
     /// lives: loading `what` waits until the device is idle.
     ///
     /// # Errors
-    /// [`Error::StreamHeld`] after some seconds.
+    /// `StreamHeld` after some seconds.
     #[cfg(feature = "cuda")]
     pub fn quiet(&self, what: &str) -> Result<parking_lot::MutexGuard<'a, ()>> {
         self.stream.context.quiet(what)
@@ -404,7 +404,7 @@ impl<'a> Queue<'a> {
     /// without what the pool keeps.
     ///
     /// # Errors
-    /// Those of `make`; [`Error::Captured`] where it is part of a graph and stays as it was.
+    /// Those of `make`; `Captured` where it is part of a graph and stays as it was.
     pub fn with_room<R>(&self, what: &str, make: impl Fn() -> Result<R>) -> Result<R> {
         self.adds(what)?;
         self.core.with_room(make)
@@ -419,7 +419,7 @@ impl<'a> Queue<'a> {
     /// them, the workspace as written.
     ///
     /// # Errors
-    /// Those of `call`; [`Error::InvalidArgument`] for a smaller workspace, [`Error::Driver`].
+    /// Those of `call`; `InvalidArgument` for a smaller workspace, `Driver`.
     #[cfg(feature = "cuda")]
     pub unsafe fn recorded(
         &self,

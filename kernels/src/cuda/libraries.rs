@@ -109,7 +109,7 @@ pub(crate) struct ConvForm {
 /// What makes the convolutions of a device, as in `cuDNN 9.14.0, and kernels of its own for what that has not`.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`](device::Error::OutOfMemory) and [`Error::Driver`](device::Error::Driver) where cuDNN is found and
+/// `OutOfMemory` and `Driver` where cuDNN is found and
 /// answers so.
 pub fn convolutions(device: &Device) -> Result<String> {
     let described = device.default_stream().dry_run("convolutions", |queue| {

@@ -1,4 +1,4 @@
-use device::{Element, ErrorKind};
+use device::{Element, Error, ErrorKind};
 
 use super::*;
 use crate::Saves;

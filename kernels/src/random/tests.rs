@@ -1,7 +1,7 @@
 use super::*;
 use crate::layout::Layout;
 use crate::testing::{Array, cpu};
-use device::ErrorKind;
+use device::{Error, ErrorKind};
 
 const KEY: RandomKey = RandomKey { seed: 0x1234_5678_9ABC_DEF0, op: 42 };
 

@@ -344,7 +344,7 @@ impl Context {
     /// hold inside the driver, without end if this thread is the one that will drop it.
     ///
     /// # Errors
-    /// [`Error::StreamHeld`] after [`HOLD_TIMEOUT`].
+    /// `StreamHeld` after [`HOLD_TIMEOUT`].
     pub(crate) fn quiet(&self, what: &str) -> Result<MutexGuard<'_, ()>> {
         let deadline = Instant::now() + HOLD_TIMEOUT;
         loop {

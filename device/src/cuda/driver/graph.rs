@@ -90,7 +90,7 @@ impl DriverGraph {
     /// A graph of `nodes`, each after those that it needs.
     pub(crate) fn new(core: &Arc<Core>, nodes: &[Node]) -> Result<DriverGraph> {
         let Some(cuda) = core.cuda() else {
-            return Err(Error::CudaUnavailable {
+            return Err(Error::new(ErrorKind::CudaUnavailable {
                 reason: "a graph of a device that is no CUDA device".into(),
             }));
         };

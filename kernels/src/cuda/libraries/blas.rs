@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use device::cuda::ffi::blas;
 use device::cuda::{Addresses, Enqueued, Queue, Workspace};
-use device::{DType, Error, Result};
+use device::{DType, Error, ErrorKind, Result};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
@@ -146,8 +146,8 @@ fn value<T>(of: &T) -> (*const c_void, usize) {
 /// The operands and the workspace are in bounds, and the command's uses name them, the workspace as written.
 ///
 /// # Errors
-/// [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for a workspace that is smaller than a
-/// [dry run](device::Stream::dry_run) says, [`Error::StreamHeld`], [`Error::OutOfMemory`], [`Error::Driver`].
+/// `DTypeUnsupported`, `InvalidArgument` for a workspace that is smaller than a
+/// [dry run](device::Stream::dry_run) says, `StreamHeld`, `OutOfMemory`, `Driver`.
 pub(in crate::cuda) unsafe fn gemm(queue: &Queue<'_>, g: &Gemm, workspace: Workspace) -> Result<bool> {
     queue.with_room("a product", || {
         if g.m == 0 || g.n == 0 || g.batch == 0 {
@@ -181,7 +181,7 @@ impl Blas {
     /// How this product is made; `None` if the library has no algorithm for it.
     ///
     /// # Errors
-    /// [`Error::StreamHeld`] for the first product of a form while a stream is held: its kernels are loaded lazily.
+    /// `StreamHeld` for the first product of a form while a stream is held: its kernels are loaded lazily.
     fn algorithm(&self, queue: &Queue<'_>, g: &Gemm) -> Result<Option<Arc<Algorithm>>> {
         let form = Form::of(g);
         if let Some(known) = self.chosen.read().get(&form) {

@@ -281,8 +281,8 @@ impl ConvAlgorithm {
     /// bits. It follows from the form alone.
     ///
     /// # Errors
-    /// [`Error::StreamHeld`](device::Error::StreamHeld), [`Error::OutOfMemory`](device::Error::OutOfMemory),
-    /// [`Error::Driver`](device::Error::Driver).
+    /// `StreamHeld`, `OutOfMemory`,
+    /// `Driver`.
     pub(crate) fn of(stream: &Stream, op: &'static str, form: &ConvForm) -> Result<Option<ConvAlgorithm>> {
         let find = |queue: &Queue<'_>| match Dnn::of(queue)? {
             Ok(dnn) => dnn.algorithm(queue, form),

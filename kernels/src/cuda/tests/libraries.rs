@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use device::cuda::Program;
-use device::{CudaConfig, DType, Device, Error, Result, Stream};
+use device::{CudaConfig, DType, Device, Error, ErrorKind, Result, Stream};
 
 use crate::convolutions;
 use crate::cuda::libraries::{self, ConvAlgorithm, ConvForm, ConvPass};
@@ -78,7 +78,8 @@ fn inner_algorithms() -> Result<()> {
         dilation: [1, 1],
     };
     for _ in 0..2 {
-        let found = match ConvAlgorithm::of(&device.default_stream(), "test", &form) {
+        let found = match ConvAlgorithm::of(&device.default_stream(), "test", &form).map_err(Error::into_kind)
+        {
             Ok(Some(_)) => "one".into(),
             Ok(None) => "none".into(),
             Err(ErrorKind::Driver { code, .. }) => code.to_string(),
@@ -134,7 +135,7 @@ fn an_algorithm_that_is_refused_is_told_from_a_library_that_fails() {
 #[ignore = "run by the test below"]
 fn inner_preload() -> Result<()> {
     let device = Device::cuda_with(0, CudaConfig::default())?;
-    match preload(&device.default_stream()) {
+    match preload(&device.default_stream()).map_err(Error::into_kind) {
         Ok(()) => println!("found: loaded"),
         Err(ErrorKind::Driver { code, .. }) => println!("found: {code}"),
         Err(error) => println!("found: {error}"),

@@ -1,5 +1,7 @@
 //! Convolutions, pooling and batch normalisation.
 
+use device::Error;
+
 use super::*;
 use crate::batch_norm::tests::SHAPES;
 use crate::conv::tests::{CASES, Case};

@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 use std::sync::OnceLock;
 
-use device::Error;
 use device::cuda::ffi::dnn;
+use device::{Error, ErrorKind};
 use dnn::cudnnBackendAttributeName_t as Name;
 use dnn::cudnnBackendAttributeType_t as Type;
 use dnn::cudnnBackendDescriptorType_t as Kind;
@@ -100,7 +100,10 @@ impl Failure {
 
     pub(super) fn error(self) -> Error {
         if self.is_no_memory() {
-            return Error::OutOfMemory { requested_bytes: 0, report: "the driver has no such range".into() };
+            return Error::new(ErrorKind::OutOfMemory {
+                requested_bytes: 0,
+                report: "the driver has no such range".into(),
+            });
         }
         Error::new(ErrorKind::Driver { call: self.call, code: self.status, name: self.name() })
     }

@@ -5,8 +5,11 @@ use kernels::{Layout, View};
 
 /// An n-dimensional array on a device.
 ///
-/// Cloning is cheap and shares the storage, as views do. Dropping never blocks: the storage goes back to the
-/// device's memory pool, which reuses it only after its last readers on every stream.
+/// Cloning is cheap and shares the storage, as views do. Dropping never blocks: the storage returns to the device's
+/// memory pool, which reuses it only after its last uses on every stream.
+///
+/// Every op is a command on the current stream. Ops on BF16 and F16 compute in F32 and round each result once, to
+/// nearest even.
 ///
 /// ```
 /// use tensor::{DType, Device, Tensor};

@@ -12,13 +12,10 @@ use crate::Var;
 const CUBIC: f64 = 0.044_715;
 
 impl Var {
-    /// The Gaussian error linear unit `x Φ(x)`.
-    ///
-    /// [`Gelu::Erf`] is `x (1 + erf(x / √2)) / 2`; [`Gelu::Tanh`] is
-    /// `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`.
+    /// The Gaussian error linear unit `x Φ(x)`, exact or approximated. See [`Tensor::gelu`](tensor::Tensor::gelu).
     ///
     /// # Errors
-    /// `DTypeUnsupported` unless the elements are floats.
+    /// As for [`Tensor::gelu`](tensor::Tensor::gelu).
     pub fn gelu(&self, kind: Gelu) -> Result<Var> {
         match kind {
             Gelu::Erf => function(self, UnaryOp::GeluErf, self.value().gelu_erf()?, Some(erf_curvature)),

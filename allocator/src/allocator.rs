@@ -400,7 +400,8 @@ impl Drop for CachingAllocator {
         for arena in &mut self.arenas {
             let Some(arena) = arena.get_mut() else { continue };
             for segment in arena.get_mut().segments.drain(..).flatten() {
-                // SAFETY: the driver gave this range with this size, and nobody is left to use it.
+                // SAFETY: the segment holds the range and size that the driver returned. The pool is dropped with its
+                // device, after all buffers and commands, and `drain` makes this the only return.
                 unsafe { segment.give_back(&*self.driver) };
             }
         }

@@ -44,9 +44,11 @@ impl Segment {
     pub(crate) unsafe fn give_back(&self, driver: &dyn MemoryDriver) {
         let (raw, bytes) = (self.raw.0, self.raw_bytes);
         match driver.address_space() {
-            // SAFETY: the range came from `reserve` with this size; for the rest the caller answers.
+            // SAFETY: a segment with pages came from `reserve` with this size. The caller promises that no arena
+            // knows it and nobody uses its memory.
             Some(space) if self.page.is_some() => unsafe { space.release(raw, bytes) },
-            // SAFETY: the range came from `allocate` with this size; for the rest the caller answers.
+            // SAFETY: a segment without pages came from `allocate` with this size. The caller promises that no arena
+            // knows it and nobody uses its memory.
             _ => unsafe { driver.free(raw, bytes) },
         }
     }
@@ -335,7 +337,7 @@ impl Arena {
         let block = &mut self.blocks[index];
         let rest = Block {
             tags: block.tags.clone(),
-            // SAFETY: the block is longer than `units`.
+            // SAFETY: callers split a block only at fewer units than it has, so the address stays within its segment.
             address: unsafe { block.address.add(units) },
             units: block.units - units,
             prev: index,

@@ -105,7 +105,7 @@ impl Tags {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address(pub(crate) NonNull<u8>);
 
-// SAFETY: an address to count with; nobody follows it here.
+// SAFETY: the allocator only computes with the address and never dereferences it.
 unsafe impl Send for Address {}
 
 impl Address {
@@ -115,7 +115,8 @@ impl Address {
     /// The range that the address points into goes that far.
     #[inline]
     pub(crate) unsafe fn add(self, units: u32) -> Address {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller promises that the range reaches `units` units further, so the pointer stays in its
+        // allocation.
         Address(unsafe { self.0.add(units as usize * UNIT) })
     }
 }

@@ -172,7 +172,8 @@ impl CachingAllocator {
         let raw_bytes = bytes + UNIT.saturating_sub(self.driver.alignment());
         let raw = self.counted(bytes, || self.driver.allocate(raw_bytes))?;
         let skip = raw.as_ptr().align_offset(UNIT);
-        // SAFETY: `skip` is at most what `raw_bytes` has more than `bytes`.
+        // SAFETY: `skip` is capped at `raw_bytes - bytes`, so `base` and the `bytes` bytes behind it lie in the
+        // range.
         let base = Address(unsafe { raw.add(skip.min(raw_bytes - bytes)) });
         let units = (bytes / UNIT) as u32;
         Ok(Segment { raw: Address(raw), raw_bytes, base, units, page: None, first: NONE })

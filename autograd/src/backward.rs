@@ -14,41 +14,40 @@ use crate::place::on;
 use crate::tape::{Claimed, Node, Vjp};
 use crate::{Gradients, Grads, Var, VarId};
 
-/// How to run [`Var::backward_with`].
+/// Options of [`Var::backward_with`].
 #[derive(Clone, Debug, Default)]
 pub struct BackwardOptions {
     /// Keep the saved tensors, so that another pass can follow.
     pub retain_graph: bool,
-    /// Record the pass itself, so that its gradients have gradients. Keeps the saved tensors, too.
+    /// Record the pass, so that its gradients have gradients. Keeps the saved tensors, too.
     pub create_graph: bool,
-    /// The gradient of the value, of the same shape, type and device. One by default, which needs a value of one element.
-    /// Its own graph takes part in the pass only if that is recorded.
+    /// The gradient of the value, of the same shape, type and device. The default is 1, for a value of one element. The
+    /// gradient's own graph takes part only in a recorded pass.
     pub gradient: Option<Var>,
 }
 
-/// How to run [`grad`].
+/// Options of [`grad`].
 #[derive(Clone, Debug, Default)]
 pub struct GradOptions {
     /// Keep the saved tensors, so that another pass can follow.
     pub retain_graph: bool,
-    /// Record the pass itself, so that its gradients have gradients. Keeps the saved tensors, too.
+    /// Record the pass, so that its gradients have gradients. Keeps the saved tensors, too.
     pub create_graph: bool,
-    /// The gradient of each output, in order; where missing or `None` it is one, which needs an output of one
-    /// element.
+    /// The gradient of each output, in order. A missing one or `None` is 1, for an output of one element.
     pub gradients: Vec<Option<Var>>,
 }
 
 #[derive::located]
 impl Var {
-    /// The gradients of this value, which has one element, with respect to all leaves that led to it.
+    /// The gradients of this value, which has one element, with respect to all leaves on which it depends.
     ///
-    /// Each op's gradient runs on the stream that the op ran on. Asynchronous: returns without waiting for the
-    /// device, and the gradients may be used on any stream. Frees the saved tensors.
+    /// Each op's gradient runs on the op's stream. Asynchronous: returns without waiting for the device, and the gradients
+    /// may be used on any stream. Frees the saved tensors.
     ///
     /// # Errors
-    /// `NoGradient` if no leaf led to the value, `InvalidArgument` if it has several elements,
-    /// `GraphConsumed` after an earlier pass, `VersionMismatch` after a change in place,
-    /// `Async` if a gradient rule or a hook panicked. Nothing was launched in the first four cases.
+    /// `NoGradient` if the value depends on no leaf, `InvalidArgument` if it has several elements, `GraphConsumed` after an
+    /// earlier pass, `VersionMismatch` after a change in place: nothing was launched then. `Async` if a gradient rule or a
+    /// hook panicked.
     pub fn backward(&self) -> Result<Gradients> {
         self.backward_with(BackwardOptions::default())
     }
@@ -62,10 +61,10 @@ impl Var {
         self.backward_each(options, |_, gradient| Ok(Some(gradient.clone())))
     }
 
-    /// [`backward_with`](Self::backward_with), in which `arrived` gets the gradient of each leaf as soon as it is complete, while
-    /// the pass goes on, on the leaf's stream; what it gives is in the [`Gradients`], if anything.
+    /// As [`backward_with`](Self::backward_with), but calls `arrived` with the gradient of each leaf, on the leaf's stream, as
+    /// soon as that is complete and while the pass goes on. The [`Gradients`] contain what it returns, if anything.
     ///
-    /// In which order gradients are complete follows from the recorded ops alone.
+    /// The order of the calls depends on the recorded ops alone.
     ///
     /// ```
     /// # use autograd::{BackwardOptions, Device, Tensor, Var};
@@ -105,17 +104,17 @@ impl Var {
                 Ok(())
             },
         )?;
-        // It is not the caller's alone while it is held here.
+        // Held here, it would be shared with the caller.
         drop(gradient);
         Gradients::collect(leaves, create_graph)
     }
 }
 
-/// The gradients of `outputs`, taken together, with respect to `inputs`: leaves or values on the way. `None` for an
-/// input that no output depends on.
+/// The gradients of the sum of `outputs` with respect to `inputs`, which are leaves or intermediate values. `None` for an
+/// input on which no output depends.
 ///
-/// Only what lies between the two is run, each op's gradient on the op's stream. Asynchronous. Each gradient has a storage
-/// of its own, so that a change in place changes nothing else.
+/// Only ops between the two run, each op's gradient on the op's stream. Asynchronous. Each gradient has a storage of its
+/// own, so it may be changed in place.
 ///
 /// # Errors
 /// As for [`Var::backward_with`].
@@ -135,7 +134,7 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
         }
         Ok(())
     })?;
-    // The given gradients are not the caller's alone while they are held here.
+    // Held here, the given gradients would be shared with the caller.
     drop((sweep, roots));
     drop(gradients);
     for (input, gradient) in inputs.iter().zip(&mut found) {
@@ -146,15 +145,15 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
     Ok(found)
 }
 
-/// Nodes that several parts of one backward pass lead to: each part ends there, and one more goes on from there. Leaves without
-/// hooks are left to the parts, whose gradients are added anyway.
+/// Nodes that several parts of one backward pass reach: each part ends there, and a last part continues from there. Leaves
+/// without hooks are not included, because the parts' gradients of leaves are added anyway.
 #[derive(Default)]
 pub(crate) struct Ends(FxHashSet<usize>);
 
 impl Ends {
-    /// The nodes that led to more than one of the values.
+    /// The nodes on which more than one of the values depends.
     pub(crate) fn shared_by<'v>(values: impl IntoIterator<Item = &'v Var>) -> Ends {
-        /// Instead of the number of the one value.
+        /// Stands for several values in place of the number of one.
         const SEVERAL: usize = usize::MAX;
         let mut reached: FxHashMap<usize, usize> = FxHashMap::default();
         let mut ends = Ends::default();
@@ -189,7 +188,7 @@ impl Ends {
     }
 }
 
-/// The gradients of leaves, and those of the [`Ends`], in a part of a backward pass from `root`.
+/// The gradients of leaves and of the [`Ends`] in a part of a backward pass, from `root`.
 pub(crate) fn backward_until(
     root: &Var,
     gradient: Option<Var>,
@@ -214,7 +213,7 @@ pub(crate) fn backward_until(
     Ok((Gradients::collect(leaves, false)?, Gradients::collect(at_ends, false)?))
 }
 
-/// The rest of the pass: the gradients of the leaves that led to the ends, from the sums of all parts.
+/// The last part of a pass: the gradients of the leaves on which the ends depend, from the sums of all parts.
 pub(crate) fn backward_from(ends: Gradients) -> Result<Gradients> {
     let roots: Vec<(Var, Var)> = ends.into_nodes().collect();
     let roots: SmallVec<[Root<'_>; 2]> =
@@ -229,8 +228,8 @@ pub(crate) fn backward_from(ends: Gradients) -> Result<Gradients> {
     Gradients::collect(leaves, false)
 }
 
-/// The gradients of `output` with respect to each of `inputs` that is `needed`, for the rule of an op that is made of others:
-/// neither what led to the inputs nor their hooks are part of the pass. Inputs are given once each.
+/// The gradients of `output` with respect to each of `inputs` that is `needed`, for the rule of an op that consists of others.
+/// The pass ends at the inputs, which are distinct, and does not call their hooks.
 pub(crate) fn grad_within(
     op: &'static str,
     output: &Var,
@@ -255,38 +254,38 @@ pub(crate) fn grad_within(
     Ok(grads)
 }
 
-/// What a pass leads to.
+/// Where a pass ends.
 enum Targets<'t> {
-    /// All leaves.
+    /// At all leaves.
     Leaves,
-    /// All leaves, and these nodes, at which it ends.
+    /// At all leaves and these nodes.
     Until(&'t Ends),
-    /// These values, with all that is on the way from them.
+    /// At these values; only nodes between them and the roots are visited.
     Values(&'t [Var]),
-    /// These values, at which it ends.
+    /// At these values, without their hooks.
     Ends { inputs: &'t [Var], needed: &'t [bool] },
 }
 
-/// A value that a pass starts from, and its gradient if it is not one.
+/// A value from which a pass starts, and its gradient unless that is 1.
 type Root<'a> = (&'a Var, Option<&'a Var>);
 
 /// A node that a pass will visit.
 struct Stop<'a> {
     node: &'a Shared<Node>,
-    /// Where in the sweep's edges its inputs start.
+    /// Index in the sweep's edges of its first input.
     first_edge: usize,
-    /// Whether it leads to what is asked for.
+    /// Whether its value depends on a target.
     needed: bool,
     /// Whether the pass ends here.
     is_end: bool,
-    /// What the node had, from the claim until its gradient has run.
+    /// What was taken from the node, until its gradient has run.
     claimed: Claimed,
-    /// Where among the gradients under way its own is; `NONE` if there is none yet.
+    /// Index of its gradient in `UnderWay`; `NONE` if there is none yet.
     gradient: usize,
 }
 
 impl<'a> Stop<'a> {
-    /// The inputs to which the pass goes on.
+    /// The inputs that the pass visits next.
     fn inputs(&self) -> &'a [Option<Shared<Node>>] {
         if self.is_end { &[] } else { &self.node.inputs }
     }
@@ -296,22 +295,22 @@ impl<'a> Stop<'a> {
 struct Sweep<'a> {
     /// Breadth first from the roots.
     stops: Vec<Stop<'a>>,
-    /// Where in `stops` the nodes are to which there may be several ways.
+    /// Index in `stops` of each node, by address, that several edges may reach.
     index: FxHashMap<usize, usize>,
-    /// For each stop in turn, where in `stops` its inputs are; `NONE` for a constant.
+    /// For each stop in turn, the indices in `stops` of its inputs; `NONE` for a constant.
     edges: Vec<usize>,
     /// The order of the pass: newest first.
     order: Vec<usize>,
     gradients: UnderWay,
-    /// Where it ends, beside the leaves.
+    /// Where it ends, besides the leaves.
     ends: Option<&'a Ends>,
 }
 
 const NONE: usize = usize::MAX;
-/// For how many nodes there is room from the first on, so that small passes allocate once.
+/// Initial capacity in nodes, so that small passes allocate once.
 const FEW: usize = 32;
 
-/// The gradients that are not passed on yet: few at a time, however large the graph is.
+/// The gradients that are not passed on yet: few at a time, even for large graphs.
 #[derive(Default)]
 struct UnderWay {
     places: Vec<Option<Var>>,
@@ -394,7 +393,7 @@ impl<'a> Sweep<'a> {
 
     /// The stop of a node that is the input of another one.
     fn visit(&mut self, node: &'a Shared<Node>) -> usize {
-        // Who holds the only reference to a node is the only way to it.
+        // The holder of the only reference to a node is the only edge to it.
         if node.is_unique() { self.stop_at(node) } else { self.visit_again(node) }
     }
 
@@ -431,7 +430,7 @@ impl<'a> Sweep<'a> {
         &self.edges[stop.first_edge..stop.first_edge + stop.inputs().len()]
     }
 
-    /// Leaves out what does not lead to `targets`.
+    /// Marks as needed only the stops that depend on `targets`.
     fn need_only<'t>(&mut self, targets: impl IntoIterator<Item = &'t Var>) {
         self.stops.iter_mut().for_each(|stop| stop.needed = false);
         for target in targets {
@@ -439,14 +438,14 @@ impl<'a> Sweep<'a> {
                 self.stops[at].needed = true;
             }
         }
-        // Oldest first: inputs come before what was made from them.
+        // Oldest first, so inputs come before the ops that use them.
         for &at in self.order.iter().rev() {
             let leads = self.edges(at).iter().any(|&input| input != NONE && self.stops[input].needed);
             self.stops[at].needed |= leads;
         }
     }
 
-    /// Runs the pass, and shows each node's complete gradient to `found`.
+    /// Runs the pass and calls `found` with each node's complete gradient.
     fn run(
         &mut self,
         roots: &[Root<'_>],
@@ -476,7 +475,7 @@ impl<'a> Sweep<'a> {
                     continue;
                 }
                 self.step(at, create_graph, &mut found)?;
-                // A leaf is older than what was made of it, and would be the last of all.
+                // By age, leaves would come last of all.
                 for edge in 0..self.edges(at).len() {
                     let input = self.edges(at)[edge];
                     if let Some(left) = coming.get_mut(input) {
@@ -489,11 +488,11 @@ impl<'a> Sweep<'a> {
             }
             Ok(())
         };
-        // In the types that were recorded.
+        // Gradients run in the recorded types.
         suspended(|| with_recording(create_graph.into(), pass))
     }
 
-    /// For each stop, how many edges of the pass lead to it.
+    /// For each stop, the number of the pass's edges that lead to it.
     fn coming(&self) -> SmallVec<[u32; 64]> {
         let mut coming = SmallVec::from_elem(0, self.stops.len());
         for at in (0..self.stops.len()).filter(|&at| self.stops[at].needed) {
@@ -522,7 +521,7 @@ impl<'a> Sweep<'a> {
         Ok(())
     }
 
-    /// Gives back what was taken of the first nodes of the order.
+    /// Returns what was taken from the first nodes of the order.
     fn unclaim(&mut self, claimed: usize) {
         for &at in &self.order[..claimed] {
             let stop = &mut self.stops[at];
@@ -571,7 +570,7 @@ impl<'a> Sweep<'a> {
                 check_place(node.op, &input.place, grad, (&node.place, gradient.device()))?;
             }
         }
-        // Whoever shares the gradient from here on is somebody else, which decides whether it may be added to.
+        // Dropped first, because a gradient that is not shared may be added to in place.
         drop(gradient);
         let first_edge = self.stops[at].first_edge;
         for (nth, (grad, needed)) in grads.iter_mut().zip(needed).enumerate() {
@@ -582,7 +581,7 @@ impl<'a> Sweep<'a> {
         Ok(())
     }
 
-    /// Keeps the first gradient of a node as it is, and adds later ones to it on the node's stream.
+    /// Keeps the first gradient of a node and adds later ones to it, on the node's stream.
     fn add(&mut self, at: usize, gradient: Var) -> Result<()> {
         let stop = &mut self.stops[at];
         match self.gradients.places.get_mut(stop.gradient) {

@@ -16,17 +16,17 @@ use crate::mode::{Recording, next_sequence, recording};
 use crate::place::Place;
 use crate::recompute::{made_again, notice, notice_again};
 
-/// One gradient for each input of an op; `None` where no gradient flows or none is needed.
+/// One gradient for each input of an op; `None` where none flows or none is needed.
 pub type Grads = SmallVec<[Option<Var>; 2]>;
 
-/// What an op keeps for its gradient.
+/// A tensor that an op saves for its gradient.
 #[derive(Clone, Copy, Debug)]
 pub enum Save<'a> {
     /// The op's input with this index.
     Input(usize),
-    /// The op's result.
+    /// The op's output.
     Output,
-    /// A tensor that gradients do not flow through.
+    /// A tensor through which no gradients flow.
     Tensor(&'a Tensor),
 }
 
@@ -46,18 +46,16 @@ pub(crate) struct Node {
     pub(crate) op: &'static str,
     /// Greater than that of every input.
     pub(crate) sequence: u64,
-    /// The call that recorded the op.
-    location: &'static Location<'static>,
-    /// Where the op ran, and where its gradient will.
+    /// The stream of the op, on which its gradient runs, too.
     pub(crate) place: Place,
     pub(crate) shape: SmallVec<[usize; 4]>,
     pub(crate) dtype: DType,
     /// The ops that made the inputs; `None` for constants. Empty for a leaf.
     pub(crate) inputs: SmallVec<[Option<Shared<Node>>; 3]>,
     state: SpinLock<State>,
-    /// Whether there are hooks, for a look without the lock.
+    /// Whether hooks were ever added; read without the lock.
     hooked: AtomicBool,
-    /// Whether the rule holds anything that is to be dropped.
+    /// Whether the rule needs to be dropped.
     rule_owns: bool,
     rule: Box<dyn Rule>,
 }
@@ -65,14 +63,14 @@ pub(crate) struct Node {
 #[derive(Default)]
 struct State {
     consumed: bool,
-    /// Whether passes leave the node as it is.
+    /// Whether the node keeps what it saved after a pass.
     outlasts: bool,
-    /// Most ops save nothing or little: nodes stay small without room for it.
+    /// A `Vec`, because most ops save little and nodes should stay small.
     saved: Vec<Saved>,
     hooks: Hooks,
 }
 
-/// What a pass takes of a node when it starts.
+/// What a pass takes from a node when it starts.
 #[derive(Default)]
 pub(crate) struct Claimed {
     pub(crate) saved: Vec<Saved>,
@@ -93,13 +91,13 @@ enum Source {
     Constant,
 }
 
-/// What a gradient rule is called with.
+/// The context in which a gradient rule runs.
 pub struct Vjp<'a> {
     node: &'a Shared<Node>,
     saved: &'a [Saved],
-    /// Whether the gradient is to be recorded itself.
+    /// Whether the pass is recorded.
     create_graph: bool,
-    /// For each input, whether its gradient is of use.
+    /// For each input, whether its gradient is needed.
     needed: &'a [bool],
 }
 
@@ -116,7 +114,7 @@ impl<'a> Vjp<'a> {
     /// The saved tensor with this index, in the order given to [`record`].
     ///
     /// # Panics
-    /// If the op saved fewer; the backward pass turns that into an error that names the op.
+    /// If the op saved fewer. The backward pass turns the panic into an error that names the op.
     pub fn saved(&self, index: usize) -> Var {
         let saved = &self.saved[index];
         let node = match saved.source {
@@ -128,22 +126,22 @@ impl<'a> Vjp<'a> {
         Var { value: saved.tensor.clone(), node }
     }
 
-    /// The input with this index, which the op saved as the tensor with the same index, with its place on the tape.
+    /// The input with this index, on the tape. The op saved it as the tensor with the same index.
     pub(crate) fn input(&self, index: usize) -> Var {
         Var { value: self.saved[index].tensor.clone(), node: self.node.inputs[index].clone() }
     }
 
-    /// How many inputs the op has.
+    /// The number of the op's inputs.
     pub(crate) fn inputs(&self) -> usize {
         self.node.inputs.len()
     }
 
-    /// Whether the pass is recorded itself.
+    /// Whether the pass is recorded, so that its gradients have gradients.
     pub fn is_recorded(&self) -> bool {
         self.create_graph
     }
 
-    /// Whether the gradient of this input is of use.
+    /// Whether the gradient of this input is needed.
     #[inline]
     pub fn needs(&self, input: usize) -> bool {
         self.needed.get(input).copied().unwrap_or(false)
@@ -156,12 +154,11 @@ impl fmt::Debug for Vjp<'_> {
     }
 }
 
-/// Records an op that made `value` from `inputs` on the current stream; its gradient will run there.
+/// Records an op that computed `value` from `inputs` on the current stream, on which its gradient will run.
 ///
-/// `vjp` gets the gradient of the value and returns the gradient of each input. It is written on [`Var`]s, so
-/// that it can be recorded in turn. What it needs of the op's tensors goes through `saved`, which is freed after the
-/// backward pass and guarded against changes in place. Where nothing is to be recorded the result is a constant, so
-/// that an op may call this in every case.
+/// `vjp` receives the gradient of the value and returns that of each input. It is written on [`Var`]s, so that it can be
+/// recorded in turn. Tensors that it needs go through `saved`: they are checked for changes in place and freed after the
+/// backward pass. If there is nothing to record, the result is a constant, so ops always call this.
 ///
 /// ```
 /// use autograd::{Device, Result, Save, Tensor, Var, record};
@@ -260,7 +257,7 @@ impl Node {
         self.inputs.is_empty()
     }
 
-    /// Whether there are hooks, or were once.
+    /// Whether hooks were ever added.
     pub(crate) fn has_hooks(&self) -> bool {
         self.hooked.load(Ordering::Acquire)
     }
@@ -277,7 +274,7 @@ impl Node {
         Ok(())
     }
 
-    /// The hooks, and the saved tensors, which are there and as they were saved. With `consume` these are gone afterwards.
+    /// The hooks and the saved tensors, which are checked to be unchanged. `consume` takes the tensors out of the node.
     pub(crate) fn claim(&self, consume: bool) -> Result<Claimed> {
         if self.is_leaf() {
             let hooked = self.hooked.load(Ordering::Acquire);
@@ -304,12 +301,12 @@ impl Node {
         Ok(Claimed { saved, hooks: state.hooks.clone() })
     }
 
-    /// Lets any number of passes go through the node, for values that several graphs share. It keeps what it saved.
+    /// Keeps what the node saved after each pass, for values that several graphs share.
     pub(crate) fn outlast_passes(&self) {
         self.state.lock().outlasts = true;
     }
 
-    /// Gives back what a pass consumed that came to nothing.
+    /// Returns what a failed pass had taken.
     pub(crate) fn unclaim(&self, Claimed { saved, .. }: Claimed) {
         if !self.is_leaf() {
             let mut state = self.state.lock();
@@ -322,12 +319,12 @@ impl Node {
     }
 }
 
-/// The rule of what has no gradient to pass on.
+/// The rule of a node that passes no gradient on.
 fn no_rule(_: &Vjp<'_>, _: &Var) -> Result<Grads> {
     Ok(Grads::new())
 }
 
-/// What a node leaves behind. It may hold the last handles of other nodes.
+/// Parts of a dropped node. They may hold the last handles of other nodes.
 #[expect(dead_code, reason = "it is only dropped")]
 enum Remains {
     Input(Shared<Node>),
@@ -335,13 +332,13 @@ enum Remains {
 }
 
 thread_local! {
-    /// What is still to be dropped, while this thread drops a graph. Otherwise there is nothing in it that a thread could
-    /// leak at its end, and without a destructor it is there to the last.
+    /// What this thread still has to drop of a graph; `None` otherwise, so nothing leaks. Without a destructor it can be used
+    /// until the thread ends.
     static REMAINS: RefCell<ManuallyDrop<Option<SmallVec<[Remains; 4]>>>> =
         const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
-/// A graph is dropped in a loop, whatever its shape: by itself it would recurse once an op.
+/// Drops a graph in a loop; the default drop would recurse once for each op.
 impl Drop for Node {
     fn drop(&mut self) {
         // The handle of a leaf may stay.
@@ -368,7 +365,7 @@ impl Drop for Node {
     }
 }
 
-/// Each time with no borrow: what is dropped adds its own remains.
+/// Drops without a borrow, because what is dropped adds its own remains.
 fn drop_remains() {
     let next = || REMAINS.with_borrow_mut(|remains| remains.as_mut().and_then(SmallVec::pop));
     while let Some(remains) = next() {
@@ -376,7 +373,7 @@ fn drop_remains() {
     }
 }
 
-/// Ends the loop, also when something panicked in it.
+/// Ends the loop, also after a panic.
 struct EndOfLoop;
 
 impl Drop for EndOfLoop {
@@ -391,13 +388,13 @@ impl Drop for EndOfLoop {
 pub struct TapeEntry {
     /// The op's name; `leaf` for a leaf.
     pub op: &'static str,
-    /// The stream that it ran on, and that its gradient will run on.
+    /// The stream on which it ran, and on which its gradient will run.
     pub stream: StreamId,
-    /// The shape of its result.
+    /// The shape of its output.
     pub shape: Vec<usize>,
-    /// Its place in the order of recorded ops.
+    /// Its number in the order of recorded ops.
     pub sequence: u64,
-    /// The places of its inputs; constants are left out.
+    /// The numbers of its inputs, without constants.
     pub inputs: Vec<u64>,
 }
 

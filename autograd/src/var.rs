@@ -1,4 +1,4 @@
-//! `Var`: a tensor with its place on the tape.
+//! `Var`: a tensor with its node on the tape.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use tensor::{DType, Device, Error, ErrorKind, Result, Tensor, Tensors};
 use crate::HookHandle;
 use crate::tape::Node;
 
-/// A tensor that gradients can flow through. A cheap handle: clones are the same value.
+/// A tensor through which gradients can flow. Cloning is cheap and returns a handle of the same value.
 ///
 /// ```
 /// use autograd::{Device, Tensor, Var};
@@ -24,19 +24,19 @@ pub struct Var {
     pub(crate) node: Option<Shared<Node>>,
 }
 
-/// A place on the tape; see [`Var::id`].
+/// Identifies a node on the tape; see [`Var::id`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VarId(pub(crate) usize);
 
 impl Var {
-    /// A value that gradients are wanted for: a parameter, or an input under study. Elements that are not floating
-    /// point have no gradient; such a leaf is a constant.
+    /// A value whose gradient is collected, such as a parameter. A tensor of another type than floats has no gradient and
+    /// becomes a constant.
     pub fn leaf(value: Tensor) -> Var {
         let node = value.dtype().is_float().then(|| Node::leaf(&value));
         Var { value, node }
     }
 
-    /// A value that gradients do not flow through.
+    /// A value through which no gradients flow.
     #[inline]
     pub fn constant(value: Tensor) -> Var {
         Var { value, node: None }
@@ -63,7 +63,7 @@ impl Var {
         self.value.device()
     }
 
-    /// The same value, cut from the tape.
+    /// The same tensor as a constant.
     pub fn detach(&self) -> Var {
         Var::constant(self.value.clone())
     }
@@ -74,23 +74,22 @@ impl Var {
         self.node.is_some()
     }
 
-    /// Whether this value is a leaf: gradients of it are collected.
+    /// Whether this value is a leaf, whose gradient is collected.
     pub fn is_leaf(&self) -> bool {
         self.node.as_ref().is_some_and(|node| node.is_leaf())
     }
 
-    /// Which place on the tape this value has, the same for all of its handles; `None` for a constant. Another value may have it
-    /// once the last handle is gone.
+    /// The ID of this value's node, the same for all of its handles; `None` for a constant. It may be reused once the last
+    /// handle is dropped.
     pub fn id(&self) -> Option<VarId> {
         self.node.as_ref().map(|node| VarId(node.address()))
     }
 
-    /// Calls `hook` with the gradient of this value in each backward pass, once it is complete and on the value's
-    /// own stream; what the hook returns, if anything, takes the gradient's place. It has the gradient's shape, type and
-    /// device.
+    /// Calls `hook` with the complete gradient of this value in each backward pass, on the value's own stream. If the hook
+    /// returns a gradient, which must have the same shape, type and device, that replaces it.
     ///
-    /// The handle owns the hook: when it is dropped or [removed](HookHandle::remove), the hook and what it holds are gone. So
-    /// a hook may hold the value itself.
+    /// The handle owns the hook: dropping or [removing](HookHandle::remove) it drops the hook and what that holds. So a hook
+    /// may hold the value itself.
     ///
     /// ```
     /// # use autograd::{Device, Result, Tensor, Var};
@@ -104,8 +103,8 @@ impl Var {
     /// ```
     ///
     /// # Errors
-    /// `NoGradient` if no gradient flows through this value, `GraphConsumed` if a pass has freed what
-    /// its gradient needs, so that the hook would never be called.
+    /// `NoGradient` if no gradient flows through this value; `GraphConsumed` if a pass has freed what its gradient needs, so
+    /// the hook would never be called.
     pub fn register_hook<F>(&self, hook: F) -> Result<HookHandle>
     where
         F: Fn(&Var) -> Result<Option<Var>> + Send + Sync + 'static,

@@ -130,9 +130,10 @@ pub struct Memory {
     pub workspace: *mut u8,
 }
 
-// SAFETY: addresses. Who follows them is a launched command, which says what it uses.
+// SAFETY: plain addresses. Only the launched command dereferences them, and its declared uses keep everyone else off
+// the memory.
 unsafe impl Send for Memory {}
-// SAFETY: nothing changes through a shared one, as above.
+// SAFETY: no method changes the addresses through a shared reference; see `Send` for the memory behind them.
 unsafe impl Sync for Memory {}
 
 impl Memory {

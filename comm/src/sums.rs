@@ -22,7 +22,8 @@ pub(crate) unsafe fn reduce(
     out: *mut u8,
     count: usize,
 ) {
-    // SAFETY: the caller's promise, with the type that the elements have.
+    // SAFETY: the caller promises `elements` aligned elements of `dtype` at each address, and each arm casts to the
+    // type of its `dtype`. Bool is one byte, as U8 is.
     unsafe {
         match dtype {
             DType::F32 => reduce_as::<f32>(reduce, inputs, elements, out.cast(), count),
@@ -45,7 +46,7 @@ unsafe fn reduce_as<T: Stored>(
     count: usize,
 ) {
     let same = |x: T::Number| x;
-    // SAFETY: the caller's promise.
+    // SAFETY: the contract of `reduce`, with elements of type `T`, is passed on to `fold`.
     unsafe {
         match reduce {
             Reduce::Sum => fold(inputs, elements, out, T::Number::plus, same),
@@ -72,14 +73,16 @@ unsafe fn fold<T: Stored>(
     for start in (0..elements).step_by(BLOCK) {
         let len = BLOCK.min(elements - start);
         let sums = &mut sums[..len];
-        // SAFETY: the elements lie in the input, and nobody writes them, as the caller says; this writes them below.
+        // SAFETY: the caller promises that the input has `elements` elements, which nobody else writes. The slice is
+        // dead when `out` is written below.
         let block =
             |input: &*const u8| unsafe { std::slice::from_raw_parts(input.cast::<T>().add(start), len) };
         sums.iter_mut().zip(block(&first[0])).for_each(|(sum, x)| *sum = x.widen());
         for other in others {
             sums.iter_mut().zip(block(other)).for_each(|(sum, x)| *sum = both(*sum, x.widen()));
         }
-        // SAFETY: there is room, as the caller says, and no slice of the inputs is alive.
+        // SAFETY: the caller promises room for `elements` elements at `out`, which nobody else uses. If `out` is an
+        // input, too, no slice of it is alive here.
         let out = unsafe { std::slice::from_raw_parts_mut(out.add(start), len) };
         out.iter_mut().zip(&*sums).for_each(|(out, sum)| *out = T::narrow(end(*sum)));
     }

@@ -67,7 +67,7 @@ pub fn attention(
             stream,
             problem,
             show_key,
-            // SAFETY: the problem is that of the operands.
+            // SAFETY: `problem` was made from the layouts of these operands; see `Command::launch`.
             |problem, workers, operands| unsafe { cpu::forward(problem, workers, operands) },
             move |problem, queue, (read, written)| cuda::attention(queue, dtype, problem, read, written),
         )
@@ -121,7 +121,7 @@ pub fn attention_grad(
             stream,
             problem,
             show_key,
-            // SAFETY: the problem is that of the operands.
+            // SAFETY: `problem` was made from the layouts of these operands; see `Command::launch`.
             |problem, workers, (read, rows, grads)| unsafe {
                 cpu::backward(problem, workers, read, rows, grads);
             },
@@ -152,7 +152,7 @@ pub fn kept_weights(stream: &Stream, dropout: Dropout, out: View<'_>) -> Result<
         stream,
         problem,
         show_key,
-        // SAFETY: the problem is that of the output.
+        // SAFETY: `problem` was made from the layout of the output; see `Command::launch`.
         |problem, workers, (out,)| unsafe { cpu::kept_weights(problem, workers, out) },
         move |problem, queue, (out,)| cuda::kept_weights(queue, dtype, problem, out),
     ))

@@ -66,7 +66,7 @@ pub fn batch_norm(
         Command::new(op, (images, affine, (given, found), workspace)).cost(out.layout.elements(), 4).run(
             stream,
             channels,
-            // SAFETY: the channels are those of the operands.
+            // SAFETY: `channels` was made from the shapes of these contiguous operands; see `Command::launch`.
             move |channels, workers, (images, affine, statistics, _)| unsafe {
                 cpu::forward(channels, workers, (eps, relu), images, affine, statistics);
             },
@@ -115,7 +115,7 @@ pub fn batch_norm_grad(
         Command::new(op, operands).cost(x.layout.elements(), 4).run(
             stream,
             channels,
-            // SAFETY: the channels are those of the operands.
+            // SAFETY: `channels` was made from the shapes of these contiguous operands; see `Command::launch`.
             move |channels, workers, (images, statistics, affine, grads, _)| unsafe {
                 cpu::backward(channels, workers, (eps, training, relu), images, statistics, affine, grads);
             },
@@ -162,7 +162,8 @@ pub fn follow_statistics(
         Command::new(OP, operands).cost(channels, 4).run(
             stream,
             channels,
-            // SAFETY: all but the count have an element for each channel.
+            // SAFETY: the shapes were checked: one element for each channel in all operands but the count, which has
+            // one; see `Command::launch`.
             move |&channels, _, (running, count, batch)| unsafe {
                 cpu::follow(channels, (unbiased, momentum), running, count, batch);
             },

@@ -45,7 +45,8 @@ pub fn total_norm(stream: &Stream, tensors: &[View<'_>], max_norm: f64, to: Tota
         Command::new(OP, (read, written)).cost(cost, 1).run(
             stream,
             sizes,
-            // SAFETY: the tensors are contiguous, there is a part for each of their pieces, and norm and scale have an element.
+            // SAFETY: the tensors and `parts` are contiguous, `parts` has the size of `norm_parts`, and norm and
+            // scale have one element; see `Command::launch`.
             move |sizes, workers, (x, to)| unsafe { cpu::total_norm(sizes, workers, &x, max_norm, to) },
             move |sizes, queue, (x, to)| cuda::total_norm(queue, dtype, sizes, &x, max_norm, to),
         )
@@ -78,7 +79,8 @@ pub fn scale_all(stream: &Stream, pairs: &[(View<'_>, View<'_>)], scale: View<'_
         Command::new(OP, (pairs, scale.read::<T>().exact())).cost(cost, 1).run(
             stream,
             sizes,
-            // SAFETY: the pairs are contiguous and have as many elements.
+            // SAFETY: `expect_pairs` checked that each pair is contiguous and of one shape, with the element counts
+            // of `sizes`, and that `scale` has one element; see `Command::launch`.
             |sizes, workers, (pairs, scale)| unsafe { cpu::scale_all(sizes, workers, &pairs, scale) },
             move |sizes, queue, (pairs, scale)| cuda::scale_all(queue, dtype, sizes, &pairs, scale),
         )
@@ -111,8 +113,9 @@ pub fn unscale_all(
         Command::new(OP, (pairs, scale.read::<T>().exact(), written)).cost(cost, 1).run(
             stream,
             sizes,
-            // SAFETY: the pairs are contiguous and have as many elements, there is a part for each of their pieces, and scale and
-            // found have an element.
+            // SAFETY: `expect_pairs` checked that each pair is contiguous and of one shape, with the element counts
+            // of `sizes`. `parts` has the size of `norm_parts`, scale and found have one element; see
+            // `Command::launch`.
             |sizes, workers, (pairs, scale, to)| unsafe { cpu::unscale_all(sizes, workers, &pairs, scale, to) },
             move |sizes, queue, (pairs, scale, to)| cuda::unscale_all(queue, dtype, sizes, &pairs, scale, to),
         )

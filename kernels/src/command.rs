@@ -134,6 +134,11 @@ impl<O: Operands> Command<O> {
 
     /// As [`run_changing`](Self::run_changing) and [`run_part`](Self::run_part) at once.
     ///
+    /// The bodies' unsafe code relies on what is checked here: every layout lies in its buffer and is of the stated type, no
+    /// two indices of a written operand name one element, and what is written shares no memory with another operand, except
+    /// element for element with one that is read in place. The launch orders the command with all others that use the
+    /// buffers.
+    ///
     /// # Errors
     /// As for [`run`](Self::run).
     #[inline(always)]
@@ -201,7 +206,8 @@ where
     fn run(&self, cpu: &Cpu<'_>) {
         let workers = workers(cpu, self.cost);
         let stage = Stage::new(&workers);
-        // SAFETY: the launch was told of the buffers of all operands.
+        // SAFETY: this command was launched with uses of the buffers of all operands, so they are alive and nobody
+        // else uses them in conflict. The stage outlives the body.
         let operands = unsafe { self.held.on_cpu(&stage) };
         (self.cpu)(&self.params, &workers, operands);
         if !H::STAGED {

@@ -361,7 +361,8 @@ impl<'a> Conv2d<'a> {
                 .run(
                     stream,
                     (geometry, made),
-                    // SAFETY: the geometry is that of the operands, which are contiguous and apart from the output.
+                    // SAFETY: `geometry` was made from the shapes of these operands, which are contiguous on a CPU;
+                    // see `Command::launch`.
                     move |(geometry, _), workers, (out, read, bias, _)| unsafe {
                         match (pass, geometry.is_depthwise()) {
                             (ConvPass::InputGrad, false) => cpu::input_grad(geometry, workers, (out, read, bias)),
@@ -377,7 +378,8 @@ impl<'a> Conv2d<'a> {
                     },
                     move |(geometry, made), queue, (out, read, bias, workspace)| {
                         match made {
-                            // SAFETY: the algorithm was found for these operands, and the workspace is as large as it says.
+                            // SAFETY: the algorithm was found for the types and layouts of these operands, and the
+                            // workspace was checked to be as large as it asks for.
                             Made::Library(algorithm) => unsafe {
                                 cuda::by_library(queue, (algorithm, pass), (out, read), bias, workspace)?;
                             },

@@ -107,7 +107,7 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
         stream,
         Places::of([out.layout]),
         move |places, (out,)| Some(Part::Fill(Box::new(Filled::new(bits, places, out))).boxed()),
-        // SAFETY: the places are those of the output.
+        // SAFETY: `places` was made from the layout of the output; see `Command::launch`.
         move |places, workers, (out,)| unsafe { cpu::fill(size, bits, places, workers, out) },
         move |places, queue, (out,)| cuda::fill(queue, size, bits, places, out),
     )
@@ -142,7 +142,7 @@ struct Cast {
 impl Elements<2> for Cast {
     #[inline(always)]
     unsafe fn run(self, places: &Places<2>, workers: &Workers, [out, x]: [Dst<u8>; 2]) {
-        // SAFETY: the contract is the same.
+        // SAFETY: the contract of `Elements::run`, for elements of types `to` and `from`, is that of `cpu::copy`.
         unsafe { cpu::copy((self.to, self.from), places, workers, out, x.src()) }
     }
 

@@ -83,14 +83,15 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
         stream,
         (kernel, sizes),
         |(kernel, sizes), _, (inputs, outputs)| {
-            // SAFETY: operands of these sizes lie at the addresses, of a type that any bits are a value of; the command is
-            // alone with its outputs, which are apart from all else.
+            // SAFETY: the operands are contiguous with these sizes and of a type for which any bits are a value. The
+            // command's uses keep everyone else off its outputs, which were checked to overlap no other operand.
             let (inputs, outputs) = unsafe { (inputs_of(inputs, sizes.0), zeroed(outputs, sizes.1)) };
             kernel.cpu(inputs, outputs);
         },
         |(kernel, (reads, writes)), queue, (inputs, outputs)| {
             let launch = kernel.cuda(*reads, *writes).ok_or_else(|| no_body(queue.op()))?;
-            // SAFETY: outputs of these sizes lie at the addresses; for the kernel whoever made the launch answers.
+            // SAFETY: the outputs are contiguous with these sizes. The caller of `KernelLaunch::new` vouched for the
+            // kernel.
             unsafe { launch.enqueue::<K::Element, R, W>(queue, inputs, outputs, *writes) }
         },
     )
@@ -100,7 +101,8 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
 /// So many elements lie at each address, and nobody writes them while the slices live.
 unsafe fn inputs_of<'a, T: Element, const R: usize>(at: [Src<u8>; R], sizes: [usize; R]) -> [&'a [T]; R] {
     std::array::from_fn(|k| {
-        // SAFETY: the contract is that of a slice. An operand without elements may lie anywhere.
+        // SAFETY: the caller promises `sizes[k]` elements at the address, which nobody writes while the slice lives.
+        // An operand without elements may have any address, so it is not used.
         if sizes[k] == 0 { &[] } else { unsafe { at[k].cast::<T>().slice(0, sizes[k]) } }
     })
 }
@@ -113,7 +115,8 @@ unsafe fn zeroed<'a, T: Element, const W: usize>(at: [Dst<u8>; W], sizes: [usize
             return &mut [][..];
         }
         let first = at[k].cast::<T>().0;
-        // SAFETY: there is room for the elements, of which zero bytes are a value.
+        // SAFETY: the caller promises room for `sizes[k]` elements that nobody else uses, and zero bytes are a value
+        // of them.
         unsafe {
             std::ptr::write_bytes(first, 0, sizes[k]);
             Dst(first).slice_mut(0, sizes[k])
@@ -133,7 +136,8 @@ impl KernelLaunch {
     ) -> Result<()> {
         let mut args: SmallVec<[Arg<'_>; 12]> = outputs.iter().chain(&inputs).map(|&at| at.into()).collect();
         args.extend_from_slice(&self.numbers);
-        // SAFETY: the outputs have so many bytes; for the kernel's arguments `KernelLaunch::new`'s caller answers.
+        // SAFETY: the caller promises outputs of `size` elements of `T`. The caller of `KernelLaunch::new` vouched
+        // for the kernel and its arguments.
         unsafe {
             for (out, size) in outputs.iter().zip(sizes) {
                 queue.fill_bytes(out.0, 0, size * size_of::<T>())?;

@@ -41,7 +41,8 @@ pub(crate) fn launch<F: Elements<N>, const N: usize>(
         stream,
         (places, function),
         |(places, function), operands| Part::function(function.function(), places, operands),
-        // SAFETY: the places are those of the operands, whose types were checked.
+        // SAFETY: `places` was made from the layouts of these operands, whose types were checked; see
+        // `Command::launch`.
         |(places, function), workers, operands| unsafe { function.run(places, workers, operands) },
         |(places, function), queue, operands| function.enqueue(queue, places, operands),
     )
@@ -213,7 +214,7 @@ pub fn where_cond(
 impl Elements<2> for (UnaryOp, DType) {
     #[inline(always)]
     unsafe fn run(self, places: &Places<2>, workers: &Workers, [out, x]: [Dst<u8>; 2]) {
-        // SAFETY: the contract is the same.
+        // SAFETY: the contract of `Elements::run` is that of `cpu::unary` for elements of this type.
         unsafe { cpu::unary(self.0, self.1, places, workers, out, x.src()) }
     }
 
@@ -229,7 +230,7 @@ impl Elements<2> for (UnaryOp, DType) {
 impl Elements<3> for (Gradient, DType) {
     #[inline(always)]
     unsafe fn run(self, places: &Places<3>, workers: &Workers, [out, saved, g]: [Dst<u8>; 3]) {
-        // SAFETY: the contract is the same.
+        // SAFETY: the contract of `Elements::run` is that of `cpu::unary_grad` for elements of this type.
         unsafe { cpu::unary_grad(self.0.0, self.1, places, workers, out, (saved.src(), g.src())) }
     }
 
@@ -245,7 +246,7 @@ impl Elements<3> for (Gradient, DType) {
 impl Elements<3> for (BinaryOp, DType) {
     #[inline(always)]
     unsafe fn run(self, places: &Places<3>, workers: &Workers, [out, x, y]: [Dst<u8>; 3]) {
-        // SAFETY: the contract is the same.
+        // SAFETY: the contract of `Elements::run` is that of `cpu::binary` for elements of this type.
         unsafe { cpu::binary(self.0, self.1, places, workers, out, (x.src(), y.src())) }
     }
 
@@ -262,7 +263,7 @@ impl Elements<4> for (BinaryGradOp, DType) {
     #[inline(always)]
     unsafe fn run(self, places: &Places<4>, workers: &Workers, [out, x, y, g]: [Dst<u8>; 4]) {
         let inputs = (x.src(), y.src(), g.src());
-        // SAFETY: the contract is the same.
+        // SAFETY: the contract of `Elements::run` is that of `cpu::binary_grad` for elements of this type.
         unsafe { cpu::binary_grad(self.0, self.1, places, workers, out, inputs) }
     }
 
@@ -278,7 +279,7 @@ impl Elements<4> for (BinaryGradOp, DType) {
 impl Elements<3> for (CompareOp, DType) {
     #[inline(always)]
     unsafe fn run(self, places: &Places<3>, workers: &Workers, [out, x, y]: [Dst<u8>; 3]) {
-        // SAFETY: the contract is the same.
+        // SAFETY: the contract of `Elements::run` is that of `cpu::compare` for elements of this type.
         unsafe { cpu::compare(self.0, self.1, places, workers, out, (x.src(), y.src())) }
     }
 
@@ -297,7 +298,7 @@ struct Not;
 impl Elements<2> for Not {
     #[inline(always)]
     unsafe fn run(self, places: &Places<2>, workers: &Workers, [out, x]: [Dst<u8>; 2]) {
-        // SAFETY: the contract is the same.
+        // SAFETY: the contract of `Elements::run` is that of `cpu::logical_not` for bools.
         unsafe { cpu::logical_not(places, workers, out, x.src()) }
     }
 
@@ -318,7 +319,7 @@ impl Elements<4> for Where {
     #[inline(always)]
     unsafe fn run(self, places: &Places<4>, workers: &Workers, [out, condition, x, y]: [Dst<u8>; 4]) {
         let inputs = (condition.src(), x.src(), y.src());
-        // SAFETY: the contract is the same.
+        // SAFETY: the contract of `Elements::run` is that of `cpu::where_cond` for elements of this size.
         unsafe { cpu::where_cond(self.0.size_bytes(), places, workers, out, inputs) }
     }
 

@@ -54,7 +54,7 @@ pub fn embedding_bag(
             .run(
                 stream,
                 sizes,
-                // SAFETY: the sizes are those of the operands, and the output is apart from the table.
+                // SAFETY: `sizes` was made from the layouts of these operands; see `Command::launch`.
                 |sizes, workers, operands| unsafe { cpu::sum(sizes, workers, operands) },
                 move |sizes, queue, operands| cuda::sum(queue, dtype, sizes, operands),
             )
@@ -87,7 +87,7 @@ pub fn embedding_bag_grad(
             .run(
                 stream,
                 sizes,
-                // SAFETY: the sizes are those of the operands, and the output is apart from `g`.
+                // SAFETY: `sizes` was made from the layouts of these operands; see `Command::launch`.
                 |sizes, workers, operands| unsafe { cpu::grad(sizes, workers, operands) },
                 move |sizes, queue, operands| cuda::grad(queue, dtype, sizes, operands),
             )
@@ -120,7 +120,7 @@ pub fn embedding_bag_weights_grad(
             .run(
                 stream,
                 (sizes, out_step),
-                // SAFETY: the sizes are those of the operands, and the output is apart from the other two.
+                // SAFETY: `sizes` was made from the layouts of these operands; see `Command::launch`.
                 |sizes, workers, operands| unsafe { cpu::weights_grad(sizes, workers, operands) },
                 move |sizes, queue, operands| cuda::weights_grad(queue, dtype, sizes, operands),
             )

@@ -52,7 +52,8 @@ pub fn warp(
         .run(
             stream,
             [from, to],
-            // SAFETY: the sizes are those of the operands, which are apart, and there are pixels.
+            // SAFETY: `sizes` was made from the shapes of these contiguous operands, and the images have pixels; see
+            // `Command::launch`.
             move |sizes, workers, operands| unsafe { cpu::warp(sampling, sizes, workers, operands) },
             move |sizes, queue, operands| cuda::warp(queue, sampling, sizes, operands.into()),
         )
@@ -95,7 +96,8 @@ pub fn blur(
         .run(
             stream,
             sizes,
-            // SAFETY: the sizes are those of the operands, which are apart, and half of the weights fit in a side.
+            // SAFETY: `sizes` was made from the shapes of these contiguous operands, and half of the weights was
+            // checked to fit in both sides; see `Command::launch`.
             move |sizes, workers, operands| unsafe {
                 cpu::blur(sizes, workers, taps, (mean, std), operands);
             },

@@ -37,7 +37,8 @@ pub fn index_select(
         .run(
             stream,
             rows,
-            // SAFETY: the rows are those of the operands, which are apart and of one type.
+            // SAFETY: `rows` was made from the layouts of these operands, which are of one type; see
+            // `Command::launch`.
             move |rows, workers, (out, x, index)| unsafe {
                 for_bits!(size, B => cpu::select::<B>(rows, workers, (out.cast(), x.cast(), index)));
             },
@@ -73,7 +74,7 @@ pub fn index_add(
         stream,
         rows,
         move |rows, operands| Some(Part::IndexAdd(Box::new(IndexSums::new(dtype, rows, operands.into()))).boxed()),
-        // SAFETY: the rows are those of the operands, which are apart.
+        // SAFETY: `rows` was made from the layouts of these operands; see `Command::launch`.
         |rows, workers, operands| unsafe { cpu::add(rows, workers, operands) },
         move |rows, queue, operands| cuda::index_add(queue, dtype, rows, operands.into(), false),
     ))
@@ -122,7 +123,8 @@ pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out:
         .run(
             stream,
             elements,
-            // SAFETY: the elements are those of the operands, which are apart and of one type.
+            // SAFETY: `elements` was made from the layouts of these operands, which are of one type; see
+            // `Command::launch`.
             move |elements, workers, (out, x, index)| unsafe {
                 for_bits!(size, B => cpu::gather::<B>(elements, workers, (out.cast(), x.cast(), index)));
             },
@@ -156,7 +158,7 @@ pub fn scatter_add(
     .run(
         stream,
         elements,
-        // SAFETY: the elements are those of the operands, which are apart.
+        // SAFETY: `elements` was made from the layouts of these operands; see `Command::launch`.
         |elements, _, operands| unsafe { cpu::scatter_add(elements, operands) },
         move |elements, queue, operands| cuda::scatter_add(queue, dtype, elements, operands.into()),
     ))

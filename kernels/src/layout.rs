@@ -63,7 +63,8 @@ impl Clone for Layout {
     #[inline]
     fn clone(&self) -> Layout {
         match &self.many {
-            // SAFETY: without lists on the heap a layout is plain words.
+            // SAFETY: without a heap-allocated `many`, all fields are plain words, so a bitwise copy owns nothing
+            // twice.
             None => unsafe { std::ptr::read(self) },
             many => Layout { many: many.clone(), ..*self },
         }

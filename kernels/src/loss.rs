@@ -38,7 +38,7 @@ pub fn cross_entropy(
         stream,
         classes,
         move |classes, operands| Some(Part::Loss(Box::new(Losses::new(dtype, classes, operands))).boxed()),
-        // SAFETY: the classes are those of the operands.
+        // SAFETY: `classes` was made from the layouts of these operands; see `Command::launch`.
         |classes, workers, operands| unsafe { cpu::cross_entropy(classes, workers, operands) },
         move |classes, queue, operands| cuda::cross_entropy(queue, dtype, classes, operands.into()),
     ))
@@ -77,7 +77,7 @@ pub fn cross_entropy_grad(
         stream,
         classes,
         move |classes, operands| Some(Part::LossGrad(Box::new(LossSlopes::new(dtype, classes, operands))).boxed()),
-        // SAFETY: the classes are those of the operands.
+        // SAFETY: `classes` was made from the layouts of these operands; see `Command::launch`.
         |classes, workers, operands| unsafe { cpu::cross_entropy_grad(classes, workers, operands) },
         move |classes, queue, operands| cuda::cross_entropy_grad(queue, dtype, classes, operands),
     ))

@@ -148,7 +148,8 @@ impl<'a> MatrixProduct<'a> {
             Command::new(op, (c, lhs.read::<T>(), rhs.read::<T>(), bias, workspace)).cost(cost.0, cost.1).run(
                 stream,
                 batch,
-                // SAFETY: the matrices are those of the operands.
+                // SAFETY: `batch` was made from the layouts of these operands, and the bias has an element for each
+                // column; see `Command::launch`.
                 move |batch, workers, (c, a, b, bias, _)| unsafe {
                     let bias = bias.map(|bias| (bias, bias_step));
                     cpu::products(batch, workers, c, [a, b], cpu::initial(bias, how.add));

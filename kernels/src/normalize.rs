@@ -66,7 +66,7 @@ pub fn normalize(
             stream,
             (rows, count),
             move |rows, operands| Some(Part::Norm(Box::new(Norm::new((op, dtype), *rows, eps, operands))).boxed()),
-            // SAFETY: the rows are those of the operands.
+            // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::launch`.
             move |rows, workers, (out, x, affine, statistics)| unsafe {
                 cpu::forward(rows, workers, eps, (out, x), affine, statistics);
             },
@@ -125,7 +125,7 @@ pub fn normalize_grad(
             stream,
             (rows, count),
             move |rows, operands| Some(Part::norm_grad((op, dtype), *rows, operands).boxed()),
-            // SAFETY: the rows are those of the operands.
+            // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::launch`.
             |rows, workers, (read, statistics, grads, _)| unsafe {
                 cpu::backward(rows, workers, read, statistics, grads);
             },

@@ -116,7 +116,7 @@ impl RuleStep {
         workers: &Workers,
         operands: [Dst<u8>; OPERANDS],
     ) {
-        // SAFETY: the contract is the same.
+        // SAFETY: the contract is that of `on_cpu`, which `rule.cpu` is for the step's rule.
         unsafe { (self.rule.cpu)(&self.numbers, dtype, loops, workers, operands) }
     }
 
@@ -353,14 +353,16 @@ fn step_at_once(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
                 let Stepped { dtype, stored: half, loops, .. } = stepped;
                 let [a, b, c] = states.map(|state| state.unwrap_or(param));
                 let (grad, rounded) = match stored {
-                    // SAFETY: what is stepped is F32 beside a parameter of this type, and the loops are theirs.
+                    // SAFETY: the master is F32 and the parameter, widened, of type `half`; `loops` was made from
+                    // their layouts; see `Command::launch`.
                     Some((grad, rounded)) => unsafe {
                         cpu::adopt(*half, loops, workers, param.cast(), rounded.src());
                         (Dst(grad.0.cast_mut().cast()), rounded.cast())
                     },
                     None => (grad.map_or(param, |grad| Dst(grad.0.cast_mut())), param),
                 };
-                // SAFETY: the operands are the rule's, of this type, and the loops are theirs.
+                // SAFETY: `loops` was made from the layouts of these operands, which are of type `dtype`; states that
+                // the rule lacks are not accessed; see `Command::launch`.
                 unsafe { stepped.step.run(*dtype, loops, workers, [param, grad, a, b, c, rounded]) }
             }
         },
@@ -417,7 +419,7 @@ unsafe fn on_cpu<R, const STATES: usize, const NUMBERS: usize, const FLAGS: usiz
         std::array::from_fn(|k| T::from_f64(numbers.numbers[k]))
     }
     let flags = std::array::from_fn(|k| numbers.flags >> k & 1 == 1);
-    // SAFETY: the operands are of the type that is chosen.
+    // SAFETY: the caller keeps the contract of `cpu::step` for operands of type `dtype`, which each arm casts to.
     unsafe {
         match dtype {
             DType::F64 => cpu::step::<f64, R, STATES, NUMBERS, FLAGS>(

@@ -84,7 +84,8 @@ pub fn max_pool2d(
     .run(
         stream,
         (planes, window),
-        // SAFETY: the planes are those of the operands, and the index is of its type.
+        // SAFETY: `planes` was made from the shapes of these contiguous operands, and each arm casts the index to its
+        // type; see `Command::launch`.
         move |how, workers, (x, out, index)| unsafe {
             match index_dtype {
                 DType::U8 => cpu::max::<T, u8>(how, workers, (x, out, index)),
@@ -121,7 +122,8 @@ pub fn max_pool2d_grad(
         stream,
         (planes, window),
         move |&how, operands| Some(Part::MaxGrad(Box::new(MaxSlopes::new(types, how, operands.into()))).boxed()),
-        // SAFETY: as in `max_pool2d`.
+        // SAFETY: `planes` was made from the shapes of these contiguous operands, and `types[1]` is the index's type;
+        // see `Command::launch`.
         move |how, workers, operands| unsafe { cpu::max_grad(how, types[1], workers, operands, None) },
         move |how, queue, operands| cuda::max_grad(queue, types, how, operands.into(), None),
     ))
@@ -149,7 +151,8 @@ pub fn max_pool2d_pick(
     .run(
         stream,
         (planes, window),
-        // SAFETY: as in `max_pool2d`.
+        // SAFETY: `planes` was made from the shapes of these contiguous operands, and each arm casts the index to its
+        // type; see `Command::launch`.
         move |how, workers, (out, x, index)| unsafe {
             match types[1] {
                 DType::U8 => cpu::pick::<T, u8>(how, workers, (out, x, index)),
@@ -196,7 +199,7 @@ fn mean(
     for_float!(op, dtype, T => Command::new(op, (out.write::<T>(), from.read::<T>())).cost(cost, 2).run(
         stream,
         planes,
-        // SAFETY: the planes are those of the operands.
+        // SAFETY: `planes` was made from the shapes of these contiguous operands; see `Command::launch`.
         move |how, workers, operands| unsafe {
             match gradient {
                 true => cpu::mean_grad(how, workers, operands),

@@ -106,7 +106,7 @@ fn generate(
         stream,
         (key, Loops::new([out.layout])),
         |(key, _), show| show(key),
-        // SAFETY: the loops are those of the output, which has such a type.
+        // SAFETY: the loops were made from the layout of the output, and `dtype` is its type; see `Command::launch`.
         move |(key, loops), workers, (out,)| unsafe {
             cpu::generate(*key, distribution, dtype, loops, workers, out);
         },
@@ -136,7 +136,7 @@ pub fn dropout(stream: &Stream, dropout: Dropout, x: View<'_>, out: View<'_>) ->
         stream,
         (dropout, loops),
         |(dropout, _), show| show(&mut dropout.key),
-        // SAFETY: the loops are those of the operands.
+        // SAFETY: `loops` was made from the layouts of these operands; see `Command::launch`.
         move |(dropout, loops), workers, operands| unsafe { cpu::dropout(*dropout, loops, workers, operands) },
         move |(dropout, loops), queue, operands| cuda::dropout(queue, *dropout, dtype, loops, operands.into()),
     ))

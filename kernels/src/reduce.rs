@@ -156,7 +156,8 @@ fn launch<T: Number>(
         stream,
         axes,
         move |axes, (x, out, workspace)| Part::fold(how, dtype, axes, [x, out], workspace),
-        // SAFETY: the axes are those of `x`, and `out` is contiguous and has an element for each that is kept.
+        // SAFETY: `axes` was made from the layout of `x`, and `out` is contiguous with an element for each kept one;
+        // see `Command::launch`.
         move |axes, workers, (x, out, _)| unsafe { body(how, axes, workers, x, out) },
         move |axes, queue, (x, out, workspace)| cuda::reduce(queue, dtype, how, axes, [out, x], workspace),
     )
@@ -221,7 +222,8 @@ fn extreme(
     .run(
         stream,
         axes,
-        // SAFETY: as in `launch`; the axis has elements.
+        // SAFETY: `axes` was made from the layout of `x`, `out` is contiguous with an element for each kept one, and
+        // `len` is not 0; see `Command::launch`.
         move |axes, workers, (x, out, _)| unsafe {
             cpu::extreme(which, &axes.kept, workers, x, (len, step), out);
         },

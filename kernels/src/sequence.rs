@@ -37,7 +37,7 @@ pub fn cumsum(stream: &Stream, x: View<'_>, axis: isize, reverse: bool, out: Vie
     .run(
         stream,
         rows,
-        // SAFETY: the rows are those of the operands.
+        // SAFETY: `rows` was made from the layouts of these operands; see `Command::launch`.
         move |rows, workers, operands| unsafe { cpu::cumsum(rows, workers, reverse, operands) },
         move |rows, queue, operands| cuda::cumsum(queue, dtype, rows, reverse, operands.into()),
     ))
@@ -95,7 +95,7 @@ pub fn rotary(
             .run(
                 stream,
                 pairs,
-                // SAFETY: the pairs are those of the operands.
+                // SAFETY: `pairs` was made from the layouts of these operands; see `Command::launch`.
                 move |pairs, workers, operands| unsafe { cpu::rotary(pairs, workers, turn, operands) },
                 move |pairs, queue, operands| cuda::rotary(queue, dtype, pairs, turn, operands.into()),
             )

@@ -63,7 +63,7 @@ fn unary(
     .run(
         stream,
         rows,
-        // SAFETY: the rows are those of the operands.
+        // SAFETY: `rows` was made from the layouts of these operands; see `Command::launch`.
         move |rows, workers, (out, x)| unsafe {
             match log {
                 true => RowOp::<true, false>::run(rows, workers, out, [x]),
@@ -89,7 +89,7 @@ fn gradient(
     .run(
         stream,
         rows,
-        // SAFETY: the rows are those of the operands.
+        // SAFETY: `rows` was made from the layouts of these operands; see `Command::launch`.
         move |rows, workers, (out, y, g)| unsafe {
             match log {
                 true => RowOp::<true, true>::run(rows, workers, out, [y, g]),

@@ -83,7 +83,7 @@ impl<T> Drop for Array<T> {
         if self.on_cuda && device.synchronize().is_ok() {
             let bytes = self.buffer.len_bytes().max(1);
             if let Some(ptr) = NonNull::new(self.buffer.ptr()) {
-                // SAFETY: `buffer` allocated as many bytes there, and no command is left.
+                // SAFETY: `buffer` allocated this many bytes here, and `synchronize` returned, so no command is left.
                 unsafe { device.memory_driver().free(ptr, bytes) };
             }
         }
@@ -96,14 +96,15 @@ fn buffer<T: Element>(stream: &Stream, elements: &[T]) -> Buffer {
     if !stream.is_cuda() {
         let memory: &'static mut [T] = Box::leak(elements.to_vec().into_boxed_slice());
         let bytes = size_of_val(memory);
-        // SAFETY: the memory is this buffer's forever.
+        // SAFETY: the memory is leaked, so this buffer is its only user for ever.
         return unsafe { Buffer::from_block(stream, NonNull::from(memory).cast(), bytes, id) };
     }
     let bytes = size_of_val(elements);
     let ptr = stream.device().memory_driver().allocate(bytes.max(1)).expect("device memory");
-    // SAFETY: as above.
+    // SAFETY: the memory was just allocated with at least `bytes` bytes and is freed only when the `Array` is
+    // dropped.
     let buffer = unsafe { Buffer::from_block(stream, ptr, bytes, id) };
-    // SAFETY: elements have no padding.
+    // SAFETY: elements have no padding, so their bytes are initialised; the slice borrows them.
     let from = unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), bytes) };
     stream.upload("upload", &buffer, 0, from).expect("an upload");
     buffer

@@ -162,14 +162,14 @@ pub(crate) struct Src<T>(pub(crate) *const T);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dst<T>(pub(crate) *mut T);
 
-// SAFETY: only addresses travel between threads. Whoever follows them is inside a command, and the launch orders
-// commands that touch the same buffer; the parts of one command write disjoint elements.
+// SAFETY: plain addresses. They are dereferenced only inside a command, whose launch orders it with all others that
+// use the buffer; the parts of one command write disjoint elements.
 unsafe impl<T> Send for Src<T> {}
-// SAFETY: as above.
+// SAFETY: no method accesses the elements safely; see `Send`.
 unsafe impl<T> Sync for Src<T> {}
-// SAFETY: as above.
+// SAFETY: plain addresses, dereferenced only inside a command; see `Src`.
 unsafe impl<T> Send for Dst<T> {}
-// SAFETY: as above.
+// SAFETY: no method accesses the elements safely; see `Src`.
 unsafe impl<T> Sync for Dst<T> {}
 
 impl<T> Src<T> {
@@ -191,7 +191,8 @@ impl<T> Src<T> {
     /// They lie within the buffer, hold valid values of `T`, and nothing writes them while the slice lives.
     #[inline(always)]
     pub(crate) unsafe fn slice<'a>(self, start: usize, len: usize) -> &'a [T] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises `len` valid elements from `start` on, which nobody writes while the slice
+        // lives.
         unsafe { std::slice::from_raw_parts(self.0.add(start), len) }
     }
 }
@@ -215,7 +216,8 @@ impl<T> Dst<T> {
     /// They lie within the buffer, hold valid values of `T`, and nothing else touches them while the slice lives.
     #[inline(always)]
     pub(crate) unsafe fn slice_mut<'a>(self, start: usize, len: usize) -> &'a mut [T] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises `len` valid elements from `start` on, which nobody else uses while the slice
+        // lives.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
     }
 

@@ -226,10 +226,23 @@ fn like(shape: &[usize], x: &Tensor) -> Result<Layout> {
 
 #[derive::located]
 impl Tensor {
-    /// `softmax(scale q k^T + mask) v` for `self` the queries, see [`Attention::forward`].
+    /// `softmax(scale q k^T + mask) v` for `self` the queries, without a stored matrix of scores. A query that sees no
+    /// key returns 0. See [`Attention::forward`].
+    ///
+    /// Shapes: `q [.., s, d]`, `k [.., t, d]`, `v [.., t, e]` -> `[.., s, e]`, with equal leading axes.
+    ///
+    /// ```
+    /// # use tensor::{Attention, DType, Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let q = Tensor::randn(&[2, 4, 8, 16], DType::F32, None, &Device::cpu())?;
+    /// let causal = Attention { is_causal: true, ..Attention::default() };
+    /// assert_eq!(q.scaled_dot_product_attention(&q, &q, &causal)?.shape(), [2, 4, 8, 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// As [`Attention::forward`].
+    /// As for [`Attention::forward`].
     pub fn scaled_dot_product_attention(
         &self,
         k: &Tensor,

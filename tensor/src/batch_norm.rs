@@ -83,11 +83,22 @@ fn statistic(op: &'static str, x: &Tensor, given: &Tensor) -> Result<Tensor> {
 
 #[derive::located]
 impl Tensor {
-    /// `(x - mean) / sqrt(var + eps) weight + bias` in each channel, with the channel's own mean and variance over all
-    /// other axes, which are given back, too.
+    /// `(x - mean) / sqrt(var + eps) * weight + bias` in each channel, with the channel's own mean and variance over
+    /// all other axes. The variance is divided by the number of elements. Returns these statistics, too.
     ///
-    /// Shapes: `[n, c, ..]`, weight and bias `[c]`, of the elements' type or of its
-    /// [`DType::compute_dtype`](crate::DType::compute_dtype) -> `[n, c, ..]`.
+    /// Shapes: `[n, c, ..]`, `weight [c]`, `bias [c]` -> `[n, c, ..]`. Weight and bias have the elements' type or its
+    /// [`DType::compute_dtype`](crate::DType::compute_dtype), so they may be F32 for 16-bit images.
+    ///
+    /// ```
+    /// # use tensor::{Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1.0_f64, 3.0], &[2, 1], &Device::cpu())?;
+    /// let (y, statistics) = x.batch_norm(None, None, 0.0)?;
+    /// assert_eq!(y.to_vec::<f64>()?, [-1.0, 1.0]);
+    /// assert_eq!(statistics.mean.to_vec::<f64>()?, [2.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `InvalidArgument` for fewer than two axes, or fewer than two elements in a channel; `ShapeMismatch`,
@@ -101,10 +112,13 @@ impl Tensor {
         batch_norm(self, None, [weight, bias], eps, Activation::None)
     }
 
-    /// [`Tensor::batch_norm`] with given statistics, of [`DType::compute_dtype`](crate::DType::compute_dtype).
+    /// [`Tensor::batch_norm`] with given statistics, of the elements'
+    /// [`DType::compute_dtype`](crate::DType::compute_dtype).
+    ///
+    /// Shapes: as for [`Tensor::batch_norm`], `mean [c]`, `var [c]`.
     ///
     /// # Errors
-    /// As for [`Tensor::batch_norm`], but for the number of elements.
+    /// As for [`Tensor::batch_norm`], except that a channel may have fewer than two elements.
     pub fn batch_norm_with(
         &self,
         mean: &Tensor,

@@ -85,7 +85,8 @@ pub(crate) fn kernel_of(op: &'static str, weight: &Tensor, other: &Tensor) -> Re
 
 #[derive::located]
 impl Tensor {
-    /// Each filter at each place of the images: `sum of weight x + bias` over what it sees there.
+    /// Two-dimensional convolution: for each filter, at each position of its window, the sum of `weight * x` over the
+    /// window, plus the filter's bias.
     ///
     /// Shapes: `self [n, c, h, w]`, `weight [f, c / groups, kh, kw]`, `bias [f]` -> `[n, f, oh, ow]`, with
     /// `oh = floor((h + 2 padding - dilation (kh - 1) - 1) / stride) + 1`, and `ow` alike.
@@ -109,14 +110,16 @@ impl Tensor {
         conv2d(self, weight, bias, options, Activation::None)
     }
 
-    /// The transposed convolution: what [`Tensor::conv2d`] with the same weight would take to the shape of `self`, each
-    /// element of which is added, times the filter, to all that the filter sees there.
+    /// Transposed convolution: the gradient of [`Tensor::conv2d`] with the same weight with respect to its images. Each
+    /// element of `self`, times a filter, is added to the filter's window.
     ///
-    /// Shapes: `self [n, c, h, w]`, `weight [c, f / groups, kh, kw]`, `bias [f]` -> `[n, f, oh, ow]` with the sizes of
+    /// Shapes: `self [n, c, h, w]`, `weight [c, f / groups, kh, kw]`, `bias [f]` -> `[n, f, oh, ow]` with
+    /// `oh = (h - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1`, and `ow` alike; see
     /// [`ConvOptions::transposed_size`].
     ///
     /// # Errors
-    /// As for [`Tensor::conv2d`] and [`ConvOptions::transposed_size`].
+    /// As for [`Tensor::conv2d`]; `InvalidArgument` for a result without elements, and for an output padding that is
+    /// neither below the stride nor below the dilation.
     pub fn conv_transpose2d(
         &self,
         weight: &Tensor,

@@ -192,8 +192,8 @@ impl Tensor {
         self.comparison(op.name(), op, rhs)
     }
 
-    /// `self + rhs`, broadcasting. Operands of different types are converted to their [`result_type`](Self::result_type)
-    /// first.
+    /// `self + rhs`, with broadcasting. Operands of different types are converted to their
+    /// [`result_type`](Self::result_type) first. Integers wrap around.
     ///
     /// ```
     /// # use tensor::{DType, Device, Tensor};
@@ -215,25 +215,25 @@ impl Tensor {
         self.arithmetic("add", BinaryOp::Add, rhs)
     }
 
-    /// `self - rhs`, broadcasting.
+    /// `self - rhs`, with broadcasting; types as for [`Tensor::add`].
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// As for [`Tensor::add`].
     #[inline]
     pub fn sub(&self, rhs: &Tensor) -> Result<Tensor> {
         self.arithmetic("sub", BinaryOp::Sub, rhs)
     }
 
-    /// `self * rhs`, broadcasting.
+    /// `self * rhs`, with broadcasting; types as for [`Tensor::add`].
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// As for [`Tensor::add`].
     #[inline]
     pub fn mul(&self, rhs: &Tensor) -> Result<Tensor> {
         self.arithmetic("mul", BinaryOp::Mul, rhs)
     }
 
-    /// `self / rhs`, broadcasting. Integers and truth values are divided as F32: no quotient is rounded to an integer.
+    /// `self / rhs`, with broadcasting. Integers and bool are divided as F32, so no quotient is rounded to an integer.
     ///
     /// # Errors
     /// `DeviceMismatch`, `ShapeMismatch`.
@@ -248,7 +248,7 @@ impl Tensor {
         }
     }
 
-    /// `self / value`. Integers and truth values are divided as F32.
+    /// `self / value`, rounded once. Integers and bool are divided as F32.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -266,28 +266,28 @@ impl Tensor {
         Ok((dtype, Tensor::full(&[], number, dtype.compute_dtype(), self.device())?))
     }
 
-    /// `self ^ rhs`, broadcasting.
+    /// `self^rhs`, with broadcasting; types as for [`Tensor::add`]. Negative powers of integers round towards 0.
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// As for [`Tensor::add`].
     #[inline]
     pub fn pow(&self, rhs: &Tensor) -> Result<Tensor> {
         self.arithmetic("pow", BinaryOp::Pow, rhs)
     }
 
-    /// The larger of each pair, broadcasting; NaN if either is.
+    /// The larger of each pair, with broadcasting; NaN if either is.
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// As for [`Tensor::add`].
     #[inline]
     pub fn maximum(&self, rhs: &Tensor) -> Result<Tensor> {
         self.arithmetic("maximum", BinaryOp::Maximum, rhs)
     }
 
-    /// The smaller of each pair, broadcasting; NaN if either is.
+    /// The smaller of each pair, with broadcasting; NaN if either is.
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// As for [`Tensor::add`].
     #[inline]
     pub fn minimum(&self, rhs: &Tensor) -> Result<Tensor> {
         self.arithmetic("minimum", BinaryOp::Minimum, rhs)
@@ -364,7 +364,7 @@ impl Tensor {
     /// their [`result_type`](Self::result_type) first.
     ///
     /// # Errors
-    /// `DeviceMismatch`, `DTypeMismatch` unless `cond` is bool, `ShapeMismatch`.
+    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeMismatch` unless `cond` is bool.
     pub fn where_cond(cond: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         const OP: &str = "where_cond";
         same_device(OP, cond, a)?;

@@ -81,10 +81,11 @@ impl Bags {
 
 #[derive::located]
 impl Tensor {
-    /// The sum of the rows of `self` in each bag, each row times its weight; 0 for an empty bag. For a `mean` it is divided by
-    /// the bag's number of rows, at least 1, which is given, too, of [`DType::compute_dtype`].
+    /// The sum of the rows of `self` in each bag, each row times its weight; 0 for an empty bag. With `mean`, the sum
+    /// is divided by the bag's number of rows, at least 1. These numbers are returned, too, as
+    /// [`DType::compute_dtype`].
     ///
-    /// Shapes: `self [v, d]` -> `[b, d]`, and `[b]`. Asynchronous, on the current stream; one command.
+    /// Shapes: `self [v, d]` and `b` bags -> `[b, d]`, and `[b]` with `mean`. One command.
     ///
     /// ```
     /// # use tensor::{Bags, Device, Tensor};
@@ -100,10 +101,10 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `DTypeUnsupported` unless floating-point; `DTypeMismatch`, `ShapeMismatch`, `DeviceMismatch`; `InvalidArgument` for
-    /// indices without a bag. `IndexOutOfRange` for an index that is no row and for offsets that begin after 0 or end after
-    /// the indices, if they are known on the host; else, and for offsets that go down, the next synchronising call reports
-    /// `Async`.
+    /// `DTypeUnsupported` unless the elements are floats; `DTypeMismatch`, `ShapeMismatch`, `DeviceMismatch`;
+    /// `InvalidArgument` unless `self` has rank 2, and for indices without a bag. `IndexOutOfRange` for an index that
+    /// is no row, and for offsets that begin after 0 or exceed the number of indices, if they are known on the host;
+    /// otherwise, and for offsets that decrease, the next synchronising call reports `Async`.
     pub fn embedding_bag(&self, bags: &Bags, mean: bool) -> Result<(Tensor, Option<Tensor>)> {
         const OP: &str = "embedding_bag";
         let (rows, width) = self.table(OP)?;

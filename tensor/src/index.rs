@@ -32,10 +32,10 @@ fn covers(op: &'static str, x: &Tensor, shape: &[usize], except: Option<usize>) 
 
 #[derive::located]
 impl Tensor {
-    /// Joins tensors along an axis that they have; the other axes must agree. The result has the type that theirs
-    /// [promote](DType::promote) to.
+    /// Joins tensors along an existing axis; the other axes must agree. The result has the type that the operands'
+    /// types [promote](DType::promote) to.
     ///
-    /// Shapes: `[a, n], [b, n], ..` along axis 0 give `[a + b + .., n]`.
+    /// Shapes: `[a, n], [b, n], ..` along axis 0 -> `[a + b + .., n]`.
     ///
     /// # Errors
     /// `InvalidArgument` for no tensors; `AxisOutOfRange`, `ShapeMismatch`, `DeviceMismatch`.
@@ -77,10 +77,10 @@ impl Tensor {
 
     /// Joins tensors of one shape along a new axis.
     ///
-    /// Shapes: k tensors `[m, n]` along axis 0 give `[k, m, n]`.
+    /// Shapes: k tensors `[m, n]` along axis 0 -> `[k, m, n]`.
     ///
     /// # Errors
-    /// As [`Tensor::cat`].
+    /// As for [`Tensor::cat`].
     pub fn stack(tensors: &[&Tensor], axis: isize) -> Result<Tensor> {
         const OP: &str = "stack";
         let Some(&first) = tensors.first() else {
@@ -113,9 +113,9 @@ impl Tensor {
         Ok(at)
     }
 
-    /// Picks places of one axis.
+    /// Picks positions of one axis, in the order of `indices` and as often as they are named.
     ///
-    /// Shapes: `[m, n]` with `indices [k]` along axis 0 gives `[k, n]`.
+    /// Shapes: `[m, n]` with `indices [k]` along axis 0 -> `[k, n]`.
     ///
     /// ```
     /// # use tensor::{DType, Device, Error, Tensor};
@@ -131,8 +131,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `AxisOutOfRange`, `DTypeMismatch` unless the indices are i64, `InvalidArgument` unless they have rank 1,
-    /// `DeviceMismatch`. `IndexOutOfRange` if the indices are known on the host; else the next synchronising call
+    /// `AxisOutOfRange`, `DTypeMismatch` unless the indices are I64, `InvalidArgument` unless they have rank 1,
+    /// `DeviceMismatch`. `IndexOutOfRange` if the indices are known on the host; otherwise the next synchronising call
     /// reports `Async`.
     pub fn index_select(&self, axis: isize, indices: &Tensor) -> Result<Tensor> {
         const OP: &str = "index_select";
@@ -146,13 +146,14 @@ impl Tensor {
         })
     }
 
-    /// `out[i][j] = self[indices[i][j]][j]` for axis 0, and so on for the others.
+    /// `out[i][j] = self[indices[i][j]][j]` for axis 0, and so on for the other axes.
     ///
-    /// Shapes: `indices` has the rank of `self` and no axis larger, but for `axis`; the result has its shape. Rank 0 counts as rank 1 with
-    /// one element.
+    /// Shapes: `indices` has the rank of `self` and no larger axis, except for `axis`; the result has its shape. Rank 0
+    /// counts as rank 1 with one element.
     ///
     /// # Errors
-    /// As [`Tensor::index_select`], and `ShapeMismatch`.
+    /// `AxisOutOfRange`, `ShapeMismatch`, `DeviceMismatch`; `DTypeMismatch` unless the indices are I64;
+    /// `IndexOutOfRange` or `Async` as for [`Tensor::index_select`].
     pub fn gather(&self, axis: isize, indices: &Tensor) -> Result<Tensor> {
         const OP: &str = "gather";
         same_device(OP, self, indices)?;
@@ -177,12 +178,12 @@ impl Tensor {
         if self.rank() == 0 { self.unsqueeze(0) } else { Ok(self.clone()) }
     }
 
-    /// A copy to which `src` is added at places of one axis; a place named twice receives both, in order.
+    /// A copy with `src` added at positions of one axis. A position that is named twice is added to twice, in order.
     ///
     /// Shapes: `self [m, n]`, `indices [k]`, `src [k, n]` along axis 0.
     ///
     /// # Errors
-    /// As [`Tensor::index_select`], and `ShapeMismatch`, `DTypeUnsupported` for bool.
+    /// As for [`Tensor::index_select`], and `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported` for bool.
     pub fn index_add(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
         let at = self.vector_index("index_add", axis, indices)?;
         self.index_add_with("index_add", at, indices, src, Tensor::copy)
@@ -211,12 +212,13 @@ impl Tensor {
         Ok(out)
     }
 
-    /// A copy to which `out[indices[i][j]][j] += src[i][j]` for axis 0, and so on, in a fixed order.
+    /// A copy with `out[indices[i][j]][j] += src[i][j]` for axis 0, and so on for the other axes, in a fixed order.
     ///
-    /// Shapes: all of one rank, for which rank 0 counts as rank 1; `indices` has no axis larger than `src`, or than `self` but for `axis`.
+    /// Shapes: all of one rank, for which rank 0 counts as rank 1; `indices` has no larger axis than `src`, or than
+    /// `self` except for `axis`.
     ///
     /// # Errors
-    /// As [`Tensor::gather`], and `DTypeUnsupported` for bool.
+    /// As for [`Tensor::gather`], and `DTypeMismatch`, `DTypeUnsupported` for bool.
     pub fn scatter_add(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
         self.scatter_add_with("scatter_add", axis, indices, src, Tensor::copy)
     }
@@ -252,7 +254,7 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Zeros of `size` along `axis` with `self` from place `start` on: the gradient of [`Tensor::narrow`].
+    /// Zeros of `size` along `axis` with `self` from position `start` on: the gradient of [`Tensor::narrow`].
     ///
     /// # Errors
     /// `AxisOutOfRange`; `InvalidArgument` if `self` does not fit there.

@@ -8,10 +8,10 @@ use crate::check::{has_shape, is_float, same_device, same_kind};
 
 #[derive::located]
 impl Tensor {
-    /// `-log_softmax(self)[label]` of each row, and `logsumexp(self)` of each, which the gradient needs; both of
-    /// [`DType::compute_dtype`](crate::DType::compute_dtype).
+    /// `-log_softmax(self)[label]` of each row, and `logsumexp(self)` of each, which the gradient needs. Both have the
+    /// logits' [`DType::compute_dtype`](crate::DType::compute_dtype).
     ///
-    /// Shapes: `self [n, c]`, `labels [n]` i64 -> `([n], [n])`.
+    /// Shapes: `self [n, c]`, `labels [n]` I64 -> `([n], [n])`.
     ///
     /// ```
     /// # use tensor::{DType, Device, Tensor};
@@ -27,9 +27,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `DTypeUnsupported` unless floating-point, `DTypeMismatch` unless the labels are i64, `InvalidArgument`
-    /// unless `self` has rank 2, `ShapeMismatch`, `DeviceMismatch`. `IndexOutOfRange` if the labels are known on
-    /// the host; else the next synchronising call reports `Async`.
+    /// `DTypeUnsupported` unless the elements are floats, `DTypeMismatch` unless the labels are I64, `InvalidArgument`
+    /// unless `self` has rank 2, `ShapeMismatch`, `DeviceMismatch`. `IndexOutOfRange` for a label outside `0..c` if the
+    /// labels are known on the host; otherwise the next synchronising call reports `Async`.
     pub fn cross_entropy(&self, labels: &Tensor) -> Result<(Tensor, Tensor)> {
         const OP: &str = "cross_entropy";
         let (n, c) = self.rows("cross_entropy")?;

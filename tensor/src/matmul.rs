@@ -8,10 +8,10 @@ use crate::check::{elements_of, is_float, same_kind};
 
 #[derive::located]
 impl Tensor {
-    /// The matrix product, by torch's rules.
+    /// The matrix product, by torch's rules. Transposed views are not copied.
     ///
     /// Shapes: `[m,k] x [k,n] -> [m,n]`; `[k] x [k] -> []`; `[k] x [k,n] -> [n]`; `[m,k] x [k] -> [m]`;
-    /// `[..,m,k] x [..,k,n] -> [..,m,n]`, where the leading axes broadcast. Transposed views are not copied.
+    /// `[..,m,k] x [..,k,n] -> [..,m,n]`, where the leading axes broadcast.
     ///
     /// ```
     /// # use tensor::{DType, Device, Tensor};
@@ -24,8 +24,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `ShapeMismatch`, `InvalidArgument` for scalars, `DTypeUnsupported` unless floating-point, `DTypeMismatch`,
-    /// `DeviceMismatch`.
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
+    /// `InvalidArgument` for scalars.
     pub fn matmul(&self, rhs: &Tensor) -> Result<Tensor> {
         const OP: &str = "matmul";
         is_float(OP, self)?;
@@ -113,12 +113,12 @@ impl Tensor {
         })
     }
 
-    /// `self @ weight^T + bias`, fused.
+    /// The affine map `x @ weight^T + bias` of each row, in one command.
     ///
     /// Shapes: `self [.., in]`, `weight [out, in]`, `bias [out]` -> `[.., out]`.
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeUnsupported` unless floating-point, `DTypeMismatch`, `DeviceMismatch`;
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
     /// `InvalidArgument` if `self` is a scalar.
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         linear(self, weight, bias, Activation::None)

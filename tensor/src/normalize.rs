@@ -48,8 +48,8 @@ impl Norm {
         Ok(Norm { op: "layer_norm", rows: trailing("layer_norm", x, normalized_shape)?, centred: true, eps })
     }
 
-    /// Each row over the last axes is divided by the root of the mean of its squares. Without `eps` it is the difference
-    /// between 1 and the next larger number of the type.
+    /// Divides each row over the last axes by the root of the mean of its squares. The default of `eps` is the machine
+    /// epsilon of the elements' [`DType::compute_dtype`].
     ///
     /// # Errors
     /// As [`Norm::layer`].
@@ -208,7 +208,11 @@ fn trailing(op: &'static str, x: &Tensor, normalized_shape: &[usize]) -> Result<
 
 #[derive::located]
 impl Tensor {
-    /// `(self - mean) / sqrt(variance + eps) * weight + bias` of each row over the last axes, of sizes `normalized_shape`.
+    /// `(x - mean) / sqrt(variance + eps) * weight + bias` of each row over the last axes, whose sizes are
+    /// `normalized_shape`. The variance is the mean square deviation.
+    ///
+    /// Shapes: `weight` and `bias` have `normalized_shape`; the result has the shape of the input. They have the
+    /// elements' type or its [`DType::compute_dtype`], so they may be F32 for 16-bit elements.
     ///
     /// ```
     /// # use tensor::{Device, Tensor};
@@ -232,7 +236,10 @@ impl Tensor {
         Ok(Norm::layer(self, normalized_shape, eps)?.forward(self, weight, bias)?.out)
     }
 
-    /// `self / sqrt(mean(self^2) + eps) * weight` of each row over the last axes, of sizes `normalized_shape`.
+    /// `x / sqrt(mean(x^2) + eps) * weight` of each row over the last axes, whose sizes are `normalized_shape`. The
+    /// default of `eps` is the machine epsilon of the elements' [`DType::compute_dtype`].
+    ///
+    /// Shapes and types: as for [`Tensor::layer_norm`].
     ///
     /// # Errors
     /// Those of [`Norm::rms`] and [`Norm::forward`].
@@ -245,9 +252,10 @@ impl Tensor {
         Ok(Norm::rms(self, normalized_shape, eps)?.forward(self, weight, None)?.out)
     }
 
-    /// [`Tensor::layer_norm`] over the elements of each group of channels, with a weight and a bias for each channel.
+    /// `(x - mean) / sqrt(variance + eps) * weight + bias` with the mean and the mean square deviation of each group of
+    /// channels of each element of axis 0.
     ///
-    /// Shapes: `[n, c, ..]`, weight and bias `[c]`.
+    /// Shapes: `[n, c, ..]`, `weight [c]`, `bias [c]`; `groups` divides `c`. Types as for [`Tensor::layer_norm`].
     ///
     /// # Errors
     /// Those of [`Norm::group`] and [`Norm::forward`].

@@ -114,10 +114,12 @@ fn resized(x: &Tensor, [h, w]: [usize; 2]) -> Dims {
 
 #[derive::located]
 impl Tensor {
-    /// The largest element at each place of a window, and which element of the window it was, `i kw + j`: the first of
-    /// equal ones, the last of several NaN.
+    /// The largest element at each position of a window, and its index within the window, `i kw + j`: of the first of
+    /// equal elements, or of the last NaN.
     ///
-    /// Shapes: `[.., h, w]` -> twice `[.., oh, ow]`; the indices are U8 for windows of up to 256 elements, else I64.
+    /// Shapes: `[.., h, w]` -> twice `[.., oh, ow]`, with
+    /// `oh = floor((h + 2 padding - dilation (kh - 1) - 1) / stride) + 1` (rounded up in ceil mode), and `ow` alike.
+    /// The indices are U8 for windows of up to 256 elements, otherwise I64.
     ///
     /// ```
     /// # use tensor::{DType, Device, MaxPool, Tensor};
@@ -130,8 +132,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `InvalidArgument` for fewer than two axes, images without pixels, a stride or dilation of 0, a padding above half
-    /// of the window, and a window larger than the padded image; `DTypeUnsupported` unless the elements are floats.
+    /// `InvalidArgument` for fewer than two axes, images without pixels, a stride or dilation of 0, a padding above
+    /// half of the window, and a window larger than the padded image; `DTypeUnsupported` unless the elements are
+    /// floats.
     pub fn max_pool2d(&self, pool: &MaxPool) -> Result<(Tensor, Tensor)> {
         const OP: &str = "max_pool2d";
         let window = pool.window();
@@ -147,9 +150,11 @@ impl Tensor {
         })
     }
 
-    /// The mean at each place of a window.
+    /// The mean of the elements in each window.
     ///
-    /// Shapes: `[.., h, w] -> [.., oh, ow]`.
+    /// Shapes: `[.., h, w] -> [.., oh, ow]`, with `oh = floor((h + 2 padding - kh) / stride) + 1` (rounded up in ceil
+    /// mode), and `ow` alike. The divisor counts zeros of the padding if `count_include_pad` is set, but never elements
+    /// beyond the padding.
     ///
     /// # Errors
     /// As for [`Tensor::max_pool2d`]; `InvalidArgument` for a divisor of 0.
@@ -159,13 +164,14 @@ impl Tensor {
         self.means(OP, pool.means(), &shape)
     }
 
-    /// The means over as many ranges along each of the last two axes as `size` says, range `i` being
-    /// `floor(i n / size)..ceil((i + 1) n / size)` of an axis of `n`.
+    /// The means over `size[0]` by `size[1]` windows, which cover the image and overlap where they must: along an axis
+    /// of `n` elements, window `i` is `floor(i n / size)..ceil((i + 1) n / size)`.
     ///
     /// Shapes: `[.., h, w] -> [.., size..]`.
     ///
     /// # Errors
-    /// As for [`Tensor::max_pool2d`].
+    /// `InvalidArgument` for fewer than two axes and for images without pixels; `DTypeUnsupported` unless the elements
+    /// are floats.
     pub fn adaptive_avg_pool2d(&self, size: [usize; 2]) -> Result<Tensor> {
         const OP: &str = "adaptive_avg_pool2d";
         image_of(OP, self)?;

@@ -320,12 +320,13 @@ impl Tensor {
         fresh("randint", shape, dtype, device, |stream, out| kernels::randint(stream, key, low, high, out))
     }
 
-    /// Each element 0 with probability `p`, else divided by `1 - p`.
+    /// Sets each element to 0 with probability `p` and multiplies the others by `1 / (1 - p)`.
     ///
-    /// The mask follows from the key alone: the gradient is `g.dropout(p, key)` with the same key.
+    /// The mask is a function of the key and the element's index alone, so the gradient is `g.dropout(p, key)`. Without
+    /// a key, the next one of this thread's generator is used.
     ///
     /// # Errors
-    /// `InvalidArgument` unless `0 <= p <= 1`; `DTypeUnsupported` unless floating-point.
+    /// `InvalidArgument` unless `0 <= p <= 1`; `DTypeUnsupported` unless the elements are floats.
     pub fn dropout(&self, p: f64, key: impl Into<Option<RandomKey>>) -> Result<Tensor> {
         let key = key_or_next(key);
         fresh("dropout", self.shape(), self.dtype(), self.device(), |stream, out| {

@@ -79,7 +79,9 @@ impl Tensor {
         }
     }
 
-    /// The sum over `axes`, all of them if none is named; bool and u8 sum to i64, and an empty sum is 0.
+    /// The sum over `axes`; no axes means all of them. Bool and U8 sum to I64, and an empty sum is 0.
+    ///
+    /// Shapes: `[m, n]` over axis 1 -> `[m]`, or `[m, 1]` with `keepdim`.
     ///
     /// ```
     /// # use tensor::{DType, Device, Tensor};
@@ -107,20 +109,24 @@ impl Tensor {
         self.wide()?.reduce(ReduceOp::Prod, &axes, keepdim)
     }
 
-    /// The mean over `axes`, all of them if none is named; NaN over no elements.
+    /// The mean over `axes`; no axes means all of them. It is NaN over no elements.
+    ///
+    /// Shapes: as for [`Tensor::sum`].
     ///
     /// # Errors
-    /// As [`Tensor::sum`], and `DTypeUnsupported` unless floating-point.
+    /// As for [`Tensor::sum`], and `DTypeUnsupported` unless the elements are floats.
     pub fn mean(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
         is_float("mean", self)?;
         let axes = self.axes("mean", axes)?;
         self.reduce(ReduceOp::Mean, &axes, keepdim)
     }
 
-    /// The largest element over `axes`, all of them if none is named; NaN if any element is.
+    /// The largest element over `axes`; no axes means all of them. It is NaN if any element is.
+    ///
+    /// Shapes: as for [`Tensor::sum`].
     ///
     /// # Errors
-    /// As [`Tensor::sum`]; `InvalidArgument` over an empty axis, `DTypeUnsupported` for bool.
+    /// As for [`Tensor::sum`]; `InvalidArgument` over an empty axis, `DTypeUnsupported` for bool.
     pub fn max(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
         is_number("max", self)?;
         let axes = self.axes("max", axes)?;
@@ -128,10 +134,10 @@ impl Tensor {
         self.reduce(ReduceOp::Max, &axes, keepdim)
     }
 
-    /// The smallest element over `axes`, all of them if none is named; NaN if any element is.
+    /// The smallest element over `axes`; no axes means all of them. It is NaN if any element is.
     ///
     /// # Errors
-    /// As [`Tensor::max`].
+    /// As for [`Tensor::max`].
     pub fn min(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
         is_number("min", self)?;
         let axes = self.axes("min", axes)?;
@@ -175,12 +181,15 @@ impl Tensor {
         })
     }
 
-    /// The variance over `axes`, `sum((x - mean)^2) / (n - correction)`, in two passes.
+    /// The variance over `axes`, `sum((x - mean)^2) / (n - correction)`, in two passes; no axes means all of them.
     ///
-    /// `correction` 1 gives the unbiased estimate; NaN where `n <= correction` leaves nothing to divide by.
+    /// `correction` is 1 for the unbiased estimate and 0 for the mean square deviation. The result is NaN if
+    /// `n <= correction`.
+    ///
+    /// Shapes: as for [`Tensor::sum`].
     ///
     /// # Errors
-    /// As [`Tensor::mean`].
+    /// As for [`Tensor::mean`].
     pub fn var(&self, axes: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
         is_float("var", self)?;
         let axes = self.axes("var", axes)?;
@@ -189,10 +198,10 @@ impl Tensor {
         })
     }
 
-    /// The standard deviation over `axes`: the root of [`Tensor::var`], also where that is beyond F32.
+    /// The standard deviation over `axes`: the root of [`Tensor::var`], also where the variance exceeds F32.
     ///
     /// # Errors
-    /// As [`Tensor::mean`].
+    /// As for [`Tensor::mean`].
     pub fn std(&self, axes: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
         is_float("std", self)?;
         let axes = self.axes("std", axes)?;
@@ -201,10 +210,12 @@ impl Tensor {
         })
     }
 
-    /// `log(sum(e ^ self))` over `axes`, without overflow; -inf over no elements.
+    /// `log(sum(e^x))` over `axes`, without overflow; no axes means all of them. It is -inf over no elements.
+    ///
+    /// Shapes: as for [`Tensor::sum`].
     ///
     /// # Errors
-    /// As [`Tensor::mean`].
+    /// As for [`Tensor::mean`].
     pub fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
         is_float("logsumexp", self)?;
         let axes = self.axes("logsumexp", axes)?;
@@ -213,7 +224,7 @@ impl Tensor {
         })
     }
 
-    /// Sums the axes along which `shape` would broadcast to this shape: the gradient of broadcasting.
+    /// The sum over the axes along which `shape` would be broadcast to this shape: the gradient of [`Tensor::expand`].
     ///
     /// Shapes: `[m, n]` to `[n]`, `[1, n]`, `[m, 1]` or `[]`. Of equal shapes nothing is copied.
     ///
@@ -261,20 +272,20 @@ impl Tensor {
         Ok(out)
     }
 
-    /// `e ^ self` divided by its sum along `axis`, without overflow.
+    /// `e^x / sum(e^x)` along `axis`, without overflow.
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `DTypeUnsupported` unless floating-point.
+    /// `AxisOutOfRange`; `DTypeUnsupported` unless the elements are floats.
     pub fn softmax(&self, axis: isize) -> Result<Tensor> {
         self.along("softmax", axis, |stream, x, axis, out| {
             kernels::softmax(stream, x.view(), axis as isize, out)
         })
     }
 
-    /// `self - logsumexp(self)` along `axis`: the logarithm of [`Tensor::softmax`].
+    /// `x - logsumexp(x)` along `axis`: the logarithm of [`Tensor::softmax`].
     ///
     /// # Errors
-    /// As [`Tensor::softmax`].
+    /// As for [`Tensor::softmax`].
     pub fn log_softmax(&self, axis: isize) -> Result<Tensor> {
         self.along("log_softmax", axis, |stream, x, axis, out| {
             kernels::log_softmax(stream, x.view(), axis as isize, out)

@@ -8,10 +8,10 @@ use crate::check::{is_float, same_kind};
 
 #[derive::located]
 impl Tensor {
-    /// The sums of the elements up to each place of `axis`; bool and u8 sum to i64.
+    /// The sums of the elements up to each position of `axis`; bool and U8 sum to I64. I64 wraps around.
     ///
-    /// Runs of 16 elements and tiles of 32 runs are summed pairwise, in the order that [`kernels::cumsum`] documents: the same bits on every
-    /// device, and an error that grows with the logarithm of the place.
+    /// The order of additions is part of the contract, see [`kernels::cumsum`]: results have the same bits on every
+    /// device, and an error that grows with the logarithm of the position.
     ///
     /// ```
     /// # use tensor::{Device, Tensor};
@@ -50,14 +50,14 @@ impl Tensor {
         })
     }
 
-    /// Turns the pairs `(i, i + d / 2)` of the last axis by the angles whose cosines and sines are given, or the pairs
-    /// `(2 i, 2 i + 1)` with `interleaved`; `inverse` turns them back.
+    /// Rotates the pairs `(i, i + d / 2)` of the last axis, or `(2 i, 2 i + 1)` if `interleaved`, by the angles whose
+    /// cosines and sines are given; `inverse` rotates back.
     ///
     /// Shapes: `[.., s, d]` with an even `d`; `cos` and `sin` broadcast to `[.., s, d / 2]`.
     ///
     /// # Errors
     /// `InvalidArgument` for an odd `d`; `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless
-    /// floating-point.
+    /// the elements are floats.
     pub fn rotary_embedding(
         &self,
         cos: &Tensor,

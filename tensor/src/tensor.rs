@@ -5,8 +5,11 @@ use kernels::{Layout, View};
 
 /// An n-dimensional array on a device.
 ///
-/// Cloning is cheap and shares the storage, as views do. Dropping never blocks: the storage goes back to the
-/// device's memory pool, which reuses it only after its last readers on every stream.
+/// Cloning is cheap and shares the storage, as views do. Dropping never blocks: the storage returns to the device's
+/// memory pool, which reuses it only after its last uses on every stream.
+///
+/// Every op is a command on the current stream. Ops on BF16 and F16 compute in F32 and round each result once, to
+/// nearest even.
 ///
 /// ```
 /// use tensor::{DType, Device, Tensor};
@@ -27,7 +30,7 @@ pub struct Tensor {
 
 /// A fresh storage, written by one command through `layout`.
 ///
-/// Gives the storage alone: a whole tensor would be moved through the layers between here and the caller.
+/// Returns only the storage; a whole tensor would be moved through every layer up to the caller.
 #[inline]
 pub(crate) fn fill_storage(
     device: &Device,
@@ -56,7 +59,7 @@ impl Tensor {
         Ok(Tensor { storage, layout, dtype })
     }
 
-    /// Bytes for a command on `stream` to work in, if it needs some.
+    /// Workspace for a command on `stream`; none for 0 bytes.
     pub(crate) fn workspace(stream: &Stream, bytes: usize) -> Result<Option<Tensor>> {
         if bytes == 0 {
             return Ok(None);
@@ -83,7 +86,7 @@ impl Tensor {
         self.layout.shape()
     }
 
-    /// The distance between neighbours along each axis, in elements; 0 along an expanded axis.
+    /// The step from one element to the next along each axis, in elements; 0 along an expanded axis.
     #[inline]
     pub fn strides(&self) -> &[isize] {
         self.layout.strides()
@@ -137,7 +140,7 @@ impl Tensor {
         &self.storage
     }
 
-    /// The tensor as kernels take it.
+    /// The view that kernels take.
     #[inline]
     pub fn view(&self) -> View<'_> {
         View { buffer: &self.storage, dtype: self.dtype, layout: &self.layout }
@@ -149,7 +152,7 @@ impl Tensor {
         self.storage.version()
     }
 
-    /// Whether nobody else shares the storage, so that a change in place is seen by nobody.
+    /// Whether no other tensor shares the storage, so that a change in place affects nothing else.
     pub fn is_unique(&self) -> bool {
         self.storage.is_unique()
     }

@@ -39,11 +39,11 @@ impl Tensor {
         })
     }
 
-    /// The same values in another element type; `self` if it has that type already. Dense tensors keep the order in which
-    /// their elements lie.
+    /// The same values in another element type; `self` if it has that type already. Dense tensors keep the order of
+    /// their elements in memory.
     ///
-    /// Floats become integers by truncation, NaN 0, and what does not fit the nearest that does; integers wrap
-    /// around; numbers become bool by `x != 0`.
+    /// Floats are truncated to integers: NaN becomes 0, and values out of range become the nearest integer of the type.
+    /// Integers wrap around. Numbers become bool by `x != 0`.
     ///
     /// # Errors
     /// `OutOfMemory`, or what the launch reports.
@@ -66,10 +66,10 @@ impl Tensor {
 
     /// The same elements on another device; `self` if they are there already.
     ///
-    /// Where the device [copies from](Device::copies_from) the other, as CUDA devices do from each other and from pinned
-    /// memory, this is a command of its current stream, and the host waits for nothing; so it is from a CUDA device to its
-    /// [host](Device::host), on the CUDA device's current stream. Otherwise the host waits for the last write of this tensor's
-    /// storage.
+    /// If the device [copies from](Device::copies_from) the other, as CUDA devices do from each other and from pinned
+    /// memory, the copy is a command of its current stream, and the host does not wait. The same holds for a copy from
+    /// a CUDA device to its [host](Device::host), on the CUDA device's current stream. Otherwise the host waits for the
+    /// last write of this tensor's storage.
     ///
     /// # Errors
     /// `OutOfMemory`; `Async` if a command that led here failed.

@@ -6,7 +6,10 @@ use crate::Tensor;
 
 #[derive::located]
 impl Tensor {
-    /// The lower triangle of matrices, up to the diagonal that lies `diagonal` to the right of the main one; 0 elsewhere.
+    /// The lower triangle of matrices, up to the diagonal that lies `diagonal` to the right of the main one; 0
+    /// elsewhere.
+    ///
+    /// Shapes: `[.., m, n]`, unchanged.
     ///
     /// # Errors
     /// `InvalidArgument` for fewer than two axes.
@@ -14,10 +17,11 @@ impl Tensor {
         self.triangle("tril", diagonal, false)
     }
 
-    /// The upper triangle of matrices, from the diagonal that lies `diagonal` to the right of the main one; 0 elsewhere.
+    /// The upper triangle of matrices, from the diagonal that lies `diagonal` to the right of the main one; 0
+    /// elsewhere.
     ///
     /// # Errors
-    /// `InvalidArgument` for fewer than two axes.
+    /// As for [`Tensor::tril`].
     pub fn triu(&self, diagonal: i64) -> Result<Tensor> {
         self.triangle("triu", diagonal, true)
     }

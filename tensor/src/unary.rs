@@ -61,10 +61,10 @@ impl Tensor {
         self.map_to(op.name(), self.dtype, |stream, x, out| kernels::unary(stream, op, x, out))
     }
 
-    /// The Gaussian error linear unit, in either form.
+    /// The Gaussian error linear unit `x Φ(x)`: [`Gelu::Erf`] is exact, [`Gelu::Tanh`] an approximation.
     ///
     /// # Errors
-    /// `DTypeUnsupported` unless floating-point.
+    /// `DTypeUnsupported` unless the elements are floats.
     pub fn gelu(&self, form: Gelu) -> Result<Tensor> {
         match form {
             Gelu::Erf => self.gelu_erf(),

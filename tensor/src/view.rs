@@ -8,9 +8,8 @@ use crate::check::elements_of;
 
 #[derive::located]
 impl Tensor {
-    /// The same elements in row-major order under another shape.
-    ///
-    /// A view where the strides allow it, otherwise a copy on the current stream.
+    /// The same elements in row-major order under another shape: a view where the strides allow it, otherwise a copy on
+    /// the current stream.
     ///
     /// ```
     /// # use tensor::{DType, Device, Tensor};
@@ -69,9 +68,9 @@ impl Tensor {
         self.reshape(&dims)
     }
 
-    /// Joins the axes from `start` to `end`, both included; a scalar becomes one element of rank 1.
+    /// Merges the axes from `start` to `end`, both included; a scalar becomes one element of rank 1.
     ///
-    /// Shapes: `[a, b, c, d]` flattened from 1 to 2 gives `[a, b * c, d]`.
+    /// Shapes: `[a, b, c, d]` flattened from 1 to 2 -> `[a, b * c, d]`.
     ///
     /// # Errors
     /// `AxisOutOfRange`; `InvalidArgument` if `end` comes before `start`.
@@ -135,15 +134,15 @@ impl Tensor {
         Ok(self.with_layout(self.layout.permute(OP, &order)?))
     }
 
-    /// `len` places of one axis from `start`, as a view.
+    /// `len` elements of one axis from `start`, as a view.
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `IndexOutOfRange` or `InvalidArgument` if the range leaves the axis.
+    /// `AxisOutOfRange`; `InvalidArgument` if the range leaves the axis.
     pub fn narrow(&self, axis: isize, start: usize, len: usize) -> Result<Tensor> {
         Ok(self.with_layout(self.layout.narrow("narrow", axis, start, len)?))
     }
 
-    /// One place of an axis, as a view without that axis.
+    /// One position of an axis, as a view without that axis.
     ///
     /// # Errors
     /// `AxisOutOfRange`, `IndexOutOfRange`.
@@ -223,7 +222,7 @@ impl Tensor {
         Ok(self.with_layout(self.layout.unsqueeze("unsqueeze", axis)?))
     }
 
-    /// The elements in row-major order without gaps: `self` if they are already, otherwise a copy.
+    /// The elements in row-major order without gaps: `self` if they already are, otherwise a copy.
     ///
     /// # Errors
     /// `OutOfMemory`, or what the launch reports.

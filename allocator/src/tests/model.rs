@@ -70,7 +70,7 @@ pub(super) const PAGE: usize = 4096;
 /// Ranges of at least this size are addresses.
 const SPACE: usize = 1 << 30;
 
-// SAFETY: ranges and pages are those of `HostMemory`.
+// SAFETY: the methods only count and pass on to `HostMemory`, which keeps the contract.
 unsafe impl AddressSpace for TestDriver {
     fn page_bytes(&self) -> usize {
         PAGE
@@ -89,7 +89,7 @@ unsafe impl AddressSpace for TestDriver {
         for page in (ptr.as_ptr().addr()..).step_by(PAGE).take(bytes / PAGE) {
             assert!(pages.insert(page), "a page gets memory once");
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller keeps the contract of `commit` for a range of this driver, which is one of `HostMemory`.
         unsafe { self.host.address_space().unwrap().commit(ptr, bytes) }
     }
 
@@ -99,7 +99,8 @@ unsafe impl AddressSpace for TestDriver {
         for page in (ptr.as_ptr().addr()..).step_by(PAGE).take(bytes / PAGE) {
             assert!(pages.remove(&page), "a page loses the memory that it has");
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller keeps the contract of `decommit` for a range of this driver, which is one of
+        // `HostMemory`.
         unsafe { self.host.address_space().unwrap().decommit(ptr, bytes) }
     }
 
@@ -108,12 +109,13 @@ unsafe impl AddressSpace for TestDriver {
         self.pages.lock().unwrap().retain(|page| !(start..start + bytes).contains(page));
         let known = self.out.lock().unwrap().remove(&start);
         assert_eq!(known.map(|known| known.0), Some(bytes), "only what was given comes back, once");
-        // SAFETY: as the caller promises.
+        // SAFETY: the range was checked to be one of this driver, which is one of `HostMemory`; the caller promises
+        // that nobody uses it.
         unsafe { self.host.address_space().unwrap().release(ptr, bytes) }
     }
 }
 
-// SAFETY: the system's allocator returns ranges of that size and alignment.
+// SAFETY: `alloc` returns `bytes` bytes aligned to `ALIGN` that overlap nothing else until `dealloc`.
 unsafe impl MemoryDriver for TestDriver {
     fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
         let call = self.call()?;

@@ -9,24 +9,11 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// The sum `a + b`, with broadcasting. Operands of different types are converted to
-    /// [`Tensor::result_type`](tensor::Tensor::result_type) first, as by every elementwise op of two operands; the gradient
-    /// of each has its own type.
-    ///
-    /// ```
-    /// # use autograd::Var;
-    /// # use tensor::{Device, Tensor};
-    /// # fn main() -> tensor::Result<()> {
-    /// let device = Device::cpu();
-    /// let a = Var::leaf(Tensor::from_slice(&[1.0_f32, 2.0], &[2], &device)?);
-    /// let b = Var::leaf(Tensor::scalar(3.0_f32, &device)?);
-    /// assert_eq!(a.add(&b)?.value().to_vec::<f32>()?, [4.0, 5.0]);
-    /// # Ok(())
-    /// # }
-    /// ```
+    /// The sum `self + rhs`, with broadcasting. The gradient of each operand has the operand's shape and type. See
+    /// [`Tensor::add`](tensor::Tensor::add).
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
+    /// As for [`Tensor::add`](tensor::Tensor::add).
     #[inline]
     pub fn add(&self, rhs: &Var) -> Result<Var> {
         if self.dtype() != rhs.dtype() {

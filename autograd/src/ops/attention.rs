@@ -50,24 +50,12 @@ impl Operand for &AttentionOptions {
 
 #[derive::located]
 impl Var {
-    /// `softmax(scale q kᵀ + mask) v` for `self` the queries; no matrix of scores is kept. A query that sees no key gives 0.
-    ///
-    /// Shapes: `q [.., s, d]`, `k [.., t, d]`, `v [.., t, e]` -> `[.., s, e]`; the leading axes broadcast.
-    ///
-    /// ```
-    /// # use autograd::{DType, Device, Result, Tensor, Var, ops::AttentionOptions};
-    /// # fn main() -> Result<()> {
-    /// let q = Var::leaf(Tensor::randn(&[2, 4, 8, 16], DType::F32, None, &Device::cpu())?);
-    /// let causal = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
-    /// assert_eq!(q.scaled_dot_product_attention(&q, &q, &causal)?.shape(), [2, 4, 8, 16]);
-    /// # Ok(())
-    /// # }
-    /// ```
+    /// `softmax(scale q k^T + mask) v` for `self` the queries. Unlike for [`Tensor::scaled_dot_product_attention`], the
+    /// leading axes broadcast, and the options are torch's.
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
-    /// `InvalidArgument` for a mask beside `is_causal`, unless `0 <= dropout_p <= 1`, and for `enable_gqa` unless keys and
-    /// values have equally many heads, by which the queries' can be divided.
+    /// As for [`Tensor::scaled_dot_product_attention`]; `InvalidArgument` for `enable_gqa` unless keys and values have
+    /// the same number of heads, and it divides the queries' number of heads.
     pub fn scaled_dot_product_attention(&self, k: &Var, v: &Var, options: &AttentionOptions) -> Result<Var> {
         autocast!("attention", [self, k, v, options], |q, k, v, options| {
             q.scaled_dot_product_attention(&k, &v, &options)

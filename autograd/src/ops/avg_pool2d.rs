@@ -9,25 +9,21 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// The mean at each place of a window.
-    ///
-    /// Shapes: `[.., h, w] -> [.., oh, ow]`, with `oh = floor((h + 2 padding - kh) / stride) + 1`, rounded up in ceil
-    /// mode. The divisor counts zeros of the padding if `count_include_pad` says so, never what is beyond it.
+    /// The mean of the elements in each window. See [`Tensor::avg_pool2d`](tensor::Tensor::avg_pool2d).
     ///
     /// # Errors
-    /// As for [`Var::max_pool2d`]; `InvalidArgument` for a divisor of 0.
+    /// As for [`Tensor::avg_pool2d`](tensor::Tensor::avg_pool2d).
     pub fn avg_pool2d(&self, pool: &AvgPool) -> Result<Var> {
         let value = self.value().avg_pool2d(pool)?;
         let (pool, image) = (*pool, last_two(self));
         Ok(record("avg_pool2d", &[self], &[], value, move |_, g| Ok(one(shared(g, pool, image)?))))
     }
 
-    /// The means over `size[0]` by `size[1]` ranges, which cover the image and overlap where they must.
-    ///
-    /// Shapes: `[.., h, w] -> [.., size..]`; range `i` of `n` elements is `floor(i n / size)..ceil((i + 1) n / size)`.
+    /// The means over `size[0]` by `size[1]` windows that cover the image. See
+    /// [`Tensor::adaptive_avg_pool2d`](tensor::Tensor::adaptive_avg_pool2d).
     ///
     /// # Errors
-    /// As for [`Var::max_pool2d`].
+    /// As for [`Tensor::adaptive_avg_pool2d`](tensor::Tensor::adaptive_avg_pool2d).
     pub fn adaptive_avg_pool2d(&self, size: [usize; 2]) -> Result<Var> {
         let value = self.value().adaptive_avg_pool2d(size)?;
         let image = last_two(self);

@@ -11,24 +11,12 @@ use crate::{Grads, Save, Var, Vjp, is_recording, record};
 
 #[derive::located]
 impl Var {
-    /// Normalises each channel by its own mean and variance, divided by the number of its elements, which are given back.
-    ///
-    /// Shapes: `[n, c, ..]`, weight and bias `[c]` -> `[n, c, ..]`. For images of 16 bits these may be F32, and stay so.
-    ///
-    /// ```
-    /// # use autograd::{Device, Result, Tensor, Var};
-    /// # fn main() -> Result<()> {
-    /// let x = Var::constant(Tensor::from_slice(&[1.0_f64, 3.0], &[2, 1], &Device::cpu())?);
-    /// let (y, statistics) = x.batch_norm(None, None, 0.0)?;
-    /// assert_eq!(y.value().to_vec::<f64>()?, [-1.0, 1.0]);
-    /// assert_eq!(statistics.mean.to_vec::<f64>()?, [2.0]);
-    /// # Ok(())
-    /// # }
-    /// ```
+    /// Normalizes each channel by its own mean and variance, which it returns, too. Gradients flow through both, but
+    /// not to the returned tensors. The gradients of weight and bias have the types of these. See
+    /// [`Tensor::batch_norm`].
     ///
     /// # Errors
-    /// `InvalidArgument` for fewer than two axes, or fewer than two elements in a channel; `ShapeMismatch`,
-    /// `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats.
+    /// As for [`Tensor::batch_norm`].
     pub fn batch_norm(
         &self,
         weight: Option<&Var>,
@@ -38,12 +26,11 @@ impl Var {
         batch_norm(self, None, [weight, bias], eps, Activation::None)
     }
 
-    /// Normalises each channel by a given mean and variance, which gradients do not flow through.
-    ///
-    /// Shapes: as for [`Var::batch_norm`], mean and variance `[c]`.
+    /// Normalizes each channel by a given mean and variance, to which no gradients flow. See
+    /// [`Tensor::batch_norm_with`].
     ///
     /// # Errors
-    /// As for [`Var::batch_norm`], but for the number of elements.
+    /// As for [`Tensor::batch_norm_with`].
     pub fn batch_norm_with(
         &self,
         mean: &Tensor,

@@ -10,13 +10,10 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// Joins values along an axis that they have; the other axes must agree. The result has the type that theirs
-    /// [promote](tensor::DType::promote) to; the gradient of each has its own type.
-    ///
-    /// Shapes: `[a, n], [b, n], ..` along axis 0 give `[a + b + .., n]`.
+    /// Joins values along an existing axis. The gradient of each has its own type. See [`Tensor::cat`].
     ///
     /// # Errors
-    /// `InvalidArgument` for no values; `AxisOutOfRange`, `ShapeMismatch`, `DeviceMismatch`.
+    /// As for [`Tensor::cat`].
     pub fn cat(vars: &[&Var], axis: isize) -> Result<Var> {
         let value = Tensor::cat(&tensors(vars), axis)?;
         let at = position(axis, value.rank());
@@ -32,12 +29,10 @@ impl Var {
         }))
     }
 
-    /// Joins values of one shape along a new axis.
-    ///
-    /// Shapes: k values `[m, n]` along axis 0 give `[k, m, n]`.
+    /// Joins values of one shape along a new axis. The gradient of each has its own type. See [`Tensor::stack`].
     ///
     /// # Errors
-    /// As [`Var::cat`].
+    /// As for [`Tensor::stack`].
     pub fn stack(vars: &[&Var], axis: isize) -> Result<Var> {
         let value = Tensor::stack(&tensors(vars), axis)?;
         let dtypes: SmallVec<[DType; 4]> = vars.iter().map(|v| v.dtype()).collect();

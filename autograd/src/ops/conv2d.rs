@@ -12,40 +12,18 @@ use crate::{Grads, Var};
 
 #[derive::located]
 impl Var {
-    /// Each filter at each place of the images.
-    ///
-    /// Shapes: `x [n, c, h, w]`, `weight [f, c / groups, kh, kw]`, `bias [f]` -> `[n, f, oh, ow]` with
-    /// `oh = floor((h + 2 padding - dilation (kh - 1) - 1) / stride) + 1`; or `x [c, h, w]` -> `[f, oh, ow]`.
-    ///
-    /// ```
-    /// # use autograd::{Device, Result, Tensor, Var};
-    /// # use tensor::{ConvOptions, DType};
-    /// # fn main() -> Result<()> {
-    /// let device = Device::cpu();
-    /// let image = Var::constant(Tensor::ones(&[1, 3, 8, 8], DType::F32, &device)?);
-    /// let weight = Var::leaf(Tensor::ones(&[4, 3, 3, 3], DType::F32, &device)?);
-    /// let same = ConvOptions { padding: [1, 1], ..ConvOptions::default() };
-    /// let y = image.conv2d(&weight, None, &same)?;
-    /// assert_eq!(y.shape(), [1, 4, 8, 8]);
-    /// # Ok(())
-    /// # }
-    /// ```
+    /// Two-dimensional convolution, also of one image: `[c, h, w] -> [f, oh, ow]`. See [`Tensor::conv2d`].
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
-    /// `InvalidArgument` for a stride or dilation of 0, and for filters larger than the padded images.
+    /// As for [`Tensor::conv2d`].
     pub fn conv2d(&self, weight: &Var, bias: Option<&Var>, options: &ConvOptions) -> Result<Var> {
         conv2d(self, weight, bias, options, Activation::None)
     }
 
-    /// The transposed convolution: each element of `self`, times a filter, added to all that the filter sees there.
-    ///
-    /// Shapes: `x [n, c, h, w]`, `weight [c, f / groups, kh, kw]`, `bias [f]` -> `[n, f, oh, ow]` with
-    /// `oh = (h - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1`; or `x [c, h, w]` -> `[f, oh, ow]`.
+    /// Transposed convolution, also of one image: `[c, h, w] -> [f, oh, ow]`. See [`Tensor::conv_transpose2d`].
     ///
     /// # Errors
-    /// As for [`Var::conv2d`]; `InvalidArgument` for a result without elements, and for an output padding that is neither
-    /// below the stride nor below the dilation.
+    /// As for [`Tensor::conv_transpose2d`].
     pub fn conv_transpose2d(
         &self,
         weight: &Var,

@@ -8,10 +8,10 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// The elements in row-major order without gaps: this value if they are already, otherwise a copy.
+    /// The elements in row-major order without gaps. See [`Tensor::contiguous`].
     ///
     /// # Errors
-    /// `OutOfMemory`.
+    /// As for [`Tensor::contiguous`].
     pub fn contiguous(&self) -> Result<Var> {
         if self.value().is_contiguous() {
             return Ok(self.clone());
@@ -20,10 +20,10 @@ impl Var {
         Ok(record("contiguous", &[self], &[], value, |_, g| Ok(one(g.clone()))))
     }
 
-    /// Converts the elements; no gradient flows through types other than floats.
+    /// Converts the elements. No gradient flows through types other than floats. See [`Tensor::to_dtype`].
     ///
     /// # Errors
-    /// `OutOfMemory`.
+    /// As for [`Tensor::to_dtype`].
     pub fn to_dtype(&self, dtype: DType) -> Result<Var> {
         if self.dtype() == dtype {
             return Ok(self.clone());
@@ -31,10 +31,10 @@ impl Var {
         Ok(record_conversion(self, self.value().to_dtype(dtype)?))
     }
 
-    /// Copies to another device; the gradient is copied back.
+    /// Copies to another device; the gradient is copied back. See [`Tensor::to_device`].
     ///
     /// # Errors
-    /// What the copy reports.
+    /// As for [`Tensor::to_device`].
     pub fn to_device(&self, device: &Device) -> Result<Var> {
         let from = self.device().clone();
         if from == *device {

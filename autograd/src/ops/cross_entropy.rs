@@ -11,12 +11,13 @@ use crate::{Grads, Save, Var, record};
 
 #[derive::located]
 impl Var {
-    /// The cross-entropy between the softmax of the logits and the labels.
+    /// The cross-entropy between the softmax of the logits and the labels, with a reduction. [`CrossEntropy`] has more
+    /// options.
     ///
-    /// `-x[label] + ln Σ e^x` of each row, then the reduction. Shapes: logits `[n, c]` and labels `[n]` of I64, or
-    /// `[c]` and `[]`, or `[n, c, ..]` and `[n, ..]`; the result is a scalar, or has the labels' shape with
-    /// [`Reduction::None`]. Logits of 16 bits are computed with in F32 where they are; their losses are rounded, but under
-    /// [`autocast`](crate::autocast()), where they stay F32.
+    /// Shapes: logits `[n, c]` and labels `[n]`, or `[c]` and `[]`, or `[n, c, ..]` and `[n, ..]`; the result is a
+    /// scalar, or has the labels' shape with [`Reduction::None`]. For 16-bit logits it is computed in F32 and rounded
+    /// once, or stays F32 under [`autocast`](crate::autocast()). [`Tensor::cross_entropy`] returns the losses of rows,
+    /// unreduced, with the logarithms of sums.
     ///
     /// ```
     /// # use autograd::{Device, Result, Tensor, Var, ops::Reduction};
@@ -31,8 +32,7 @@ impl Var {
     /// ```
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`, `IndexOutOfRange` for a label outside `0..c` (later, as
-    /// `Async`, if the host does not know the labels yet); `InvalidArgument` for the mean of no rows.
+    /// As for [`Tensor::cross_entropy`]; `InvalidArgument` for the mean of no rows.
     pub fn cross_entropy(&self, labels: &Tensor, reduction: Reduction) -> Result<Var> {
         const OP: &str = "cross_entropy";
         let loss = |rounded: bool| {

@@ -8,10 +8,11 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// The sums of the elements up to each place of `axis`, in the order of [`Tensor::cumsum`](tensor::Tensor::cumsum); the gradient's are in that order from the end.
+    /// The sums of the elements up to each position of `axis`. The gradient's sums are in the same order from the end.
+    /// See [`Tensor::cumsum`](tensor::Tensor::cumsum).
     ///
     /// # Errors
-    /// `AxisOutOfRange`.
+    /// As for [`Tensor::cumsum`](tensor::Tensor::cumsum).
     pub fn cumsum(&self, axis: isize) -> Result<Var> {
         autocast!("cumsum", [self], |x| x.cumsum(axis));
         let value = self.value().cumsum(axis)?;

@@ -9,10 +9,10 @@ use crate::{Save, Var, record};
 
 #[derive::located]
 impl Var {
-    /// The quotient `a / b` element by element, with broadcasting. Integers and truth values are divided as F32.
+    /// The quotient `self / rhs`, with broadcasting. See [`Tensor::div`](tensor::Tensor::div).
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DeviceMismatch`.
+    /// As for [`Tensor::div`](tensor::Tensor::div).
     pub fn div(&self, rhs: &Var) -> Result<Var> {
         if self.dtype() != rhs.dtype() {
             return promoted(self, rhs, Var::div);
@@ -29,10 +29,10 @@ impl Var {
         }))
     }
 
-    /// The quotient `x / c` with a number. Integers and truth values are divided as F32.
+    /// The quotient `self / c` with a number. See [`Tensor::div_scalar`](tensor::Tensor::div_scalar).
     ///
     /// # Errors
-    /// `OutOfMemory`.
+    /// As for [`Tensor::div_scalar`](tensor::Tensor::div_scalar).
     pub fn div_scalar(&self, c: f64) -> Result<Var> {
         let value = self.value().div_scalar(c)?;
         Ok(record("div_scalar", &[self], &[], value, move |_, g| Ok(one(g.div_scalar(c)?))))

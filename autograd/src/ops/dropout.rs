@@ -8,13 +8,11 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// Sets each element to 0 with probability `p` and multiplies the others by `1 / (1 - p)`.
-    ///
-    /// The mask follows from the key and the element's index alone: it is not stored, but drawn again for the
-    /// gradient. Without a key, the next one of this thread's generator is taken.
+    /// Sets each element to 0 with probability `p` and scales the others. The mask is not stored, but drawn again for
+    /// the gradient. See [`Tensor::dropout`](tensor::Tensor::dropout).
     ///
     /// # Errors
-    /// `InvalidArgument` unless `0 <= p <= 1`; `DTypeUnsupported` unless the elements are floats.
+    /// As for [`Tensor::dropout`](tensor::Tensor::dropout).
     pub fn dropout(&self, p: f64, key: impl Into<Option<RandomKey>>) -> Result<Var> {
         let key = key.into().unwrap_or_else(next_key);
         let value = self.value().dropout(p, key)?;

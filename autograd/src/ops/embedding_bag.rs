@@ -32,17 +32,16 @@ pub struct BagOptions {
 
 #[derive::located]
 impl Var {
-    /// The sum or the mean of each bag of rows of `self`.
+    /// The sum or the mean of each bag of rows of `self`. Unlike [`Tensor::embedding_bag`], which takes [`Bags`], it
+    /// takes the indices with torch's options.
     ///
-    /// Shapes: `[v, d]` with indices `[b, n]`, a bag in each row, or with indices `[n]` and `offsets [b]`, the first of which
-    /// is 0: bag `i` goes from `offsets[i]` to the next one, the last to the end. Gives `[b, d]`. One command, and one for
-    /// each gradient.
+    /// Shapes: `[v, d]` with indices `[b, n]`, one bag per row, or with indices `[n]` and `offsets [b]`, the first of
+    /// which is 0: bag `i` goes from `offsets[i]` to the next offset, the last bag to the end. The result is `[b, d]`.
+    /// One command, and one for each gradient.
     ///
     /// # Errors
-    /// `IndexOutOfRange` for an index that is no row, and for offsets that begin after 0 or end after the indices;
-    /// `DTypeMismatch` unless both are I64; `InvalidArgument` for offsets beside bags in rows and the other way round, for
-    /// indices without a bag, and for weights of a mean; as [`Var::embedding`]. Offsets that go down are an error of the
-    /// next synchronising call.
+    /// As for [`Tensor::embedding_bag`]; `InvalidArgument` for offsets beside two-dimensional indices, for
+    /// one-dimensional indices without offsets, for a `padding_idx` that is no row, and for weights of a mean.
     pub fn embedding_bag(
         &self,
         indices: &Tensor,

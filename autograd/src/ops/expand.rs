@@ -9,10 +9,11 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// Broadcasts to `shape`, as a view: axes of size 1 and missing leading axes repeat.
+    /// Broadcasts to `shape`, as a view. The gradient is summed over the repeated axes. See
+    /// [`Tensor::expand`](tensor::Tensor::expand).
     ///
     /// # Errors
-    /// `ShapeMismatch`.
+    /// As for [`Tensor::expand`](tensor::Tensor::expand).
     pub fn expand(&self, shape: &[usize]) -> Result<Var> {
         if self.shape() == shape {
             return Ok(self.clone());

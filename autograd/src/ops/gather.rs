@@ -10,14 +10,11 @@ use crate::{Grads, Save, Var, record};
 
 #[derive::located]
 impl Var {
-    /// `y[i][j] = x[indices[i][j]][j]` along axis 0, and so on for the other axes.
-    ///
-    /// Shapes: `indices` has the rank of `x` and no axis larger, but for `axis`; the result has its shape. Rank 0 counts as rank 1 with one
-    /// element.
+    /// The elements at `indices` along `axis`. The gradient is added back at the indices, in a fixed order. See
+    /// [`Tensor::gather`].
     ///
     /// # Errors
-    /// `AxisOutOfRange`, `IndexOutOfRange`, `ShapeMismatch`, `DeviceMismatch`; `DTypeMismatch` unless the indices
-    /// are I64.
+    /// As for [`Tensor::gather`].
     pub fn gather(&self, axis: isize, indices: &Tensor) -> Result<Var> {
         let value = self.value().gather(axis, indices)?;
         let shape: Dims = SmallVec::from_slice(self.shape());
@@ -26,12 +23,11 @@ impl Var {
         }))
     }
 
-    /// A copy with `y[indices[i][j]][j] += src[i][j]` along axis 0, and so on, in a fixed order.
-    ///
-    /// Shapes: all of one rank; `indices` has no axis larger than `src`, or than `x` but for `axis`.
+    /// A copy with `src` added at `indices` along `axis`, in a fixed order. Operands of different types are
+    /// [promoted](Tensor::result_type). See [`Tensor::scatter_add`].
     ///
     /// # Errors
-    /// As [`Var::gather`].
+    /// As for [`Tensor::scatter_add`], but for `DTypeMismatch` of `src`.
     pub fn scatter_add(&self, axis: isize, indices: &Tensor, src: &Var) -> Result<Var> {
         if self.dtype() != src.dtype() {
             return promoted(self, src, |x, src| x.scatter_add(axis, indices, src));

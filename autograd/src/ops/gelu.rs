@@ -13,13 +13,10 @@ const CUBIC: f64 = 0.044_715;
 
 #[derive::located]
 impl Var {
-    /// The Gaussian error linear unit `x Φ(x)`.
-    ///
-    /// [`Gelu::Erf`] is `x (1 + erf(x / √2)) / 2`; [`Gelu::Tanh`] is
-    /// `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`.
+    /// The Gaussian error linear unit `x Φ(x)`, exact or approximated. See [`Tensor::gelu`](tensor::Tensor::gelu).
     ///
     /// # Errors
-    /// `DTypeUnsupported` unless the elements are floats.
+    /// As for [`Tensor::gelu`](tensor::Tensor::gelu).
     pub fn gelu(&self, kind: Gelu) -> Result<Var> {
         match kind {
             Gelu::Erf => function(self, UnaryOp::GeluErf, self.value().gelu_erf()?, Some(erf_curvature)),

@@ -8,14 +8,11 @@ use crate::Var;
 
 #[derive::located]
 impl Var {
-    /// `(x - mean) / √(variance + eps) · weight + bias` with the mean and the mean square deviation of each group of
-    /// channels of each element of axis 0.
-    ///
-    /// Shapes: `[n, c, ..]`, `weight [c]`, `bias [c]`; `num_groups` divides `c`.
+    /// Normalizes each group of channels of each element of axis 0. See
+    /// [`Tensor::group_norm`](tensor::Tensor::group_norm).
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` for groups that do not divide the channels;
-    /// `DTypeUnsupported` unless the elements are floats.
+    /// As for [`Tensor::group_norm`](tensor::Tensor::group_norm).
     pub fn group_norm(
         &self,
         num_groups: usize,

@@ -9,13 +9,11 @@ use crate::{Grads, Save, Var, record};
 
 #[derive::located]
 impl Var {
-    /// Picks places of one axis, in the order of `indices` and as often as they are named.
-    ///
-    /// Shapes: `[m, n]` with `indices [k]` along axis 0 gives `[k, n]`.
+    /// Picks positions of one axis. The gradient is added back at the indices, in a fixed order. See
+    /// [`Tensor::index_select`].
     ///
     /// # Errors
-    /// `AxisOutOfRange`, `IndexOutOfRange`, `DeviceMismatch`; `DTypeMismatch` unless the indices are I64;
-    /// `InvalidArgument` unless they have rank 1.
+    /// As for [`Tensor::index_select`].
     pub fn index_select(&self, axis: isize, indices: &Tensor) -> Result<Var> {
         let value = self.value().index_select(axis, indices)?;
         let size = self.shape()[position(axis, self.shape().len())];
@@ -24,12 +22,11 @@ impl Var {
         }))
     }
 
-    /// A copy with `src` added at places of one axis; a place that is named twice is added to twice, in order.
-    ///
-    /// Shapes: `[m, n]` with `indices [k]` along axis 0 takes `src [k, n]`.
+    /// A copy with `src` added at positions of one axis. Operands of different types are
+    /// [promoted](Tensor::result_type). See [`Tensor::index_add`].
     ///
     /// # Errors
-    /// As [`Var::index_select`], and `ShapeMismatch`.
+    /// As for [`Tensor::index_add`], but for `DTypeMismatch` of `src`.
     pub fn index_add(&self, axis: isize, indices: &Tensor, src: &Var) -> Result<Var> {
         if self.dtype() != src.dtype() {
             return promoted(self, src, |x, src| x.index_add(axis, indices, src));

@@ -8,15 +8,11 @@ use crate::Var;
 
 #[derive::located]
 impl Var {
-    /// `(x - mean) / √(variance + eps) · weight + bias` of each row over the last axes, whose sizes are `normalized_shape`.
-    /// The variance is the mean square deviation.
-    ///
-    /// Shapes: `weight` and `bias` have `normalized_shape`; the result has the shape of the input. For an input of 16 bits
-    /// weight and bias may be F32, and stay so.
+    /// Normalizes each row over the last axes, whose sizes are `normalized_shape`. The gradients of weight and bias
+    /// have the types of these. See [`Tensor::layer_norm`](tensor::Tensor::layer_norm).
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` for an empty `normalized_shape`;
-    /// `DTypeUnsupported` unless the elements are floats.
+    /// As for [`Tensor::layer_norm`](tensor::Tensor::layer_norm).
     pub fn layer_norm(
         &self,
         normalized_shape: &[usize],

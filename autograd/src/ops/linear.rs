@@ -12,13 +12,10 @@ use crate::{Grads, Var, Vjp};
 
 #[derive::located]
 impl Var {
-    /// The affine map `x wᵀ + b` of each row.
-    ///
-    /// Shapes: `x [.., in]`, `weight [out, in]`, `bias [out]` -> `[.., out]`.
+    /// The affine map `x @ weight^T + bias` of each row. See [`Tensor::linear`](tensor::Tensor::linear).
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` if `x` is a scalar;
-    /// `DTypeUnsupported` unless the elements are floats.
+    /// As for [`Tensor::linear`](tensor::Tensor::linear).
     pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
         linear(self, weight, bias, Activation::None)
     }

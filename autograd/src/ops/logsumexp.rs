@@ -10,13 +10,10 @@ use crate::{Save, Var, record};
 
 #[derive::located]
 impl Var {
-    /// The logarithm of the sum of exponentials over `axes`, without overflow; no axes means all of them.
-    ///
-    /// Shapes: `[m, n]` over axis 1 gives `[m]`, or `[m, 1]` with `keepdim`.
+    /// The logarithm of the sum of exponentials over `axes`. See [`Tensor::logsumexp`](tensor::Tensor::logsumexp).
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `InvalidArgument` for an axis given twice; `DTypeUnsupported` unless the elements are
-    /// floats.
+    /// As for [`Tensor::logsumexp`](tensor::Tensor::logsumexp).
     pub fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
         autocast!("logsumexp", [self], |x| x.logsumexp(axes, keepdim));
         if self.dtype().is_half() {

@@ -11,14 +11,10 @@ use crate::{Grads, Var, record};
 
 #[derive::located]
 impl Var {
-    /// The matrix product.
-    ///
-    /// Shapes: `[m,k] x [k,n] -> [m,n]`; `[k] x [k] -> []`; `[k] x [k,n] -> [n]`; `[m,k] x [k] -> [m]`;
-    /// `[..,m,k] x [..,k,n] -> [..,m,n]`, where the leading axes broadcast. Transposed views are not copied.
+    /// The matrix product. See [`Tensor::matmul`](tensor::Tensor::matmul).
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` for scalars; `DTypeUnsupported` unless
-    /// the elements are floats.
+    /// As for [`Tensor::matmul`](tensor::Tensor::matmul).
     pub fn matmul(&self, rhs: &Var) -> Result<Var> {
         autocast!("matmul", [self, rhs], |x, rhs| x.matmul(&rhs));
         let value = self.value().matmul(rhs.value())?;

@@ -9,23 +9,20 @@ use crate::{Save, Var, Vjp, record};
 
 #[derive::located]
 impl Var {
-    /// The largest element over `axes`; no axes means all of them. NaN wins.
-    ///
-    /// Equal largest elements share the gradient evenly; [`Var::max_with_indices`] gives it to the first.
+    /// The largest element over `axes`. Equal largest elements share the gradient evenly; [`Var::max_with_indices`]
+    /// passes it to the first. See [`Tensor::max`].
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `InvalidArgument` for an axis given twice or without elements.
+    /// As for [`Tensor::max`].
     pub fn max(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
         let value = self.value().max(axes, keepdim)?;
         Ok(self.record_extreme("max", value, axes))
     }
 
-    /// The smallest element over `axes`; no axes means all of them. NaN wins.
-    ///
-    /// Equal smallest elements share the gradient evenly.
+    /// The smallest element over `axes`. Equal smallest elements share the gradient evenly. See [`Tensor::min`].
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `InvalidArgument` for an axis given twice or without elements.
+    /// As for [`Tensor::min`].
     pub fn min(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
         let value = self.value().min(axes, keepdim)?;
         Ok(self.record_extreme("min", value, axes))

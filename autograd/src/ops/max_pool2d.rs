@@ -8,14 +8,11 @@ use crate::{Save, Var, record};
 
 #[derive::located]
 impl Var {
-    /// The largest element at each place of a window; NaN wins.
-    ///
-    /// Among equal ones the first, row by row, gets the gradient. Shapes: `[.., h, w] -> [.., oh, ow]`, with
-    /// `oh = floor((h + 2 padding - dilation (kh - 1) - 1) / stride) + 1`, rounded up in ceil mode.
+    /// The largest element at each position of a window, without its index. The first of equal elements, row by row,
+    /// gets the gradient. See [`Tensor::max_pool2d`].
     ///
     /// # Errors
-    /// `InvalidArgument` for fewer than two axes, images without pixels, a stride or dilation of 0, a padding above half
-    /// of the window, and a window larger than the padded image; `DTypeUnsupported` unless the elements are floats.
+    /// As for [`Tensor::max_pool2d`].
     pub fn max_pool2d(&self, pool: &MaxPool) -> Result<Var> {
         let (value, index) = self.value().max_pool2d(pool)?;
         let (pool, image) = (*pool, last_two(self));

@@ -11,12 +11,11 @@ const BOTH: &[Save<'static>] = &[Save::Input(0), Save::Input(1)];
 
 #[derive::located]
 impl Var {
-    /// The larger of `a` and `b` element by element, with broadcasting; NaN wins.
-    ///
-    /// Where they are equal, each gets half of the gradient.
+    /// The larger of each pair, with broadcasting. Where both are equal, each gets half of the gradient. See
+    /// [`Tensor::maximum`].
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
+    /// As for [`Tensor::maximum`].
     pub fn maximum(&self, rhs: &Var) -> Result<Var> {
         if self.dtype() != rhs.dtype() {
             return promoted(self, rhs, Var::maximum);
@@ -32,12 +31,11 @@ impl Var {
         }))
     }
 
-    /// The smaller of `a` and `b` element by element, with broadcasting; NaN wins.
-    ///
-    /// Where they are equal, each gets half of the gradient.
+    /// The smaller of each pair, with broadcasting. Where both are equal, each gets half of the gradient. See
+    /// [`Tensor::minimum`].
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
+    /// As for [`Tensor::minimum`].
     pub fn minimum(&self, rhs: &Var) -> Result<Var> {
         if self.dtype() != rhs.dtype() {
             return promoted(self, rhs, Var::minimum);

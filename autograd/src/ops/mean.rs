@@ -10,13 +10,10 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// The mean over `axes`; no axes means all of them. The mean of no elements is NaN.
-    ///
-    /// Shapes: `[m, n]` over axis 1 gives `[m]`, or `[m, 1]` with `keepdim`.
+    /// The mean over `axes`. See [`Tensor::mean`](tensor::Tensor::mean).
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `InvalidArgument` for an axis given twice; `DTypeUnsupported` unless the elements are
-    /// floats.
+    /// As for [`Tensor::mean`](tensor::Tensor::mean).
     pub fn mean(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
         let value = self.value().mean(axes, keepdim)?;
         let shape: Dims = SmallVec::from_slice(self.shape());

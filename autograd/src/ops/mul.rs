@@ -10,10 +10,10 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// The product `a b` element by element, with broadcasting.
+    /// The product `self * rhs`, with broadcasting. See [`Tensor::mul`](tensor::Tensor::mul).
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
+    /// As for [`Tensor::mul`](tensor::Tensor::mul).
     pub fn mul(&self, rhs: &Var) -> Result<Var> {
         if self.dtype() != rhs.dtype() {
             return promoted(self, rhs, Var::mul);

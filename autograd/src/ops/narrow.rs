@@ -9,20 +9,20 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// `len` places of one axis from `start`, as a view.
+    /// `len` elements of one axis from `start`, as a view. See [`Tensor::narrow`](tensor::Tensor::narrow).
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `IndexOutOfRange` or `InvalidArgument` if the range leaves the axis.
+    /// As for [`Tensor::narrow`](tensor::Tensor::narrow).
     pub fn narrow(&self, axis: isize, start: usize, len: usize) -> Result<Var> {
         let value = self.value().narrow(axis, start, len)?;
         let size = self.shape()[position(axis, self.shape().len())];
         Ok(record("narrow", &[self], &[], value, move |_, g| Ok(one(g.pad_narrow(axis, start, size)?))))
     }
 
-    /// One place of an axis, as a view without that axis.
+    /// One position of an axis, as a view without that axis. See [`Tensor::select`](tensor::Tensor::select).
     ///
     /// # Errors
-    /// `AxisOutOfRange`, `IndexOutOfRange`.
+    /// As for [`Tensor::select`](tensor::Tensor::select).
     pub fn select(&self, axis: isize, index: usize) -> Result<Var> {
         let value = self.value().select(axis, index)?;
         let mut kept: Dims = SmallVec::from_slice(self.shape());
@@ -33,10 +33,10 @@ impl Var {
         }))
     }
 
-    /// Consecutive views along one axis with these sizes.
+    /// Consecutive views along one axis with these sizes. See [`Tensor::split`](tensor::Tensor::split).
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `InvalidArgument` if the sizes do not add up to the axis.
+    /// As for [`Tensor::split`](tensor::Tensor::split).
     pub fn split(&self, sizes: &[usize], axis: isize) -> Result<Vec<Var>> {
         let rank = self.shape().len();
         let size = *self.shape().get(position(axis, rank)).ok_or(Error::new(ErrorKind::AxisOutOfRange {
@@ -75,10 +75,11 @@ impl Var {
         (0..size).map(|index| self.select(axis, index)).collect()
     }
 
-    /// Zeros of `size` along `axis` with this value from place `start` on: the gradient of [`Var::narrow`].
+    /// Zeros of `size` along `axis` with this value from position `start` on. See
+    /// [`Tensor::pad_narrow`](tensor::Tensor::pad_narrow).
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `InvalidArgument` if the value does not fit there.
+    /// As for [`Tensor::pad_narrow`](tensor::Tensor::pad_narrow).
     pub fn pad_narrow(&self, axis: isize, start: usize, size: usize) -> Result<Var> {
         let value = self.value().pad_narrow(axis, start, size)?;
         let len = self.shape()[position(axis, self.shape().len())];

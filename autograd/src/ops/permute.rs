@@ -9,10 +9,10 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// Reorders the axes, as a view: axis `i` of the result is axis `axes[i]` of this value.
+    /// Reorders the axes, as a view. See [`Tensor::permute`](tensor::Tensor::permute).
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `InvalidArgument` if `axes` does not name every axis once.
+    /// As for [`Tensor::permute`](tensor::Tensor::permute).
     pub fn permute(&self, axes: &[isize]) -> Result<Var> {
         let value = self.value().permute(axes)?;
         let mut inverse: SmallVec<[isize; 4]> = SmallVec::from_elem(0, axes.len());
@@ -22,19 +22,19 @@ impl Var {
         Ok(record("permute", &[self], &[], value, move |_, g| Ok(one(g.permute(&inverse)?))))
     }
 
-    /// Swaps two axes, as a view.
+    /// Swaps two axes, as a view. See [`Tensor::transpose`](tensor::Tensor::transpose).
     ///
     /// # Errors
-    /// `AxisOutOfRange`.
+    /// As for [`Tensor::transpose`](tensor::Tensor::transpose).
     pub fn transpose(&self, a: isize, b: isize) -> Result<Var> {
         let value = self.value().transpose(a, b)?;
         Ok(record("transpose", &[self], &[], value, move |_, g| Ok(one(g.transpose(a, b)?))))
     }
 
-    /// The transposed matrix, as a view; a scalar or a vector is returned as it is.
+    /// The transposed matrix, as a view. See [`Tensor::t`](tensor::Tensor::t).
     ///
     /// # Errors
-    /// `InvalidArgument` for more than two axes.
+    /// As for [`Tensor::t`](tensor::Tensor::t).
     pub fn t(&self) -> Result<Var> {
         let value = self.value().t()?;
         if self.shape().len() < 2 {

@@ -9,13 +9,13 @@ use crate::{Save, Var};
 
 #[derive::located]
 impl Var {
-    /// The power `a^b` element by element, with broadcasting.
+    /// The power `self^exponent`, with broadcasting. See [`Tensor::pow`](tensor::Tensor::pow).
     ///
-    /// The gradient for the base is 0 where the exponent is 0, and the gradient for the exponent is 0 where the
-    /// base is 0 and the exponent is not negative; neither is NaN there.
+    /// The gradient of the base is 0 where the exponent is 0, and that of the exponent is 0 where the base is 0 and the
+    /// exponent is not negative; neither is NaN there.
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
+    /// As for [`Tensor::pow`](tensor::Tensor::pow).
     pub fn pow(&self, exponent: &Var) -> Result<Var> {
         autocast!("pow", [self, exponent], |x, exponent| x.pow(&exponent));
         if self.dtype() != exponent.dtype() {

@@ -10,10 +10,10 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// The same elements in row-major order under another shape; a view where the strides allow it.
+    /// The same elements in row-major order under another shape. See [`Tensor::reshape`].
     ///
     /// # Errors
-    /// `ShapeMismatch` if the number of elements differs.
+    /// As for [`Tensor::reshape`].
     pub fn reshape(&self, shape: &[usize]) -> Result<Var> {
         if self.shape() == shape {
             return Ok(self.clone());
@@ -21,28 +21,26 @@ impl Var {
         Ok(self.record_reshape("reshape", self.value().reshape(shape)?))
     }
 
-    /// Joins the axes from `start` to `end`, both included; a scalar becomes one element of rank 1.
-    ///
-    /// Shapes: `[a, b, c, d]` flattened from 1 to 2 gives `[a, b c, d]`.
+    /// Merges the axes from `start` to `end`, both included. See [`Tensor::flatten`].
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `InvalidArgument` if `end` comes before `start`.
+    /// As for [`Tensor::flatten`].
     pub fn flatten(&self, start: isize, end: isize) -> Result<Var> {
         Ok(self.record_reshape("flatten", self.value().flatten(start, end)?))
     }
 
-    /// Removes an axis of size 1; an axis of another size stays.
+    /// Removes an axis of size 1, as a view. See [`Tensor::squeeze`].
     ///
     /// # Errors
-    /// `AxisOutOfRange`.
+    /// As for [`Tensor::squeeze`].
     pub fn squeeze(&self, axis: isize) -> Result<Var> {
         Ok(self.record_reshape("squeeze", self.value().squeeze(axis)?))
     }
 
-    /// Inserts an axis of size 1 before `axis`; -1 appends one.
+    /// Inserts an axis of size 1 before `axis`, as a view. See [`Tensor::unsqueeze`].
     ///
     /// # Errors
-    /// `AxisOutOfRange` outside `-(rank + 1)..=rank`.
+    /// As for [`Tensor::unsqueeze`].
     pub fn unsqueeze(&self, axis: isize) -> Result<Var> {
         Ok(self.record_reshape("unsqueeze", self.value().unsqueeze(axis)?))
     }

@@ -8,12 +8,10 @@ use crate::Var;
 
 #[derive::located]
 impl Var {
-    /// `x / √(mean x² + eps) · weight` of each row over the last axes, whose sizes are `normalized_shape`.
-    ///
-    /// Without `eps` it is the difference between 1 and the next larger number of the element type.
+    /// Divides each row over the last axes by its root mean square. See [`Tensor::rms_norm`](tensor::Tensor::rms_norm).
     ///
     /// # Errors
-    /// As [`Var::layer_norm`].
+    /// As for [`Tensor::rms_norm`](tensor::Tensor::rms_norm).
     pub fn rms_norm(
         &self,
         normalized_shape: &[usize],

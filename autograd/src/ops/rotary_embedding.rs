@@ -18,14 +18,12 @@ pub enum RotaryPairs {
 
 #[derive::located]
 impl Var {
-    /// Turns the pairs of the last axis by the angles whose cosines and sines are given, see [`rotary_angles`].
-    ///
-    /// Shapes: `[.., s, d]` with an even `d`; `cos` and `sin` broadcast to `[.., s, d / 2]`, and gradients do not flow to
-    /// them. Values and angles of different types are turned in the type that they promote to.
+    /// Rotates pairs of the last axis by the angles of [`rotary_angles`], to which no gradients flow. Unlike for
+    /// [`Tensor::rotary_embedding`], values and angles may differ in type: they are rotated in the type to which they
+    /// promote.
     ///
     /// # Errors
-    /// `InvalidArgument` for an odd `d`; `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless
-    /// the elements are floats.
+    /// As for [`Tensor::rotary_embedding`], but for `DTypeMismatch`.
     pub fn rotary_embedding(&self, cos: &Tensor, sin: &Tensor, pairs: RotaryPairs) -> Result<Var> {
         let dtype = self.value().result_type(cos);
         self.to_dtype(dtype)?.turned(&cos.to_dtype(dtype)?, &sin.to_dtype(dtype)?, pairs, false)

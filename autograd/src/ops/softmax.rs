@@ -11,10 +11,10 @@ const BOTH: &[Save<'static>] = &[Save::Input(0), Save::Input(1)];
 
 #[derive::located]
 impl Var {
-    /// The softmax `e^x / Σ e^x` along `axis`.
+    /// The softmax along `axis`. See [`Tensor::softmax`](tensor::Tensor::softmax).
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `DTypeUnsupported` unless the elements are floats.
+    /// As for [`Tensor::softmax`](tensor::Tensor::softmax).
     pub fn softmax(&self, axis: isize) -> Result<Var> {
         autocast!("softmax", [self], |x| x.softmax(axis));
         let value = self.value().softmax(axis)?;
@@ -23,10 +23,10 @@ impl Var {
         }))
     }
 
-    /// The logarithm of the softmax along `axis`, `x - ln Σ e^x`.
+    /// The logarithm of the softmax along `axis`. See [`Tensor::log_softmax`](tensor::Tensor::log_softmax).
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `DTypeUnsupported` unless the elements are floats.
+    /// As for [`Tensor::log_softmax`](tensor::Tensor::log_softmax).
     pub fn log_softmax(&self, axis: isize) -> Result<Var> {
         autocast!("log_softmax", [self], |x| x.log_softmax(axis));
         let value = self.value().log_softmax(axis)?;

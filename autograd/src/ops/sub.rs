@@ -8,10 +8,10 @@ use crate::Var;
 
 #[derive::located]
 impl Var {
-    /// The difference `a - b`, with broadcasting.
+    /// The difference `self - rhs`, with broadcasting. See [`Tensor::sub`](tensor::Tensor::sub).
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
+    /// As for [`Tensor::sub`](tensor::Tensor::sub).
     pub fn sub(&self, rhs: &Var) -> Result<Var> {
         if self.dtype() != rhs.dtype() {
             return promoted(self, rhs, Var::sub);

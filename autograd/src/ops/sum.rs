@@ -9,12 +9,10 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// The sum over `axes`; no axes means all of them.
-    ///
-    /// Shapes: `[m, n]` over axis 1 gives `[m]`, or `[m, 1]` with `keepdim`.
+    /// The sum over `axes`. See [`Tensor::sum`].
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `InvalidArgument` for an axis given twice.
+    /// As for [`Tensor::sum`].
     pub fn sum(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
         autocast!("sum", [self], |x| x.sum(axes, keepdim));
         let value = self.value().sum(axes, keepdim)?;
@@ -31,11 +29,10 @@ impl Var {
         self.sum(&[], false)
     }
 
-    /// The sum over the axes along which `shape` would be broadcast to this shape: the reverse of
-    /// [`Var::expand`].
+    /// The sum over the axes along which `shape` would be broadcast to this shape. See [`Tensor::sum_to`].
     ///
     /// # Errors
-    /// `ShapeMismatch` if `shape` does not broadcast to this shape.
+    /// As for [`Tensor::sum_to`].
     pub fn sum_to(&self, shape: &[usize]) -> Result<Var> {
         if self.shape() == shape {
             return Ok(self.clone());

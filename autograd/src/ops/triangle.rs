@@ -8,21 +8,19 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// The lower triangle of matrices, up to the diagonal that lies `diagonal` to the right of the main one; 0 elsewhere.
-    ///
-    /// Shapes: `[.., m, n]`, as before.
+    /// The lower triangle of matrices; 0 elsewhere. See [`Tensor::tril`](tensor::Tensor::tril).
     ///
     /// # Errors
-    /// `InvalidArgument` for fewer than two axes.
+    /// As for [`Tensor::tril`](tensor::Tensor::tril).
     pub fn tril(&self, diagonal: i64) -> Result<Var> {
         let value = self.value().tril(diagonal)?;
         Ok(record("tril", &[self], &[], value, move |_, g| Ok(one(g.tril(diagonal)?))))
     }
 
-    /// The upper triangle of matrices, from the diagonal that lies `diagonal` to the right of the main one; 0 elsewhere.
+    /// The upper triangle of matrices; 0 elsewhere. See [`Tensor::triu`](tensor::Tensor::triu).
     ///
     /// # Errors
-    /// As for [`Var::tril`].
+    /// As for [`Tensor::triu`](tensor::Tensor::triu).
     pub fn triu(&self, diagonal: i64) -> Result<Var> {
         let value = self.value().triu(diagonal)?;
         Ok(record("triu", &[self], &[], value, move |_, g| Ok(one(g.triu(diagonal)?))))

@@ -12,14 +12,10 @@ use crate::{Save, Var, record};
 
 #[derive::located]
 impl Var {
-    /// The variance over `axes`, divided by `n - correction`; no axes means all of them.
-    ///
-    /// `correction` is 1 for the unbiased estimate (the usual default) and 0 for the mean square deviation.
-    /// Shapes: `[m, n]` over axis 1 gives `[m]`, or `[m, 1]` with `keepdim`.
+    /// The variance over `axes`. See [`Tensor::var`].
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `InvalidArgument` for an axis given twice; `DTypeUnsupported` unless the elements are
-    /// floats.
+    /// As for [`Tensor::var`].
     pub fn var(&self, axes: &[isize], correction: f64, keepdim: bool) -> Result<Var> {
         let value = self.value().var(axes, correction, keepdim)?;
         let kept = kept_shape(self.shape(), axes);
@@ -38,10 +34,10 @@ impl Var {
         }))
     }
 
-    /// The standard deviation over `axes`: the root of [`Var::var`]. Its gradient is 0 where it is 0, at equal elements.
+    /// The standard deviation over `axes`. Its gradient is 0 where it is 0, at equal elements. See [`Tensor::std`].
     ///
     /// # Errors
-    /// As [`Var::var`].
+    /// As for [`Tensor::std`].
     pub fn std(&self, axes: &[isize], correction: f64, keepdim: bool) -> Result<Var> {
         if self.dtype().is_half() {
             return widened(self, |x| x.std(axes, correction, keepdim));

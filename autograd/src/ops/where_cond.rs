@@ -10,10 +10,11 @@ use crate::{Grads, Save, Var, record};
 
 #[derive::located]
 impl Var {
-    /// Takes `a` where `cond` holds and `b` elsewhere; all three broadcast.
+    /// `a` where `cond` holds and `b` elsewhere; all three broadcast. The gradient is 0 where the other value was
+    /// taken. See [`Tensor::where_cond`].
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeMismatch` unless `cond` is Bool.
+    /// As for [`Tensor::where_cond`].
     pub fn where_cond(cond: &Tensor, a: &Var, b: &Var) -> Result<Var> {
         if a.dtype() != b.dtype() {
             return promoted(a, b, |a, b| Var::where_cond(cond, a, b));

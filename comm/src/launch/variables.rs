@@ -200,11 +200,9 @@ fn read_token(path: &Path) -> std::result::Result<String, String> {
 }
 
 /// The socket that a launcher has left open for this process; `None` if the descriptor is not one that listens at `address`.
-#[cfg(unix)]
-fn inherited(descriptor: i32, address: SocketAddr) -> Option<TcpListener> {
-    use std::os::fd::{FromRawFd, OwnedFd};
-
-    // SAFETY: the function takes any number, and gives a descriptor that nobody else has.
+fn inherited(descriptor: RawFd, address: SocketAddr) -> Option<TcpListener> {
+    // SAFETY: `fcntl` accepts any number and fails for one that is no descriptor. The duplicate is new, so nothing
+    // else owns or closes it.
     let duplicate = unsafe {
         match libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) {
             -1 => return None,
@@ -215,7 +213,8 @@ fn inherited(descriptor: i32, address: SocketAddr) -> Option<TcpListener> {
     if listener.local_addr().ok() != Some(address) {
         return None;
     }
-    // SAFETY: the function takes any number. The socket is the one at `address`, and programs that this one starts do not need it.
+    // SAFETY: `fcntl` accepts any number and only sets a flag. The descriptor is the socket at `address`, which child
+    // processes do not need.
     unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
     Some(listener)
 }

@@ -75,7 +75,7 @@ impl Family {
 
     /// That of a library which was loaded from `file`.
     pub(super) fn of(library: &Library, file: &str) -> Family {
-        // SAFETY: only looked for.
+        // SAFETY: the symbol is looked up and never dereferenced, so its type does not matter.
         if unsafe { library.get::<*const c_void>(b"ompi_mpi_comm_world") }.is_ok() {
             Family::OpenMpi
         } else if file.contains("mpi_abi") {
@@ -112,7 +112,8 @@ impl Family {
             }),
             Family::OpenMpi => {
                 let at = |name: &str| {
-                    // SAFETY: only its address is taken, which is the handle.
+                    // SAFETY: only the symbol's address is used, which is Open MPI's handle. It is never dereferenced
+                    // as this type.
                     let found = unsafe { library.get::<*const c_void>(name.as_bytes()) };
                     found.map(|symbol| symbol.as_raw_ptr() as Word).map_err(|_| name.to_owned())
                 };

@@ -47,7 +47,8 @@ impl Exchange<'_> {
     /// The memory is that of the call.
     pub(super) unsafe fn run(&mut self) -> Result<()> {
         let (elements, size) = (self.call.elements(), self.group.size());
-        // SAFETY: whole operands, of as many elements as the shape says, or of as many times or parts of them as there are ranks.
+        // SAFETY: `run`'s caller vouches for the operands of `call`. The counts below are those of its shape: the
+        // elements of the input, or of one rank's part of it.
         unsafe {
             match self.call.collective {
                 Collective::AllReduce(reduce) => self.all_reduce(reduce, elements),
@@ -64,7 +65,8 @@ impl Exchange<'_> {
         let library = self.group.mpi.names.reduction(self.call.dtype, reduce);
         let library = library.filter(|_| self.call.order == ReduceOrder::Fast);
         for range in self.rounds(elements, 1) {
-            // SAFETY: the range lies in both operands.
+            // SAFETY: `rounds` yields ranges of `0..elements`, and both operands of an all-reduce have `elements`
+            // elements.
             unsafe {
                 match library {
                     Some(library) => self.all_reduce_fast(reduce, range, library)?,
@@ -85,7 +87,8 @@ impl Exchange<'_> {
     ) -> Result<()> {
         let (count, out) = (range.len(), self.output(range.start));
         self.room(count, count);
-        // SAFETY: the staging has room, and the library reads and writes so many elements.
+        // SAFETY: `room` made both staging buffers at least `count` elements long, which is what the library reads
+        // and writes. `range` lies in both operands, as the caller promises, and `Staging` is aligned for any type.
         unsafe {
             self.give(range.start, 0, count);
             self.operate(|functions, staging, comm| {
@@ -101,7 +104,8 @@ impl Exchange<'_> {
     unsafe fn all_reduce_small(&mut self, reduce: Reduce, range: Range<usize>) -> Result<()> {
         let (count, size) = (range.len(), self.group.size());
         self.room(count, count * size);
-        // SAFETY: the staging has room.
+        // SAFETY: `room` made the staging long enough for `count` elements to send and `count` of each rank to
+        // receive. `range` lies in both operands, as the caller promises.
         unsafe {
             self.give(range.start, 0, count);
             self.gather(count)?;
@@ -115,7 +119,9 @@ impl Exchange<'_> {
         let (count, size) = (range.len(), self.group.size());
         let part = count.div_ceil(size);
         self.room(part * size, part * size);
-        // SAFETY: the staging has room. Behind the elements are others, which count for nothing.
+        // SAFETY: `room` made both staging buffers `part * size >= count` elements long, and `range` lies in both
+        // operands, as the caller promises. The staging behind `count` is initialised, and its sums are not copied
+        // out.
         unsafe {
             self.give(range.start, 0, count);
             self.swap(part)?;
@@ -129,7 +135,8 @@ impl Exchange<'_> {
 
     unsafe fn reduce_scatter(&mut self, reduce: Reduce, part: usize) -> Result<()> {
         for range in self.rounds(part, self.group.size()) {
-            // SAFETY: the range lies in every part of the input, and in the output.
+            // SAFETY: `range` lies in `0..part`; the input has `part` elements for each rank and the output has
+            // `part`. `swap_parts` received `range.len()` elements of each rank.
             unsafe {
                 self.swap_parts(part, &range)?;
                 self.add(reduce, range.len(), range.len(), self.output(range.start));
@@ -140,7 +147,7 @@ impl Exchange<'_> {
 
     unsafe fn all_to_all(&mut self, part: usize) -> Result<()> {
         for range in self.rounds(part, self.group.size()) {
-            // SAFETY: the range lies in every part of both operands.
+            // SAFETY: `range` lies in `0..part`, and both operands have `part` elements for each rank.
             unsafe {
                 self.swap_parts(part, &range)?;
                 self.take_parts(part, &range);
@@ -152,7 +159,8 @@ impl Exchange<'_> {
     unsafe fn all_gather(&mut self, elements: usize) -> Result<()> {
         for range in self.rounds(elements, self.group.size()) {
             self.room(range.len(), range.len() * self.group.size());
-            // SAFETY: the range lies in the input, and in every part of the output.
+            // SAFETY: `range` lies in the input and in each rank's part of the output, which has `elements` elements.
+            // `room` made the staging long enough for both sides.
             unsafe {
                 self.give(range.start, 0, range.len());
                 self.gather(range.len())?;
@@ -166,7 +174,8 @@ impl Exchange<'_> {
         for range in self.rounds(elements, 1) {
             let bytes = self.bytes(range.len()) as c_int;
             self.room(0, range.len());
-            // SAFETY: the range lies in both operands, and the staging has room.
+            // SAFETY: `range` lies in `0..elements`, which the root's input and every output have. `room` made the
+            // receiving staging `range.len()` elements long.
             unsafe {
                 if root == self.group.rank {
                     let from = self.input(range.start);
@@ -186,17 +195,19 @@ impl Exchange<'_> {
         let (count, size) = (range.len(), self.group.size());
         self.room(count * size, count * size);
         for rank in 0..size {
-            // SAFETY: the caller's promise, and the staging has room.
+            // SAFETY: the caller promises that `range` lies in each of the input's parts of `part` elements, and
+            // `room` made the staging `count * size` elements long.
             unsafe { self.give(rank * part + range.start, rank * count, count) };
         }
-        // SAFETY: the staging has room.
+        // SAFETY: `room` made both staging buffers `count * size` elements long.
         unsafe { self.swap(count) }
     }
 
     /// To this range of each part of the output, what came from its rank.
     unsafe fn take_parts(&mut self, part: usize, range: &Range<usize>) {
         for rank in 0..self.group.size() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the staging holds `range.len()` elements of each rank, and that
+            // `range` lies in each of the output's parts of `part` elements.
             unsafe { self.take(rank * range.len(), rank * part + range.start, range.len()) };
         }
     }
@@ -204,7 +215,8 @@ impl Exchange<'_> {
     /// All ranks exchange `count` elements with each.
     unsafe fn swap(&mut self, count: usize) -> Result<()> {
         let bytes = self.bytes(count) as c_int;
-        // SAFETY: the caller has made room.
+        // SAFETY: the library accesses `count` elements per rank in both staging buffers, which the caller made that
+        // long with `room`.
         unsafe {
             self.operate(|functions, staging, comm| {
                 functions.ialltoall(staging.from(), staging.to(), bytes, comm)
@@ -215,7 +227,8 @@ impl Exchange<'_> {
     /// All ranks get `count` elements of each.
     unsafe fn gather(&mut self, count: usize) -> Result<()> {
         let bytes = self.bytes(count) as c_int;
-        // SAFETY: the caller has made room.
+        // SAFETY: the library reads `count` elements of the sending staging and writes `count` per rank to the
+        // receiving one. The caller made both that long with `room`.
         unsafe {
             self.operate(|functions, staging, comm| {
                 functions.iallgather(staging.from(), staging.to(), bytes, comm)
@@ -227,7 +240,9 @@ impl Exchange<'_> {
     unsafe fn add(&mut self, reduce: Reduce, step: usize, count: usize, out: *mut u8) {
         let (size, to, step) = (self.group.size(), self.staging.to(), self.bytes(step));
         let inputs: Inputs = (0..size).map(|rank| to.wrapping_add(rank * step).cast_const()).collect();
-        // SAFETY: the caller's promise: these elements have come, and there is room.
+        // SAFETY: the caller promises `count` received elements at each `step` of the staging, and room for `count`
+        // at `out`, which is the output or the sending staging and so overlaps no input. No operation uses the
+        // staging now.
         unsafe { sums::reduce(self.call.dtype, reduce, &inputs, count, out, size) };
     }
 
@@ -237,7 +252,8 @@ impl Exchange<'_> {
         start: impl FnOnce(&dyn Functions, &mut Staging, usize) -> Started,
     ) -> Result<()> {
         let (group, staging) = (self.group, std::mem::take(&mut self.staging));
-        // SAFETY: the caller's operation touches the staging only.
+        // SAFETY: callers start operations on `staging` only, within its length. `start` keeps it alive until the
+        // operation has ended.
         let pending =
             unsafe { group.mpi.start(staging, |functions, staging| start(functions, staging, group.data)) };
         self.staging = group.end(self.call.op(), pending.map_err(|error| group.fail(error))?)?;
@@ -247,14 +263,16 @@ impl Exchange<'_> {
     /// Elements of the input to the staging.
     unsafe fn give(&mut self, from: usize, to: usize, count: usize) {
         let (from, to) = (self.input(from), self.staging.from().wrapping_add(self.bytes(to)));
-        // SAFETY: the caller's promise: the input has these elements, and the staging has room.
+        // SAFETY: the caller promises that the input has `count` elements from `from` on and the staging room for
+        // `count` from `to` on. The staging is an allocation of its own.
         unsafe { std::ptr::copy_nonoverlapping(from, to, self.bytes(count)) };
     }
 
     /// Elements that have come, to the output.
     unsafe fn take(&mut self, from: usize, to: usize, count: usize) {
         let from = self.staging.to().wrapping_add(self.bytes(from));
-        // SAFETY: the caller's promise: these have come, and the output has room.
+        // SAFETY: the caller promises that the staging holds `count` elements from `from` on, and that the output has
+        // room for `count` from `to` on. The staging is an allocation of its own.
         unsafe { std::ptr::copy_nonoverlapping(from, self.output(to), self.bytes(count)) };
     }
 

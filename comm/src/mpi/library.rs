@@ -13,9 +13,12 @@ pub(super) struct Code(pub(super) c_int);
 /// Room for any library's `MPI_Status`, which is not read.
 type Status = [u64; 8];
 
-/// The functions that are called. Memory and handles are as their manual pages have it, and memory that an operation which was
-/// started reads or writes stays until [`test`](Self::test) says that it has ended. A library that is not
-/// `MPI_THREAD_MULTIPLE` has one call at a time.
+/// The functions that are called.
+///
+/// Callers of the unsafe ones promise: MPI is initialized, but for [`initialized`](Self::initialized) and
+/// [`init`](Self::init), and not finalized; handles are live and of this library; memory has the bytes or elements that the
+/// call names, for each rank where it is a collective's; memory of a started operation stays alive, and unused but for shared
+/// reads, until [`test`](Self::test) reports its end; and a library without `MPI_THREAD_MULTIPLE` gets one call at a time.
 pub(super) trait Functions: Send + Sync {
     /// Whether the program has called `MPI_Init` by itself.
     unsafe fn initialized(&self) -> Result<bool, Code>;
@@ -58,8 +61,8 @@ pub(super) struct Loaded {
 
 /// Loads the library at `file`.
 pub(super) fn load(file: &str) -> Result<Loaded, String> {
-    // SAFETY: a library of MPI does nothing when it is loaded but prepare itself. Its plug-ins look for its symbols among those
-    // of all libraries. It stays: it has threads and handlers of its own.
+    // SAFETY: loading runs the library's initialisers, which only set up its own state. `RTLD_GLOBAL` lets its
+    // plug-ins find its symbols. It is leaked, because its threads and handlers may run until the process ends.
     let library = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_GLOBAL) };
     let library = Box::leak(Box::new(library.map_err(|error| reason(&error))?));
     let family = Family::of(library, file);
@@ -107,7 +110,8 @@ impl<H: Handle> Symbols<H> {
     /// Finds all of them; the name of one that the library lacks.
     fn find(library: &'static Library, names: Names) -> Result<Symbols<H>, String> {
         fn function<F: Copy>(library: &'static Library, name: &str) -> Result<F, String> {
-            // SAFETY: the function of this name has this type, with the handles that its family of libraries has.
+            // SAFETY: the MPI standard gives the function of this name this signature, up to the type of handles,
+            // which is the one of the library's family.
             let found = unsafe { library.get::<F>(name.as_bytes()) };
             found.map(|symbol| *symbol).map_err(|_| name.to_owned())
         }
@@ -150,7 +154,10 @@ fn started<H: Handle>(call: impl FnOnce(*mut H) -> c_int) -> Started {
     written(H::from_word(0), call).map(H::word)
 }
 
-// SAFETY, of all calls below: the functions have these types, and the caller keeps what the trait asks for.
+// SAFETY of all calls below: `find` looked each function up by the name whose signature the MPI standard fixes. What a call
+// returns through pointers goes to locals that are valid until it returns; nothing keeps them. `at`, `from` and `to`, which an
+// operation may use until `test` reports its end, handles, and the order of calls are the contract of `Functions`, which the
+// caller keeps.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "said once, above")]
 impl<H: Handle> Functions for Symbols<H> {
     unsafe fn initialized(&self) -> Result<bool, Code> {

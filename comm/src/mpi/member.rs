@@ -45,7 +45,8 @@ impl Member {
 
     fn send(&self, call: &Call, memory: Memory, to: usize) -> Result<()> {
         let group = &self.group;
-        // SAFETY: the call's input, which is dense, has that many bytes.
+        // SAFETY: the input of a `Send` is dense, has `call.bytes()` bytes, and is not written while the command
+        // runs.
         let bytes = unsafe { std::slice::from_raw_parts(memory.input, call.bytes()) };
         // A rank that only sends would read nothing else of what the others tell.
         group.check()?;
@@ -69,14 +70,16 @@ impl Member {
         }
         for start in (0..call.bytes()).step_by(MESSAGE) {
             let len = MESSAGE.min(call.bytes() - start);
-            // SAFETY: the library writes so many bytes of the memory that it is given.
+            // SAFETY: the operation writes at most `len` bytes to `bytes`, which has `len`. `start` keeps it alive
+            // until the operation has ended.
             let pending = unsafe {
                 group.mpi.start(vec![0_u8; len], |functions, bytes| {
                     functions.irecv(bytes.as_mut_ptr(), len as c_int, from as c_int, TAG_MESSAGE, group.data)
                 })
             };
             let bytes = group.end(call.op(), pending.map_err(|error| group.fail(error))?)?;
-            // SAFETY: the call's output has these bytes, too.
+            // SAFETY: `start + len` is at most `call.bytes()`, the length of the dense output. `bytes` has `len`
+            // bytes and is an allocation of its own.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.output.add(start), len) };
         }
         Ok(())
@@ -119,7 +122,8 @@ fn elements(call: &Call) -> String {
     format!("{} {:?}", call.dtype, &call.shape[..])
 }
 
-// SAFETY: operands are read and written by this rank only, which copies them from and to memory of its own while the call runs.
+// SAFETY: `run` and `try_run` copy between the operands and staging memory of this rank before they return, so
+// neither MPI nor another rank accesses the operands. Rank and size are fixed when the group is made.
 unsafe impl Backend for Member {
     fn rank(&self) -> usize {
         self.group.rank
@@ -148,7 +152,8 @@ unsafe impl Backend for Member {
         };
         let staging = std::mem::take(&mut *self.staging.lock());
         let mut exchange = Exchange { group: &self.group, call, memory, staging };
-        // SAFETY: the memory is that of the call, by the contract of the trait.
+        // SAFETY: `Backend::run` gets the memory of the operands of `call`, which the running command may use until
+        // it returns.
         let moved = unsafe { exchange.run() };
         *self.staging.lock() = exchange.staging;
         moved

@@ -67,7 +67,8 @@ impl Mpi {
         let launch = Launch::from_env()?.filter(|launch| launch.by_mpi);
         let Loaded { functions, names, file } = find()?;
         let failed = |code| unavailable(format_args!("{file}: {}", functions.error_string(code)));
-        // SAFETY: no other call is under way, and MPI is begun once.
+        // SAFETY: `begin` runs once, inside `PROCESS`, so no other thread of this library calls MPI. `initialized` may
+        // always be called, `query_thread` is called only if MPI is initialized, and `init` only if it is not.
         let (is_ours, threads) = unsafe {
             if functions.initialized().map_err(failed)? {
                 (false, functions.query_thread().map_err(failed)?)
@@ -78,7 +79,7 @@ impl Mpi {
         if threads < names.thread_serialized {
             return Err(unavailable(format_args!("{file} is for one thread only")));
         }
-        // SAFETY: MPI has begun.
+        // SAFETY: MPI is initialized, and `world` is its predefined communicator.
         let (rank, size) = unsafe {
             functions.set_errhandler(names.world, names.errors_return).map_err(failed)?;
             (functions.rank(names.world).map_err(failed)?, functions.size(names.world).map_err(failed)?)
@@ -92,7 +93,8 @@ impl Mpi {
             )));
         }
         if is_ours {
-            // SAFETY: the handler is a function of this program, which stays.
+            // SAFETY: `at_exit` is a function of this program with the signature that `atexit` expects. It needs
+            // nothing but statics.
             unsafe { libc::atexit(at_exit) };
         }
         let multiple = threads >= names.thread_multiple;
@@ -141,7 +143,8 @@ impl Mpi {
     /// Sends a copy of `bytes`, and waits for nobody.
     pub(super) fn post(&'static self, bytes: &[u8], to: usize, tag: c_int, comm: Word) -> Result<()> {
         let len = c_int::try_from(bytes.len()).unwrap_or(c_int::MAX);
-        // SAFETY: reads as many bytes as there are.
+        // SAFETY: the operation reads `len` bytes of the boxed copy, which has at least that many. `start` keeps the
+        // copy alive until the operation has ended.
         let mut pending = unsafe {
             self.start(Box::from(bytes), |functions, bytes: &mut Box<[u8]>| {
                 functions.isend(bytes.as_ptr(), len, to as c_int, tag, comm)
@@ -158,7 +161,8 @@ impl Mpi {
     /// Receives a message of at most as many bytes, if there is one.
     pub(super) fn poll(&self, bytes: &mut [u8], tag: c_int, comm: Word) -> Result<bool> {
         let turn = self.lock.lock();
-        // SAFETY: the message is received before the call returns.
+        // SAFETY: the library writes at most `bytes.len()` bytes to `bytes`, and only before it returns. The lock
+        // makes this the only call.
         let received = unsafe { self.functions.poll(bytes.as_mut_ptr(), bytes.len() as c_int, tag, comm) };
         drop(turn);
         received.map_err(|code| self.error(code))
@@ -178,7 +182,8 @@ impl Mpi {
         // The library waits for the other ranks; where they do not come, the thread stays behind.
         let thread = Thread::new("split of an MPI communicator", move || {
             let turn = (!self.multiple).then(|| self.lock.lock());
-            // SAFETY: a communicator of this process.
+            // SAFETY: `comm` is a communicator of this process that is never freed. A library that allows one call at
+            // a time is locked.
             let made = unsafe { self.functions.split(comm, color, key as c_int) };
             drop(turn);
             let _ = give.send(made);
@@ -227,7 +232,8 @@ impl Mpi {
                 while let Ok(true) = self.poll(&mut record, TAG_RECORD, control) {}
             }
             let _turn = self.lock.lock();
-            // SAFETY: nothing is under way any more, and no call follows.
+            // SAFETY: all ranks have ended, the outbox is empty, the lock is held, and the process exits, so no
+            // operation is pending and no call follows.
             let _ = unsafe { self.functions.finalize() };
         }
     }
@@ -287,7 +293,8 @@ impl<M> Pending<M> {
     /// The memory, once the operation has ended.
     pub(super) fn ended(&mut self) -> Result<Option<M>> {
         let turn = self.mpi.lock.lock();
-        // SAFETY: the request is of an operation that was started, and is not tested again once it has ended.
+        // SAFETY: the request is the one that a started operation returned. Once it has ended, the library sets it to
+        // the null request, which may be tested again.
         let ended = unsafe { self.mpi.functions.test(&mut self.request) };
         drop(turn);
         match ended {

@@ -26,9 +26,10 @@ pub(super) struct Handle {
     raw: Mutex<Option<RawComm>>,
 }
 
-// SAFETY: the library's communicators may be used from any thread, by one at a time, which the lock sees to.
+// SAFETY: NCCL's communicators may be used from any thread, by one at a time. Every call is made under the `raw`
+// lock.
 unsafe impl Send for Handle {}
-// SAFETY: as above.
+// SAFETY: a shared handle reaches the communicator only under the `raw` lock.
 unsafe impl Sync for Handle {}
 
 impl fmt::Debug for Handle {
@@ -74,7 +75,8 @@ impl Handle {
         let library = Library::find()?;
         let (mut raw, mut config) = (std::ptr::null_mut(), Config::non_blocking());
         let (rank, size) = (number("rank", rank)?, number("size", size)?);
-        // SAFETY: the function reads the configuration and writes a handle before it returns.
+        // SAFETY: `raw` and `config` are valid for the whole call. NCCL copies the configuration and writes the
+        // handle before it returns, even if the communicator is not ready yet.
         let code = unsafe { (library.init)(&mut raw, size, id, rank, &mut config) };
         if !has_begun(code) {
             return Err(library.error(CALL, code, None));
@@ -112,7 +114,8 @@ impl Handle {
     pub(super) fn is_settled(&self, call: &'static str) -> Result<bool> {
         self.with(call, |raw| {
             let mut state = SUCCESS;
-            // SAFETY: the communicator is live; the function writes a number.
+            // SAFETY: `with` passes a communicator that has not been destroyed, under its lock. `state` is valid for
+            // the call.
             let code = unsafe { (self.library.async_error)(raw, &mut state) };
             match (code, state) {
                 (SUCCESS, SUCCESS) => Ok(true),
@@ -141,10 +144,12 @@ impl Handle {
         let places =
             Box::into_raw(Box::new(Places { raw: std::ptr::null_mut(), config: Config::non_blocking() }));
         self.call(CALL, patience, |library, raw| {
-            // SAFETY: the communicator is live, and both places stay until the library has done with them.
+            // SAFETY: `call` passes a communicator that has not been destroyed, under its lock. `places` is a leaked
+            // box, so both fields stay valid while NCCL writes to them.
             unsafe { (library.split)(raw, color, key, &raw mut (*places).raw, &raw mut (*places).config) }
         })?;
-        // SAFETY: it was boxed above, and the library has done with it; after an error it is leaked.
+        // SAFETY: `places` came from `Box::into_raw` and is turned back once. `call` returned after NCCL had finished
+        // the split; after an error the box stays leaked.
         let raw = unsafe { Box::from_raw(places) }.raw;
         if raw.is_null() {
             return Ok(None);
@@ -159,7 +164,8 @@ impl Handle {
         let ask = |call, function: unsafe extern "C" fn(RawComm, *mut c_int) -> c_int| {
             self.with(call, |raw| {
                 let mut number = 0;
-                // SAFETY: the communicator is live; the function writes a number.
+                // SAFETY: `with` passes a communicator that has not been destroyed, under its lock. `number` is valid
+                // for the call.
                 let code = unsafe { function(raw, &mut number) };
                 match (code, usize::try_from(number)) {
                     (SUCCESS, Ok(number)) => Ok(number),
@@ -174,7 +180,7 @@ impl Handle {
     pub(super) fn finalize(&self) -> Result<()> {
         const CALL: &str = "ncclCommFinalize";
         self.with(CALL, |raw| {
-            // SAFETY: the communicator is live.
+            // SAFETY: `with` passes a communicator that has not been destroyed, under its lock.
             match unsafe { (self.library.finalize)(raw) } {
                 code if has_begun(code) => Ok(()),
                 code => Err(self.library.error(CALL, code, Some(raw))),
@@ -185,7 +191,7 @@ impl Handle {
     /// Lets go of it, which is finalized.
     pub(super) fn destroy(&self) {
         if let Some(raw) = self.raw.lock().take() {
-            // SAFETY: it was live until now. What the library says then is of use to nobody.
+            // SAFETY: `take` made this the last use of the communicator. The status no longer matters.
             unsafe { (self.library.destroy)(raw) };
         }
     }
@@ -195,13 +201,14 @@ impl Handle {
     pub(super) fn abort(&self) {
         /// The only one who has it.
         struct Last(RawComm);
-        // SAFETY: any thread may use a communicator, one at a time.
+        // SAFETY: NCCL's communicators may be used from any thread, by one at a time, and `take` made this value the
+        // only one with it.
         unsafe impl Send for Last {}
         if let Some(raw) = self.raw.lock().take() {
             let (library, last) = (self.library, Last(raw));
             watch::apart("nccl abort", move || {
                 let Last(raw) = { last };
-                // SAFETY: it was live until now. What the library says then is of use to nobody.
+                // SAFETY: `take` made this the last use of the communicator. The status no longer matters.
                 unsafe { (library.abort)(raw) };
             });
         }

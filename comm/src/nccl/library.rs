@@ -111,7 +111,7 @@ functions! {
 /// # Safety
 /// The function with this name, if there is one, is of type `F`.
 unsafe fn function<F: Copy>(object: &Object, name: &str) -> std::result::Result<F, String> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the function of this name has type `F`.
     let found = unsafe { object.get::<F>(name) };
     found.map(|symbol| *symbol).map_err(|_| format!("the library {NAME} has no {name}"))
 }
@@ -131,12 +131,12 @@ impl Library {
 
     fn load() -> std::result::Result<Library, String> {
         turn_multicast_off();
-        // SAFETY: the library's own initialisers are all that runs.
+        // SAFETY: loading runs NCCL's initialisers, which only set up its own state.
         let object = unsafe { Object::new(NAME) }
             .map_err(|error| format!("the library {NAME} was not found: {error}"))?;
         let library = Library::resolve(object)?;
         let mut version = 0;
-        // SAFETY: the function writes a number.
+        // SAFETY: `version` is valid for the call, which writes one number.
         let status = unsafe { (library.version)(&mut version) };
         if status != 0 || version < OLDEST as c_int {
             return Err(format!("the library {NAME} is of version {version}, and {OLDEST} is needed"));
@@ -147,12 +147,13 @@ impl Library {
     /// The error of a call that did not succeed, in words of `comm`'s where there is one.
     pub(super) fn error(&self, call: &'static str, code: c_int, comm: Option<RawComm>) -> Error {
         let text = |at: *const c_char| {
-            // SAFETY: the library answers with a string that ends with 0 and stays until its next error.
+            // SAFETY: NCCL returns null or a string in static memory that always ends with 0. Only the text of the
+            // last error can change, if another thread's call fails meanwhile.
             (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
         };
-        // SAFETY: the function takes any number.
+        // SAFETY: the function accepts any code.
         let kind = text(unsafe { (self.error_string)(code) }).unwrap_or_default();
-        // SAFETY: the caller's communicator is live.
+        // SAFETY: callers pass a communicator only from within `Handle::with`, so it has not been destroyed.
         let details = comm.and_then(|comm| text(unsafe { (self.last_error)(comm) }));
         let name = match details.filter(|details| !details.is_empty()) {
             Some(details) => format!("{kind}: {details}"),

@@ -104,7 +104,8 @@ impl Member {
         let call = Call { shape: Dims::from_slice(&[elements]), ..calls.call.clone() };
         let bytes = self.stand_in_bytes(&call);
         let first = calls.memory.workspace;
-        // SAFETY: the workspace has three operands.
+        // SAFETY: `workspace_bytes` asks for three operands of `stand_in_bytes` for a call without elements, and the
+        // command declares the workspace as written.
         unsafe { calls.queue.fill_bytes(first, 0, 3 * bytes)? };
         let memory = Memory {
             input: first,
@@ -127,7 +128,8 @@ impl Member {
             Collective::Send { to } => calls.send(to),
             Collective::Recv { from } => calls.recv(from),
             Collective::Barrier => {
-                // SAFETY: the workspace has that byte.
+                // SAFETY: `workspace_bytes` asks for one byte for a barrier, and the command declares the workspace
+                // as written.
                 unsafe { queue.fill_bytes(memory.workspace, 0, 1)? };
                 calls.all_reduce(Reduce::Sum, 1, (memory.workspace, memory.workspace))
             }
@@ -135,7 +137,9 @@ impl Member {
     }
 }
 
-// SAFETY: what is enqueued reads the input, and writes the output and the workspace, of as many elements as the call has.
+// SAFETY: the enqueued work reads the input and writes the output and the workspace, in the sizes that follow from
+// the call and the number of ranks. Other ranks get copies of the input. Rank and size are fixed when the member is
+// made.
 unsafe impl Backend for Member {
     fn rank(&self) -> usize {
         self.0.rank
@@ -273,7 +277,8 @@ impl Calls<'_> {
             }
             self.rank.handle.call(name, self.patience, |library, comm| call(library, comm, stream))
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `call` enqueues only on the given stream, and only work on the command's
+        // operands.
         unsafe { self.queue.library(self.call.op(), enqueue) }
     }
 
@@ -284,7 +289,8 @@ impl Calls<'_> {
 
     fn all_reduce(&self, reduce: Reduce, count: usize, (from, to): (*const u8, *mut u8)) -> Result<()> {
         let (dtype, how) = (self.dtype, reduction_of(reduce));
-        // SAFETY: both have that many elements.
+        // SAFETY: callers pass addresses with `count` elements: the operands of an all-reduce, or the one byte of a
+        // barrier's workspace.
         unsafe {
             self.enqueue("ncclAllReduce", |library, comm, stream| {
                 (library.all_reduce)(from.cast(), to.cast(), count, dtype, how, comm, stream)
@@ -295,7 +301,7 @@ impl Calls<'_> {
     fn reduce_scatter(&self, reduce: Reduce) -> Result<()> {
         let (dtype, how, Memory { input, output, .. }) = (self.dtype, reduction_of(reduce), self.memory);
         let count = self.call.elements() / self.rank.size;
-        // SAFETY: the output has that many elements, and the input as many for each rank.
+        // SAFETY: a reduce-scatter's output has `count` elements, and its input has `count` for each rank.
         unsafe {
             self.enqueue("ncclReduceScatter", |library, comm, stream| {
                 (library.reduce_scatter)(input.cast(), output.cast(), count, dtype, how, comm, stream)
@@ -306,7 +312,8 @@ impl Calls<'_> {
     /// All ranks' inputs, one behind the other from `to` on.
     fn all_gather(&self, to: *mut u8) -> Result<()> {
         let (dtype, from, count) = (self.dtype, self.memory.input, self.call.elements());
-        // SAFETY: the input has that many elements, and there is room for as many of each rank.
+        // SAFETY: the input has `count` elements. `to` is the output or a workspace of `reduced_bytes`, both with
+        // room for `count` of each rank.
         unsafe {
             self.enqueue("ncclAllGather", |library, comm, stream| {
                 (library.all_gather)(from.cast(), to.cast(), count, dtype, comm, stream)
@@ -317,7 +324,7 @@ impl Calls<'_> {
     fn broadcast(&self, root: usize) -> Result<()> {
         let (dtype, count, Memory { input, output, .. }) = (self.dtype, self.call.elements(), self.memory);
         let root = number("root", root)?;
-        // SAFETY: both have that many elements.
+        // SAFETY: the input, where it is read, and the output of a broadcast have `count` elements.
         unsafe {
             self.enqueue("ncclBroadcast", |library, comm, stream| {
                 (library.broadcast)(input.cast(), output.cast(), count, dtype, root, comm, stream)
@@ -328,7 +335,7 @@ impl Calls<'_> {
     fn send(&self, to: usize) -> Result<()> {
         let (dtype, from, count) = (self.dtype, self.memory.input, self.call.elements());
         let to = number("rank", to)?;
-        // SAFETY: the input has that many elements.
+        // SAFETY: the input of a send has `count` elements.
         unsafe {
             self.enqueue("ncclSend", |library, comm, stream| {
                 (library.send)(from.cast(), count, dtype, to, comm, stream)
@@ -339,7 +346,7 @@ impl Calls<'_> {
     fn recv(&self, from: usize) -> Result<()> {
         let (dtype, to, count) = (self.dtype, self.memory.output, self.call.elements());
         let from = number("rank", from)?;
-        // SAFETY: the output has that many elements.
+        // SAFETY: the output of a receive has `count` elements.
         unsafe {
             self.enqueue("ncclRecv", |library, comm, stream| {
                 (library.recv)(to.cast(), count, dtype, from, comm, stream)
@@ -381,8 +388,8 @@ impl Calls<'_> {
     /// Gives and gets all at once.
     fn messages(&self, all: impl Iterator<Item = Message>) -> Result<()> {
         let dtype = self.dtype;
-        // SAFETY: the elements are the operands' and the workspace's, as the shapes have it. A group that was begun is ended,
-        // whatever fails in it.
+        // SAFETY: `exchange` and `share` cut the ranges from the operands, and from a workspace of `reduced_bytes`,
+        // which has room for one part of each rank. A group that was begun is always ended.
         unsafe {
             self.enqueue("ncclGroupEnd", |library, comm, stream| {
                 let mut code = (library.group_start)();
@@ -404,7 +411,8 @@ impl Calls<'_> {
     /// Joins as many elements of each rank as the workspace has, in rank order.
     fn join(&self, reduce: Reduce, elements: usize, to: *mut u8) -> Result<()> {
         let (call, ranks) = (self.call, self.rank.size);
-        // SAFETY: the workspace has that many elements of each rank, and there is room for as many.
+        // SAFETY: the workspace of `reduced_bytes` holds `elements` elements of each rank, and the output has room
+        // for `elements` from `to` on.
         unsafe { join_parts(self.queue, reduce.op(), call.dtype, self.memory.workspace, ranks, elements, to) }
     }
 }

@@ -34,7 +34,7 @@ impl NcclId {
     pub fn new() -> Result<NcclId> {
         let library = Library::find()?;
         let mut id = RawId([0; NcclId::BYTES]);
-        // SAFETY: the function writes that many bytes.
+        // SAFETY: `RawId` has the size of NCCL's id, which the call writes.
         match unsafe { (library.unique_id)(&mut id) } {
             0 => Ok(NcclId(id)),
             code => Err(library.error("ncclGetUniqueId", code, None)),

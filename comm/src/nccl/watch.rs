@@ -83,8 +83,9 @@ fn start() -> Result<()> {
 fn await_end() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: C's function takes any function, which it calls when the process ends: before those of the library and the
-        // driver, which were there before. Without room for it nobody waits.
+        // SAFETY: `end` is a function of this program with the signature that `atexit` expects, and needs nothing but
+        // statics. It runs before the handlers of NCCL and the driver, which were registered earlier. If it cannot be
+        // registered, the process does not wait.
         let _ = unsafe { atexit(end) };
     });
 }

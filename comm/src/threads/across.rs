@@ -114,7 +114,8 @@ impl Member {
     ) -> Result<()> {
         let each = call.dtype.size_bytes();
         for Piece { rank, from, len, to: at } in self.pieces(call).into_iter().filter(|piece| piece.len > 0) {
-            // SAFETY: ranks of one group show their operands so, and stay in the meeting until all have ended it.
+            // SAFETY: in `meet_for` every rank shows its `Operands`, which stay on its stack until all ranks have
+            // called `meet`. This rank calls it after `copy`, in which this runs.
             let operands = unsafe { &*shown[rank].input.cast::<Operands<'_>>() };
             let Some((buffer, start)) = operands.x.as_ref().map(place) else { continue };
             let range = start + from * each..start + (from + len) * each;
@@ -175,9 +176,9 @@ struct Join {
     out: *mut u8,
 }
 
-// SAFETY: addresses. Who follows them is a launched command, which says what it uses.
+// SAFETY: plain addresses. Only the launched command dereferences them, and it declares both buffers as its uses.
 unsafe impl Send for Join {}
-// SAFETY: nothing changes through a shared one, as above.
+// SAFETY: no method changes the addresses through a shared reference; see `Send` for the memory behind them.
 unsafe impl Sync for Join {}
 
 impl Work for Join {
@@ -189,7 +190,8 @@ impl Work for Join {
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
         let Join { reduce, dtype, ranks, elements, parts, out } = *self;
-        // SAFETY: the parts are that many elements of each rank, and the output has room for as many; the launch names both.
+        // SAFETY: `reduce_copies` allocated `ranks * elements` elements for `parts`, `out` has `elements`, and the
+        // launch declares both.
         unsafe { join_parts(queue, reduce.op(), dtype, parts, ranks, elements, out) }
     }
 

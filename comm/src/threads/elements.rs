@@ -34,8 +34,9 @@ impl Elements<'_> {
     /// time.
     pub(super) unsafe fn exchange(&self, meet: &dyn Fn()) {
         let (bytes, own) = (self.call.bytes(), self.shown[self.rank]);
-        // SAFETY: whole operands and parts of them as the shapes have it, which the caller vouches for. Ranks write what is their
-        // own only, and only where no other rank reads it in the same step.
+        // SAFETY: `exchange`'s caller promises operands of the sizes that the call's collective has. Each rank writes
+        // only its own output; if that is its input, too, it writes no element that another rank reads in the same
+        // step.
         unsafe {
             match self.call.collective {
                 Collective::AllReduce(reduce) if bytes <= SMALL_BYTES => self.all_reduce_small(reduce, meet),
@@ -83,10 +84,11 @@ impl Elements<'_> {
         let add = |scratch: &mut Vec<u64>| {
             scratch.resize(bytes.div_ceil(8), 0);
             let sum = scratch.as_mut_ptr().cast::<u8>();
-            // SAFETY: the scratch has room for all elements.
+            // SAFETY: the scratch was resized to all elements, is aligned to 8 bytes, and overlaps no input.
             unsafe { self.reduce(reduce, 0..self.call.elements(), sum) };
             meet();
-            // SAFETY: the output has that many bytes, and nobody reads it any more if it is the input, too.
+            // SAFETY: the output has `bytes` bytes. All ranks have met since they read the inputs, so none still
+            // reads this one's, which may be the output.
             unsafe { std::ptr::copy_nonoverlapping(sum, own.output, bytes) };
         };
         // A thread that is ending keeps none.
@@ -99,13 +101,15 @@ impl Elements<'_> {
     unsafe fn all_reduce_large(&self, reduce: Reduce, meet: &dyn Fn()) {
         let (each, own) = (self.call.dtype.size_bytes(), self.shown[self.rank]);
         let part = self.part(self.rank);
-        // SAFETY: the part lies in the output.
+        // SAFETY: `part` lies in the output. If that is the input, too, other ranks read it only outside `part` in
+        // this step.
         unsafe { self.reduce(reduce, part.clone(), own.output.add(part.start * each)) };
         meet();
         for rank in (0..self.size()).filter(|&rank| rank != self.rank) {
             let part = self.part(rank);
             let (start, bytes) = (part.start * each, part.len() * each);
-            // SAFETY: the part lies in both outputs, which are of different devices. Its rank has written it, and does not again.
+            // SAFETY: `part` lies in both outputs, which belong to different ranks. Its rank wrote it before the
+            // ranks met and does not write it again.
             unsafe {
                 let from = self.shown[rank].output.add(start);
                 std::ptr::copy_nonoverlapping(from, own.output.add(start), bytes);
@@ -121,7 +125,9 @@ impl Elements<'_> {
     unsafe fn reduce(&self, reduce: Reduce, range: Range<usize>, out: *mut u8) {
         let start = range.start * self.call.dtype.size_bytes();
         let inputs: Inputs = self.shown.iter().map(|memory| memory.input.wrapping_add(start)).collect();
-        // SAFETY: the caller's promise. Nobody writes these elements in this step: only this rank writes these of its own.
+        // SAFETY: the caller promises that the inputs have these elements and `out` has room for them. In this step
+        // each rank writes only scratch, its output, or its own part of an input, so nobody else writes these
+        // elements.
         unsafe { sums::reduce(self.call.dtype, reduce, &inputs, range.len(), out, self.size()) };
     }
 }

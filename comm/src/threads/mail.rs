@@ -46,7 +46,8 @@ impl Member {
             return Err(failure);
         }
         let mut bytes = vec![0; call.bytes()].into_boxed_slice();
-        // SAFETY: the call's input, which is dense, has that many bytes.
+        // SAFETY: the input of a send is dense and has `call.bytes()` bytes, the length of `bytes`, which is an
+        // allocation of its own.
         unsafe { std::ptr::copy_nonoverlapping(memory.input, bytes.as_mut_ptr(), bytes.len()) };
         self.group.mail.put(self.rank, to, Message { call: call.clone(), bytes, sent: Instant::now() });
         self.group.tell();
@@ -81,7 +82,8 @@ impl Member {
             group.report(message.call.op(), from, failure.clone());
             return Err(failure);
         }
-        // SAFETY: the call's output, which is dense, has as many bytes as the message, which is of the same type and shape.
+        // SAFETY: the output is dense, and has the type and shape of the message, which was just checked. The message
+        // is an allocation of its own.
         unsafe { std::ptr::copy_nonoverlapping(message.bytes.as_ptr(), memory.output, message.bytes.len()) };
         self.stay(message.sent, call);
         Ok(())

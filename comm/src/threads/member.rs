@@ -66,7 +66,8 @@ impl Member {
         let begin = Instant::now();
         let shown: Shown = self.group.shown(number).map_err(|error| self.group.fail(error))?;
         let elements = Elements { call, rank: self.rank, shown: &shown };
-        // SAFETY: all ranks show memory for the same call, and leave the meeting when all have ended their last step.
+        // SAFETY: the meeting has begun, so every rank has shown memory, and `shown` has checked that it is for the
+        // same call. No rank leaves or reuses its memory before all have ended the last step.
         unsafe { elements.exchange(&|| self.meet()) };
         self.stay(begin, call);
         Ok(())
@@ -84,8 +85,8 @@ impl Member {
     }
 }
 
-// SAFETY: memory is touched in a meeting that has begun, which every rank of it stays in until nobody touches its memory; and by
-// messages, which this rank copies.
+// SAFETY: other ranks access a rank's memory only in a meeting that has begun, in which the rank stays until all have
+// ended it; messages are copied by this rank. Rank and size are fixed when the group is made.
 unsafe impl Backend for Member {
     fn rank(&self) -> usize {
         self.rank

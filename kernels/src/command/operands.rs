@@ -280,7 +280,7 @@ impl<T: Element> Held for HeldRead<T> {
 
     #[inline(always)]
     unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Src<T> {
-        // SAFETY: the command uses the operand.
+        // SAFETY: the caller promises that this command uses the operand's buffer. The body ends before the stage.
         unsafe { stage.read(&self.0) }
     }
 
@@ -327,7 +327,7 @@ impl<T: Element> Held for HeldWrite<T> {
 
     #[inline(always)]
     unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Dst<T> {
-        // SAFETY: the command uses the operand.
+        // SAFETY: the caller promises that this command uses the operand's buffer. The body ends before the stage.
         unsafe { if self.keep { stage.update(&self.operand) } else { stage.write(&self.operand) } }
     }
 
@@ -469,7 +469,7 @@ impl<H: Held> Held for Option<H> {
 
     #[inline(always)]
     unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu {
-        // SAFETY: as the caller says of all operands.
+        // SAFETY: the caller's promise is about the buffers of all operands of the command, of which this is one.
         self.as_ref().map(|held| unsafe { held.on_cpu(stage) })
     }
 
@@ -509,7 +509,7 @@ impl<H: Held, const N: usize> Held for [H; N] {
 
     #[inline(always)]
     unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu {
-        // SAFETY: as the caller says of all operands.
+        // SAFETY: the caller's promise is about the buffers of all operands of the command, which include these.
         self.each_ref().map(|held| unsafe { held.on_cpu(stage) })
     }
 
@@ -547,7 +547,7 @@ impl<H: Held> Held for Vec<H> {
     type Cuda = Vec<H::Cuda>;
 
     unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu {
-        // SAFETY: as the caller says of all operands.
+        // SAFETY: the caller's promise is about the buffers of all operands of the command, which include these.
         self.iter().map(|held| unsafe { held.on_cpu(stage) }).collect()
     }
 
@@ -590,7 +590,8 @@ macro_rules! tuple {
 
             #[inline(always)]
             unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu {
-                // SAFETY: as the caller says of all operands.
+                // SAFETY: the caller's promise is about the buffers of all operands of the command, which include
+                // these.
                 unsafe { ($(self.$at.on_cpu(stage),)+) }
             }
 

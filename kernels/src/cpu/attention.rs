@@ -62,7 +62,8 @@ unsafe fn finish_scores<T: Lanes>(
     if !mask.ptr.is_null() {
         let mask = mask.at(tile.first + r, tile.start);
         for (c, x) in row[..seen].iter_mut().enumerate() {
-            // SAFETY: the mask has an element for each query and key.
+            // SAFETY: the mask has an element for each query and key of the pair, and `first + r` and `start + c` are
+            // a query and a key: `seen` is at most `cols`.
             *x = x.add(unsafe { *mask.at(0, c).ptr });
         }
     }
@@ -109,7 +110,9 @@ pub(crate) unsafe fn forward<T: Lanes>(
         with_scratch(QUERIES * (KEYS + value_width), |memory: *mut T| {
             for part in range {
                 let pair = Pair::of(problem, part / tiles, &operands, [log_sums, nowhere], memory);
-                // SAFETY: the matrices are the problem's; tiles of queries are disjoint, and there is room for a tile.
+                // SAFETY: `Pair::of` places the matrices by `problem`, whose elements the operands have. Parts write
+                // the rows of disjoint tiles of queries, and the scratch has room for a tile of scores and its
+                // values.
                 unsafe { pair.forward_tile(part % tiles * QUERIES) };
             }
         });
@@ -131,7 +134,8 @@ pub(crate) unsafe fn backward<T: Lanes>(
         with_scratch(2 * QUERIES * KEYS, |memory: *mut T| {
             for pair in range {
                 let pair = Pair::of(problem, pair, &operands, rows, memory);
-                // SAFETY: the matrices are the problem's; the leading axes of the outputs are disjoint.
+                // SAFETY: `Pair::of` places the matrices by `problem`, whose elements the operands have. Parts write
+                // disjoint pairs of the outputs, and the scratch has room for two tiles.
                 unsafe { pair.backward() };
             }
         });
@@ -146,7 +150,8 @@ pub(crate) unsafe fn kept_weights<T: Lanes>(problem: &ScoreBatch, workers: &Work
     for_range(workers, problem.batch.elements, 1, &|range| {
         for pair in range {
             let pair = Pair::of(problem, pair, &operands, [none, none], std::ptr::null_mut());
-            // SAFETY: the output has an element for each weight; the leading axes are disjoint.
+            // SAFETY: `Pair::of` places the output's matrix by `problem`, whose elements it has. Parts write disjoint
+            // pairs.
             unsafe { pair.write_factors() };
         }
     });
@@ -206,7 +211,8 @@ impl<'a, T: Lanes> Pair<'a, T> {
         {
             let factors = self.factors(query, start).unwrap_or([T::from_f64(1.0); KEYS]);
             for (i, factor) in factors.into_iter().enumerate().take(keys - start) {
-                // SAFETY: the caller answers for the matrix, of which this is an element.
+                // SAFETY: `query` and `start + i` are below the sizes of the matrix, which `kept_weights`' caller
+                // promises to be writable.
                 unsafe { *self.operands[0].at(query, start + i).ptr = factor };
             }
         }
@@ -219,7 +225,8 @@ impl<'a, T: Lanes> Pair<'a, T> {
         let nothing = T::from_f64(f64::NEG_INFINITY);
         let (mut best, mut total) = ([nothing; QUERIES], [T::ZERO; QUERIES]);
         let values = memory.wrapping_add(QUERIES * KEYS);
-        // SAFETY: the caller lent room for a tile of scores, and for its values behind them.
+        // SAFETY: `forward` lent scratch of `QUERIES * (KEYS + value_width)` elements, and `rows` is at most
+        // `QUERIES`. Scratch is initialised, and no other part uses it.
         let (scores, sums) = unsafe {
             (
                 std::slice::from_raw_parts_mut(memory, QUERIES * KEYS),
@@ -232,7 +239,9 @@ impl<'a, T: Lanes> Pair<'a, T> {
             let tile = Tile { first, rows, start, cols: KEYS.min(end - start) };
             let c = Matrix::row_major(scores.as_mut_ptr(), KEYS);
             let (a, b) = (q.at(first, 0), k.at(start, 0).t());
-            // SAFETY: the tile lies within the matrices, and the scores and sums have room for the products.
+            // SAFETY: `first + rows` is at most the queries and `start + cols` at most the keys, so the tile lies
+            // within the matrices. `scores` has room for `rows` rows of `KEYS` and `sums` for `rows` of
+            // `value_width`.
             unsafe {
                 Product { m: rows, n: tile.cols, k: width, a, b, c, init: Init::Zero }.run(arch);
                 simd_for::<T, _>(inlined!(|| {
@@ -278,19 +287,21 @@ impl<'a, T: Lanes> Pair<'a, T> {
                     *x = x.mul(scale);
                 }
                 let log_sum = if seen { best[r].add(total[r].log()) } else { T::from_f64(f64::INFINITY) };
-                // SAFETY: there is a sum for each row of the tile.
+                // SAFETY: `log_sums` has an element for each query of the pair, and `first + r` is one.
                 unsafe { *log_sums.add(first + r) = log_sum };
             }
         }));
         let from = Matrix::row_major(values, value_width);
-        // SAFETY: the rows of the output are those of the tile.
+        // SAFETY: the output has the queries `first..first + rows`, which this part alone writes, and `values` has as
+        // many rows.
         unsafe { copy_matrix(arch, rows, value_width, from, out.at(first, 0)) };
     }
 
     unsafe fn backward(&self) {
         let ScoreSizes { queries, keys, width, value_width } = self.problem.sizes;
         let [.., dq, dk, dv] = self.operands;
-        // SAFETY: the tiles cover the matrices.
+        // SAFETY: tiles are cut from the matrices of the pair, whose elements `backward`'s caller promises, and this
+        // part alone writes its gradients.
         unsafe {
             fill_zero(keys, width, dk);
             fill_zero(keys, value_width, dv);
@@ -313,7 +324,8 @@ impl<'a, T: Lanes> Pair<'a, T> {
     unsafe fn sum_products(&self, first: usize, rows: usize) {
         let [_, _, _, _, out, g, ..] = self.operands;
         for r in first..first + rows {
-            // SAFETY: row `r` of the matrices, and its sum.
+            // SAFETY: `r` is below the queries, so both matrices have the row, of `value_width` elements, and
+            // `products` has an element for it.
             unsafe { *self.products.add(r) = dot(self.problem.sizes.value_width, g.at(r, 0), out.at(r, 0)) };
         }
     }
@@ -328,12 +340,13 @@ impl<'a, T: Lanes> Pair<'a, T> {
         let [weights, slopes] =
             [0, 1].map(|k| Matrix::row_major(self.memory.wrapping_add(k * QUERIES * KEYS), KEYS));
         let run = |m, n, k, a, b, c, init| {
-            // SAFETY: the tile lies within the matrices, and there is room for two tiles.
+            // SAFETY: `first + rows` is at most the queries and `start + cols` at most the keys, so the tile lies
+            // within the matrices. `weights` and `slopes` are apart, with room for `QUERIES` rows of `KEYS`.
             unsafe { Product { m, n, k, a, b, c, init }.run(self.arch) };
         };
         run(rows, cols, width, q, k.t(), weights, Init::Zero);
         run(rows, cols, value_width, g, v.t(), slopes, Init::Zero);
-        // SAFETY: the caller lent room for two tiles.
+        // SAFETY: `backward` lent scratch of two tiles, which is initialised and used by no other part.
         let (p, u) = unsafe {
             (
                 std::slice::from_raw_parts_mut(weights.ptr, QUERIES * KEYS),
@@ -343,7 +356,8 @@ impl<'a, T: Lanes> Pair<'a, T> {
         simd_for::<T, _>(inlined!(|| {
             for r in 0..rows {
                 let (p, u) = (&mut p[r * KEYS..][..tile.padded()], &mut u[r * KEYS..][..tile.padded()]);
-                // SAFETY: row `first + r` has a sum of both kinds, and the mask is the problem's.
+                // SAFETY: `log_sums` and `products` have an element for each query of the pair, and `first + r` is
+                // one. The tile lies within the mask.
                 let (log_sum, product, seen) = unsafe {
                     (
                         *self.log_sums.add(first + r),
@@ -384,7 +398,8 @@ unsafe fn dot<T: Lanes>(len: usize, a: Matrix<T>, b: Matrix<T>) -> T {
     let mut parts = [T::ZERO; PAD];
     let whole = if a.col == 1 && b.col == 1 { len / PAD * PAD } else { 0 };
     for j in (0..whole).step_by(PAD) {
-        // SAFETY: `PAD` elements from `j` on, which follow each other.
+        // SAFETY: both rows have `len >= j + PAD` elements, and columns lie next to each other where `whole` is not
+        // 0.
         let (a, b) = unsafe {
             let read = |x: Matrix<T>| x.at(0, j).ptr.cast::<[T; PAD]>().read_unaligned();
             (read(a), read(b))
@@ -394,7 +409,7 @@ unsafe fn dot<T: Lanes>(len: usize, a: Matrix<T>, b: Matrix<T>) -> T {
         }
     }
     for j in whole..len {
-        // SAFETY: `j` is below `len`.
+        // SAFETY: `j` is below `len`, the length that the caller promises for both rows.
         let product = unsafe { (*a.at(0, j).ptr).mul(*b.at(0, j).ptr) };
         parts[j % PAD] = parts[j % PAD].add(product);
     }
@@ -407,12 +422,12 @@ unsafe fn fill_zero<T: Lanes>(rows: usize, cols: usize, to: Matrix<T>) {
     for i in 0..rows {
         let row = to.at(i, 0);
         if row.col == 1 {
-            // SAFETY: a row of the matrix, whose elements follow each other.
+            // SAFETY: row `i` has `cols` elements next to each other, which the caller promises to be writable.
             unsafe { std::slice::from_raw_parts_mut(row.ptr, cols) }.fill(T::ZERO);
             continue;
         }
         for j in 0..cols {
-            // SAFETY: an element of the matrix.
+            // SAFETY: `i` and `j` are below the sizes of the matrix, which the caller promises to be writable.
             unsafe { *row.at(0, j).ptr = T::ZERO };
         }
     }

@@ -51,7 +51,8 @@ pub(crate) unsafe fn forward<T: Lanes>(
     let m = T::from_f64(channels.each() as f64);
     items(channels, workers).for_each(inlined!(|channel, _: *mut T| {
         let c = channel as isize;
-        // SAFETY: elements of `channel` only, which is one part's.
+        // SAFETY: `channel` is below the number of channels, and `channel_sums` and the loops below reach only its
+        // elements. Each channel is one part's, so nobody else writes them.
         unsafe {
             let x = x.at(0);
             let (mean, var) = if let Some([mean, var]) = given {
@@ -94,7 +95,7 @@ pub(crate) unsafe fn backward<T: Lanes>(
     grads: (Dst<T>, [Dst<T>; 2]),
 ) {
     let how = (eps, training);
-    // SAFETY: the caller's promise.
+    // SAFETY: the module's contract, for these parameters and operands, is passed on to `slopes`.
     unsafe {
         if relu {
             slopes::<T, true>(channels, workers, how, images, statistics, affine, grads);
@@ -116,7 +117,8 @@ unsafe fn slopes<T: Lanes, const RELU: bool>(
     let m = T::from_f64(channels.each() as f64);
     items(channels, workers).for_each(inlined!(|channel, _: *mut T| {
         let c = channel as isize;
-        // SAFETY: elements of `channel` only, which is one part's.
+        // SAFETY: `channel` is below the number of channels, and `channel_sums` and the loops below reach only its
+        // elements. Each channel is one part's, so nobody else writes them.
         unsafe {
             let (x, g) = (x.at(0), g.at(0));
             let centre = *mean.at(c);
@@ -158,7 +160,7 @@ pub(crate) unsafe fn follow<T: Lanes>(
     count: Dst<i64>,
     batch: [Src<T>; 2],
 ) {
-    // SAFETY: the caller's promise: one count, and an element for each channel in all others.
+    // SAFETY: by the module's contract `count` has one element and all other operands have `channels`.
     unsafe {
         let all = (*count.at(0)).wrapping_add(1);
         *count.at(0) = all;

@@ -97,7 +97,8 @@ impl Blocks {
             let mut memory = MaybeUninit::<[u64; WORDS]>::uninit();
             let memory = Dst(memory.as_mut_ptr().cast::<u8>());
             for start in range.clone().step_by(self.elements) {
-                // SAFETY: the caller's promise; the memory has room for all slots.
+                // SAFETY: `part` lies in the chain's elements, whose operands the caller vouches for, and
+                // `slot_bytes` was chosen such that all slots fit in `WORDS` words.
                 unsafe { self.block(chain, start..range.end.min(start + self.elements), memory) };
             }
         });
@@ -115,7 +116,8 @@ impl Blocks {
             *place = match *copied {
                 Some(to) => {
                     let to = slot(to);
-                    // SAFETY: the elements may be read, and a slot has room for them.
+                    // SAFETY: the caller promises that the operand's elements `part` may be read, and a slot has room
+                    // for a block, of which `part` is at most one.
                     unsafe {
                         for_bits!(size, B => gather::<B>(&operand.places, part.clone(), operand.at.cast(), to.0.cast()));
                     }
@@ -139,7 +141,8 @@ impl Blocks {
                     Value::Step(step) => result(step),
                 };
             }
-            // SAFETY: the elements of a block are where the places say, of the function's types.
+            // SAFETY: each place is an operand's elements `part`, a slot with room for them, or an earlier step's
+            // result, in the type that the step's function takes.
             unsafe { apply(step.function, part.len(), places) };
         }
     }
@@ -153,7 +156,8 @@ unsafe fn gather<B: Copy>(places: &Loops<1>, part: Range<usize>, from: Dst<B>, t
     let mut done = 0;
     let [step] = places.inner().strides;
     places.for_runs(part, |[at], len| {
-        // SAFETY: the caller's promise.
+        // SAFETY: `places` reaches only elements that the caller promises to be readable at `from`, and the runs add
+        // up to `part`, for which `to` has room.
         unsafe {
             let (from, to) = (from.at(at), to.at(done));
             match step {
@@ -178,7 +182,8 @@ unsafe fn apply(function: Function, elements: usize, places: [(Dst<u8>, isize); 
     }
     let [out, x, y, z] = places.map(|(at, _)| at);
     let (x, y, z) = (x.src(), y.src(), z.src());
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises `elements` elements at each place, of the types that `function` names, and that the
+    // result overlaps an argument only element for element. That is the contract of each function below.
     unsafe {
         match function {
             Function::Unary(op, dtype) => {

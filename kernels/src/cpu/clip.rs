@@ -20,7 +20,8 @@ pub(crate) unsafe fn total_norm<T: Lanes>(
     for (&size, x) in sizes.iter().zip(x) {
         for_chunks(workers, size, PART, &|part, range| {
             with_scratch(range.len(), |squares: *mut T| {
-                // SAFETY: there is room for a square of each element of the part, and for the sum of the part.
+                // SAFETY: `range` lies in the `size` elements at `x`, the scratch has room for a square of each, and
+                // `first + part` is one of the parts, which this call alone writes.
                 unsafe {
                     let elements = std::slice::from_raw_parts(x.at(range.start as isize), range.len());
                     elements.iter().enumerate().for_each(|(i, &x)| squares.add(i).write(x.mul(x)));
@@ -31,7 +32,8 @@ pub(crate) unsafe fn total_norm<T: Lanes>(
         });
         first += size.div_ceil(PART);
     }
-    // SAFETY: all of them were just written.
+    // SAFETY: `for_chunks` has written the sums of all `first` parts and returned. `norm` and `scale` have one
+    // element each.
     unsafe {
         let sum = fold_slice(Sum, std::slice::from_raw_parts(parts.at(0), first)).sqrt();
         let factor = T::from_f64(max_norm).div(sum.add(T::from_f64(1e-6)));
@@ -48,12 +50,12 @@ pub(crate) unsafe fn scale_all<T: Lanes>(
     pairs: &[(Dst<T>, Src<T>)],
     scale: Src<T>,
 ) {
-    // SAFETY: it is there.
+    // SAFETY: the caller promises one element at `scale`.
     let scale = unsafe { *scale.at(0) };
     for (&size, (out, x)) in sizes.iter().zip(pairs) {
         for_range(workers, size, 1 << 15, &|range| {
             for i in range {
-                // SAFETY: an element of both.
+                // SAFETY: `i` is below `size`, the number of elements of both; ranges are disjoint.
                 unsafe { out.at(i as isize).write((*x.at(i as isize)).mul(scale)) };
             }
         });
@@ -70,26 +72,26 @@ pub(crate) unsafe fn unscale_all<T: Lanes>(
     scale: Src<T>,
     [parts, found]: [Dst<T>; 2],
 ) {
-    // SAFETY: it is there.
+    // SAFETY: the caller promises one element at `scale`.
     let factor = T::ONE.div(unsafe { *scale.at(0) });
     let mut first = 0;
     for (&size, (out, x)) in sizes.iter().zip(pairs) {
         for_chunks(workers, size, PART, &|part, range| {
             let mut finite = true;
             for i in range {
-                // SAFETY: an element of both.
+                // SAFETY: `i` is below `size`, the number of elements of both; ranges are disjoint.
                 unsafe {
                     let x = *x.at(i as isize);
                     finite &= x.sub(x) == T::ZERO;
                     out.at(i as isize).write(x.mul(factor));
                 }
             }
-            // SAFETY: there is room for it.
+            // SAFETY: `first + part` is one of the parts that `parts` has room for, and this call alone writes it.
             unsafe { parts.at((first + part) as isize).write(if finite { T::ZERO } else { T::ONE }) };
         });
         first += size.div_ceil(PART);
     }
-    // SAFETY: all parts were just written.
+    // SAFETY: `for_chunks` has written the numbers of all `first` parts and returned. `found` has one element.
     unsafe {
         let parts = std::slice::from_raw_parts(parts.at(0), first);
         found.at(0).write(if parts.contains(&T::ONE) { T::ONE } else { T::ZERO });

@@ -51,7 +51,8 @@ pub(crate) unsafe fn forward<T: Lanes>(
             let c = Matrix::row_major(results.at((block * count * places + first * width) as isize), places);
             let init = bias.map_or(Init::Zero, |bias| Init::Column(bias.at((group * count) as isize), 1));
             let image = images.at((block * channels * size) as isize);
-            // SAFETY: the operands have these parts; those of the result are disjoint.
+            // SAFETY: `block` counts images and groups, and `first + rows` is at most the rows of places, so the
+            // offsets stay within the operands of `geometry`. Parts write disjoint rows of the results.
             unsafe {
                 if geometry.is_pointwise() {
                     let b = Matrix::row_major(image.add(first * width).cast_mut(), places);
@@ -93,7 +94,8 @@ pub(crate) unsafe fn input_grad<T: Lanes>(
             let start = (block * channels + channel) * size;
             let image = images.at(start as isize);
             let weights = filters.at((group * count * k + channel * taps) as isize).cast_mut();
-            // SAFETY: the operands have these parts; those of the images are disjoint.
+            // SAFETY: `block` counts images and groups, and `channel + some` is at most the channels, so the offsets
+            // stay within the operands of `geometry`. Parts write disjoint channels of the images.
             unsafe {
                 for c in 0..some {
                     let value = bias.map_or(T::ZERO, |bias| *bias.at((first + c) as isize));
@@ -168,7 +170,9 @@ impl<T: Lanes> AddPatches<'_, T> {
                         (left * window.stride[1] + j * window.dilation[1]).saturating_sub(window.padding[1]);
                     for y in top.max(self.rows.start)..bottom.min(self.rows.end) {
                         let line = y * window.stride[0] + i * window.dilation[0] - window.padding[0];
-                        // SAFETY: `inside` gives places at which the element is in the image.
+                        // SAFETY: `inside` returns the columns and rows of places at which the window's element lies
+                        // in the image, so `line` and `at` are a pixel, and `y` and `left` a column of this row of
+                        // `columns`.
                         unsafe {
                             let from = row.add((y - self.rows.start) * places[1] + left);
                             // A run of no places may be beyond the line.
@@ -206,7 +210,8 @@ impl<T: Lanes> AddPatches<'_, T> {
         for (columns, image) in self.channels() {
             for line in lines.clone() {
                 let to = image.wrapping_add(line * width);
-                // SAFETY: these pixels are in the image, and so many places in the rows.
+                // SAFETY: `line` is below the height and `pixels` masks the image's columns; `seen` masks the columns
+                // of places, and `self.rows` contains `y`.
                 unsafe {
                     let mut sum = T::load_masked(simd, pixels, to);
                     for i in 0..kh {
@@ -234,7 +239,7 @@ impl<T: Lanes> WithSimd for AddPatches<'_, T> {
     fn with_simd<S: Simd>(self, simd: S) {
         let ConvGeometry { window, image: [_, width], .. } = self.geometry;
         let is_dense = window.stride == [1, 1] && window.dilation == [1, 1];
-        // SAFETY: the promise of `run`.
+        // SAFETY: `run`'s caller promises the channels at `image` and the rows at `columns` that both ways ask for.
         unsafe {
             // Longer runs are whole vectors, mostly.
             if is_dense && window.kernel[1] <= MOST_TAPS && *width <= T::lanes::<S>() {
@@ -269,13 +274,15 @@ pub(crate) unsafe fn weight_grad<T: Lanes>(
             let first = partial * together;
             let images_of = first..geometry.images.min(first + together);
             let to = to.at((partial * all + group * k * count) as isize);
-            // SAFETY: the operands have these images and rows; the parts write rows of their own.
+            // SAFETY: images, group and rows are those of the geometry, whose operands the module's contract covers.
+            // The scratch has `partials` times `all` sums, and each part writes rows of its own.
             unsafe {
                 let rows = band * rows..k.min((band + 1) * rows);
                 add_images(geometry, images_of, (group, rows), [images, results], to);
             }
         });
-        // SAFETY: all sums have been written, and there are as many filters.
+        // SAFETY: `for_chunks` has written all `partials * all` sums and returned, and `filters` has `all` elements
+        // by the module's contract.
         unsafe { join_partials(geometry, partials, sums, filters.at(0)) };
     });
 }
@@ -297,7 +304,7 @@ unsafe fn add_images<T: Lanes>(
     let m = rows.len();
     let c = Matrix::row_major(sums.wrapping_add(rows.start * count), count);
     if these.is_empty() || places == 0 {
-        // SAFETY: the rows are there.
+        // SAFETY: the caller promises that the rows of the sums, `m` of `count` elements from `c` on, may be written.
         return unsafe { std::slice::from_raw_parts_mut(c.ptr, m * count).fill(T::ZERO) };
     }
     let images = these.map(|image| {
@@ -305,7 +312,8 @@ unsafe fn add_images<T: Lanes>(
         (images.at((block * channels * size) as isize), results.at((block * count * places) as isize))
     });
     if few::pays(geometry) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises operands of this geometry and rows that may be written, which is what
+        // `few::add_images` asks for.
         return unsafe { few::add_images(geometry, images, rows, sums) };
     }
     let parts = images.enumerate().map(|(i, (from, results))| {
@@ -315,14 +323,16 @@ unsafe fn add_images<T: Lanes>(
     if geometry.is_pointwise() {
         for (from, b, init) in parts {
             let a = Matrix::row_major(from.cast_mut(), places).at(rows.start, 0);
-            // SAFETY: the operands have these parts.
+            // SAFETY: `from` has `k` rows of `places` elements, of which `rows` are some, `b` is one group's results,
+            // and `c` has `m` rows of `count`, as the caller promises.
             unsafe { Product { m, n: count, k: places, a, b, c, init }.run(arch) };
         }
         return;
     }
     with_patches_in_place(geometry, height, |in_place| {
         for (from, g, init) in parts {
-            // SAFETY: as above.
+            // SAFETY: `from` is one image's group of channels and `g` its results, as the caller promises; `c` has
+            // `m` rows of `count` elements that may be written.
             unsafe {
                 with_patches(geometry, from, (0, height), |patches| {
                     let below = in_place(patches).without_rows(rows.start);
@@ -341,7 +351,8 @@ unsafe fn add_images<T: Lanes>(
 unsafe fn join_partials<T: Lanes>(geometry: &ConvGeometry, partials: usize, sums: *mut T, filters: *mut T) {
     let (k, count, groups) = (geometry.filter(), geometry.filters, geometry.groups);
     let all = groups * k * count;
-    // SAFETY: the offsets stay below `partials * all` in the sums, and below `all` in the filters.
+    // SAFETY: the offsets stay below `partials * all` in the sums and below `all` in the filters, which the caller
+    // promises to be there.
     unsafe {
         simd_for::<T, _>(inlined!(|| {
             for partial in 1..partials {
@@ -376,7 +387,8 @@ mod tests {
                 columns: columns.as_ptr(),
                 image: image.as_mut_ptr(),
             };
-            // SAFETY: there are as many pixels and places.
+            // SAFETY: `image` has the pixels of all channels, and `columns` a row for each element of the window in
+            // each, as long as `rows` of places.
             unsafe { if gathers { patches.run(Arch::new()) } else { patches.scatter() } };
             image.into_iter().map(|x| x.into().to_bits()).collect()
         })

@@ -14,7 +14,7 @@ use crate::par::{Workers, for_range};
 /// # Safety
 /// As for [`map0`].
 pub(crate) unsafe fn fill(size: usize, bits: u64, walk: &Places<1>, workers: &Workers, out: Dst<u8>) {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller keeps the contract of `map0` for elements of `size` bytes, and only their bits matter.
     unsafe { for_bits!(size, B => map0(walk, workers, out.cast(), bits as B)) }
 }
 
@@ -29,7 +29,7 @@ pub(crate) unsafe fn copy(
     out: Dst<u8>,
     x: Src<u8>,
 ) {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller keeps the contract of `map1` for elements of types `to` and `from`, which the arms cast to.
     unsafe {
         if to == from {
             return for_bits!(to.size_bytes(), B => copy_bits::<B>(walk, workers, out.cast(), x.cast()));
@@ -136,7 +136,7 @@ impl Convert for Truth {
 /// # Safety
 /// As for [`map1`].
 unsafe fn convert<A: Convert>(to: DType, walk: &Places<2>, workers: &Workers, out: Dst<u8>, x: Src<A>) {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller keeps the contract of `map1` for elements of types `to` and `A`, which the arms cast to.
     unsafe {
         match to {
             DType::F32 => map1::<false, _, _>(walk, workers, out.cast(), x, |x| x.number().to_f32()),
@@ -158,7 +158,9 @@ const LARGE_CHUNK: usize = 1 << 18;
 /// # Safety
 /// As for [`map1`].
 unsafe fn copy_bits<T: Copy>(walk: &Places<2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract of `map1`. A run is `elements` elements from both addresses on.
+    // `Tiles::of` takes only loops with different steps of `out` and `x`, so there `out` is not `x` and overlaps it
+    // nowhere.
     unsafe {
         match walk {
             Places::Run { elements, steps: [1, 1] } if elements * size_of::<T>() >= LARGE_BYTES => {
@@ -193,7 +195,8 @@ impl Tiles {
                 let stripe = start..self.rows.size.min(start + STRIPE);
                 simd_of::<false, _>(
                     #[inline(always)]
-                    // SAFETY: the caller's promise.
+                    // SAFETY: `oo` and `ox` are offsets of the outer loops and `stripe` lies in the rows, so the
+                    // elements are those that the caller vouches for.
                     || unsafe { self.stripe(stripe, out.at(oo), x.at(ox)) },
                 );
             }
@@ -206,7 +209,8 @@ impl Tiles {
     unsafe fn stripe<T: Copy>(&self, rows: std::ops::Range<usize>, out: *mut T, x: *const T) {
         let (row_step, column_step) = (self.rows.strides[0], self.columns.strides[1]);
         let whole = self.columns.size / TILE * TILE;
-        // SAFETY: rows and columns lie within their axes.
+        // SAFETY: `rows` lies in the row axis and columns stay below `columns.size`, so every offset is one of an
+        // element that `copy`'s caller vouches for.
         unsafe {
             let mut row = rows.start;
             while row + TILE <= rows.end {

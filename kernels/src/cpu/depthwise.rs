@@ -31,7 +31,8 @@ impl Channel {
     #[inline(always)]
     unsafe fn copy<T: Lanes>(&self, geometry: &ConvGeometry, from: *const T, to: *mut T) {
         let rows = geometry.image[0] + 2 * geometry.window.padding[0];
-        // SAFETY: the room is that of the padded channel, and of a run behind it.
+        // SAFETY: the caller promises the channel at `from` and `room` elements at `to`, of which the padded channel
+        // takes `size`.
         unsafe {
             pad(from, geometry.image, geometry.window.padding, 0, rows, to);
             std::slice::from_raw_parts_mut(to.add(self.size), self.room - self.size).fill(T::ZERO);
@@ -49,8 +50,9 @@ pub(crate) unsafe fn forward<T: Lanes>(
     let channel = Channel::of(geometry);
     let items = Items { workers, len: geometry.images * groups, chunk: 1, room: channel.room };
     items.for_each(inlined!(|plane, padded: *mut T| {
-        // SAFETY: the operands have these planes and filters, of which a part writes its own, and `Channel`
-        // has room for a run from every place.
+        // SAFETY: `plane` counts images and groups, and `filter` the filters, so the offsets stay within the operands
+        // of `geometry`. A plane's results are one part's. `padded` has `channel.room` elements, enough for a run
+        // from every place.
         unsafe {
             channel.copy(geometry, images.at((plane * size) as isize), padded);
             for f in 0..each {
@@ -90,7 +92,8 @@ unsafe fn run_of<T: Lanes>(
     let mut sums = [first; RUN];
     for i in 0..kh {
         for j in 0..kw {
-            // SAFETY: `[i, j]` is in the filter, and what it sees from RUN places in the channel's room.
+            // SAFETY: `[i, j]` is in the filter at `weights`, and the caller promises room behind the channel for
+            // what it sees from `RUN` places on.
             unsafe {
                 let weight = *weights.add(i * kw + j);
                 let from = from.add(i * window.dilation[0] * channel.width + j * window.dilation[1]);
@@ -119,8 +122,9 @@ pub(crate) unsafe fn input_grad<T: Lanes>(
     let channel = Channel::of(geometry);
     let items = Items { workers, len: geometry.images * groups, chunk: 1, room: channel.size };
     items.for_each(inlined!(|plane, padded: *mut T| {
-        // SAFETY: the operands have these planes and filters, of which a part writes its own, and the
-        // window stays within the padded channel.
+        // SAFETY: `plane` counts images and groups, and `tap` the filters' elements, so the offsets stay within the
+        // operands of `geometry`. A plane's pixels are one part's. What a window sees at a place lies in the padded
+        // channel.
         unsafe {
             let group = plane % groups;
             let first = bias.map_or(T::ZERO, |bias| *bias.at(group as isize));
@@ -157,8 +161,9 @@ pub(crate) unsafe fn weight_grad<T: Lanes>(
     let items = Items { workers, len: groups, chunk: 1, room };
     items.for_each(inlined!(|group, padded: *mut T| {
         let sums = padded.wrapping_add(channel.room);
-        // SAFETY: the operands have these planes and filters, of which a part writes its own, and `Channel`
-        // has room for a run from every place.
+        // SAFETY: `group` and `image` count those of the geometry, so the offsets stay within its operands. A group's
+        // filters are one part's. The scratch has `channel.room` elements, enough for a run from every place, and the
+        // sums behind them.
         unsafe {
             std::slice::from_raw_parts_mut(sums, each * taps * RUN).fill(T::ZERO);
             for image in 0..geometry.images {
@@ -197,7 +202,8 @@ unsafe fn add_row<T: Lanes>(
     let [kh, kw] = window.kernel;
     for i in 0..kh {
         for j in 0..kw {
-            // SAFETY: `[i, j]` is in the window, and `x` below the places of a row.
+            // SAFETY: `[i, j]` is in the window, for each element of which `sums` has a run, and `x` stays below
+            // `width`, the length of the row at `g`.
             unsafe {
                 let from = from.add(i * window.dilation[0] * channel.width + j * window.dilation[1]);
                 let sums = &mut *sums.add((i * kw + j) * RUN).cast::<[T; RUN]>();

@@ -23,7 +23,7 @@ pub(crate) unsafe fn unary(
     out: Dst<u8>,
     x: Src<u8>,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract of `map1` for elements of type `dtype`, which the arms cast to.
     unsafe {
         match dtype {
             DType::F32 => unary_real::<f32>(op, walk, workers, out.cast(), x.cast()),
@@ -62,7 +62,7 @@ macro_rules! unary_bodies {
             out: Dst<T>,
             x: Src<T>,
         ) {
-            // SAFETY: the elements are those of the places, which the contract covers.
+            // SAFETY: the caller keeps the contract of `map1` for elements of type `T`.
             #[allow(unreachable_patterns)]
             unsafe {
                 match op {
@@ -105,7 +105,7 @@ macro_rules! gradient {
         $variant:ident () $width:ident $slope:expr
     ) => {
         if $op == UnaryOp::$variant {
-            // SAFETY: the elements are those of the places, which the contract covers.
+            // SAFETY: the caller of `unary_grad_real` keeps the contract of `map2` for elements of type `T`.
             unsafe {
                 map2::<{ matches!(Vectors::$width, Vectors::Wide) }, _, _, _>($places, $workers, $out, $operands, $slope);
             }
@@ -117,7 +117,7 @@ macro_rules! gradient {
     ) => {
         if let UnaryOp::$variant($($number),+) = $op {
             $(let $number = T::$from($number);)+
-            // SAFETY: the elements are those of the places, which the contract covers.
+            // SAFETY: the caller of `unary_grad_real` keeps the contract of `map2` for elements of type `T`.
             unsafe {
                 map2::<{ matches!(Vectors::$width, Vectors::Wide) }, _, _, _>($places, $workers, $out, $operands, $slope);
             }
@@ -143,7 +143,7 @@ pub(crate) unsafe fn unary_grad(
     out: Dst<u8>,
     (saved, g): (Src<u8>, Src<u8>),
 ) {
-    // SAFETY: the elements are those of the places, which the contract covers.
+    // SAFETY: the caller keeps the contract of `map2` for floats of type `dtype`, which the arms cast to.
     unsafe {
         match dtype {
             DType::F32 => unary_grad_real::<f32>(op, places, workers, out.cast(), (saved.cast(), g.cast())),
@@ -168,7 +168,7 @@ pub(crate) unsafe fn binary(
     out: Dst<u8>,
     (x, y): (Src<u8>, Src<u8>),
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract of `map2` for elements of type `dtype`, which the arms cast to.
     unsafe {
         match dtype {
             DType::F32 => binary_number::<f32>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
@@ -198,7 +198,7 @@ macro_rules! binary_bodies {
             out: Dst<T>,
             xy: (Src<T>, Src<T>),
         ) {
-            // SAFETY: the elements are those of the places, which the contract covers.
+            // SAFETY: the caller keeps the contract of `map2` for elements of type `T`.
             unsafe {
                 match op { $(BinaryOp::$variant => map2::<false, _, _, _>(places, workers, out, xy, $cpu),)* }
             }
@@ -218,7 +218,7 @@ pub(crate) unsafe fn binary_grad(
     out: Dst<u8>,
     (x, y, g): (Src<u8>, Src<u8>, Src<u8>),
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract of `map3` for floats of type `dtype`, which the arms cast to.
     unsafe {
         match dtype {
             DType::F32 => {
@@ -249,7 +249,7 @@ macro_rules! binary_grad_bodies {
             out: Dst<T>,
             inputs: (Src<T>, Src<T>, Src<T>),
         ) {
-            // SAFETY: the elements are those of the places, which the contract covers.
+            // SAFETY: the caller keeps the contract of `map3` for elements of type `T`.
             unsafe {
                 match op { $(BinaryGradOp::$variant => map3(places, workers, out, inputs, $cpu),)* }
             }
@@ -269,7 +269,8 @@ pub(crate) unsafe fn compare(
     out: Dst<u8>,
     (x, y): (Src<u8>, Src<u8>),
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract of `map2` for inputs of type `dtype`, which the arms cast to; the output
+    // has bytes.
     unsafe {
         match dtype {
             DType::F32 => compare_typed::<f32>(op, walk, workers, out, (x.cast(), y.cast())),
@@ -295,7 +296,7 @@ macro_rules! compare_bodies {
             out: Dst<u8>,
             xy: (Src<T>, Src<T>),
         ) {
-            // SAFETY: the elements are those of the places, which the contract covers.
+            // SAFETY: the caller keeps the contract of `map2` for inputs of type `T` and an output of bytes.
             unsafe {
                 match op {
                     $(CompareOp::$variant => {
@@ -314,7 +315,7 @@ comparisons!(compare_bodies);
 /// # Safety
 /// As for [`map1`].
 pub(crate) unsafe fn logical_not(walk: &Places<2>, workers: &Workers, out: Dst<u8>, x: Src<u8>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract of `map1`, and bools are stored as bytes.
     unsafe { map1::<false, _, _>(walk, workers, out, x, |x: u8| u8::from(x == 0)) }
 }
 
@@ -329,7 +330,8 @@ pub(crate) unsafe fn where_cond(
     out: Dst<u8>,
     (condition, x, y): (Src<u8>, Src<u8>, Src<u8>),
 ) {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller keeps the contract of `map3` for elements of `size` bytes, of which only the bits matter,
+    // and a condition of bytes.
     unsafe {
         for_bits!(size, B => {
             let inputs = (condition, x.cast::<B>(), y.cast::<B>());

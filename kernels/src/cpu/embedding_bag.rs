@@ -34,7 +34,8 @@ impl<T: Real> BagReader<'_, T> {
             let each = len / count;
             return bag * each..(bag + 1) * each;
         };
-        // SAFETY: there is an offset for each bag.
+        // SAFETY: `bag` is below `count`, the number of offsets at steps of `offset_step`, which the caller promises
+        // to be readable.
         let offset = |bag: usize| unsafe { *offsets.at(bag as isize * offset_step) };
         let (begin, end) = (offset(bag), if bag + 1 < count { offset(bag + 1) } else { len as i64 });
         let follows = (begin == 0 || bag > 0) && 0 <= begin && begin <= end && end as u64 <= len as u64;
@@ -51,7 +52,8 @@ impl<T: Real> BagReader<'_, T> {
         let BagSizes { op, rows, padding, index_step, weight_step, .. } = *self.sizes;
         let (indices, _, weights) = self.memory;
         let place = place as isize;
-        // SAFETY: there are an index and a weight for each place.
+        // SAFETY: `place` is below `len`, the number of indices and weights at their steps, which the caller promises
+        // to be readable.
         unsafe {
             let index = *indices.at(place * index_step);
             let row = checked(op, index, rows)?;
@@ -93,13 +95,14 @@ pub(crate) unsafe fn sum<T: Real>(
                 let to = Dst(out.at(bag as isize * sum_steps[0]));
                 let each = |f: &dyn Fn(T) -> T| {
                     for c in 0..width as isize {
-                        // SAFETY: the bag's sum has `width` elements.
+                        // SAFETY: `bag` and `c` are below the sizes of the output, and each bag is one part's.
                         unsafe { *to.at(c * sum_steps[1]) = f(*to.at(c * sum_steps[1])) };
                     }
                 };
                 each(&|_| T::ZERO);
                 let mut count = 0;
-                // SAFETY: places and rows are checked to be the operands'.
+                // SAFETY: `places` yields only places below `len`, and `member` only rows of the table. `to` and
+                // `table` are apart.
                 unsafe {
                     for place in bags.places(bag) {
                         if let Some((row, factor)) = bags.member(place) {
@@ -136,7 +139,8 @@ pub(crate) unsafe fn grad<T: Real>(
     for_range(workers, sizes.rows, chunk, &|rows| {
         let own = rows.start as isize..rows.end as isize;
         simd_of::<false, _>(inlined!(|| {
-            // SAFETY: these rows are this part's, and places and rows are checked to be the operands'.
+            // SAFETY: `row` is in `own`, which is this part's, and `bag` below `count`. `places` yields only places
+            // below `len`, and `member` only rows of the table.
             unsafe {
                 for row in own.clone() {
                     for c in 0..width as isize {
@@ -174,7 +178,8 @@ pub(crate) unsafe fn weights_grad<T: Real>(
     for_range(workers, sizes.count, chunk(sizes), &|range| {
         for bag in range {
             let own = Src(g.at(bag as isize * sum_steps[0]));
-            // SAFETY: places and rows are checked to be the operands'.
+            // SAFETY: `places` yields only places below `len`, for which `out` has an element, and `member` only rows
+            // of the table. Bags share no place unless offsets decrease, which is reported as the command's failure.
             unsafe {
                 for place in bags.places(bag) {
                     let mut sum = T::ZERO;

@@ -43,7 +43,8 @@ pub(super) unsafe fn add_images<T: Lanes>(
 ) {
     let elements = rows.len() * geometry.filters;
     with_scratch(elements * SUMS, |sums: *mut T| {
-        // SAFETY: there is room for as many sums, and the operands are as the caller says.
+        // SAFETY: the scratch has `elements * SUMS` elements; the caller promises images and results of this geometry
+        // and rows at `to` that may be written.
         unsafe {
             std::slice::from_raw_parts_mut(sums, elements * SUMS).fill(T::ZERO);
             for (image, results) in images {
@@ -112,7 +113,8 @@ impl<T: Lanes> WithSimd for AddImage<'_, T> {
                     sums: self.sums.wrapping_add(((row - self.rows.start) * filters + first) * SUMS),
                     next: filters * SUMS,
                 };
-                // SAFETY: these elements are of one row of the window, and these filters there.
+                // SAFETY: `across` stays within the row of the window and `self.rows`, and `filters - first` within
+                // the filters, so images, results and sums have all that a tile uses.
                 unsafe {
                     match (across, (filters - first).min(FILTERS)) {
                         (ACROSS, FILTERS) => tile.add::<ACROSS, FILTERS>(),
@@ -153,7 +155,8 @@ impl<T: Lanes, S: Simd> Tile<T, S> {
     #[inline(always)]
     unsafe fn add<const N: usize, const F: usize>(&self) {
         for from in (0..SUMS.min(self.places[1])).step_by(T::lanes::<S>()) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises `N` elements and `F` filters that can be read and sums that can be written;
+            // `from` is below `SUMS` and the row's columns.
             unsafe { self.add_columns::<N, F>(from) };
         }
     }
@@ -167,7 +170,8 @@ impl<T: Lanes, S: Simd> Tile<T, S> {
         let whole = if width < from + lanes { 0 } else { (width - from - lanes) / SUMS + 1 };
         let last = from + whole * SUMS;
         let rest = T::mask(simd, width.saturating_sub(last));
-        // SAFETY: the caller's promise; vectors end with the columns, the last one by its mask.
+        // SAFETY: the caller promises `N` elements, `F` filters and their sums; whole vectors end before `width`, and
+        // the last one is masked.
         unsafe {
             each::<N>(
                 #[inline(always)]
@@ -293,7 +297,7 @@ mod tests {
                     let from = images[n * channels * geometry.pixels()..].as_ptr();
                     (from, results[n * filters * geometry.all_places()..].as_ptr())
                 });
-                // SAFETY: images, results and sums are of this geometry.
+                // SAFETY: `images`, `results` and `found` were allocated for this geometry.
                 unsafe { add_images(geometry, each, rows, found.as_mut_ptr()) };
             }
             let found: Vec<u64> = found.iter().map(|&x| x.into().to_bits()).collect();

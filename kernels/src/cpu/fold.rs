@@ -163,10 +163,10 @@ pub(crate) fn fold_slice<T: Number + Scratch, F: Fold<T>>(fold: F, x: &[T]) -> T
         #[inline(always)]
         |partials: *mut T| {
             for (b, block) in x.chunks(BLOCK).enumerate() {
-                // SAFETY: there is room for `blocks` values.
+                // SAFETY: the scratch has `blocks` elements, and `b` is below that.
                 unsafe { *partials.add(b) = fold_block(fold, block) };
             }
-            // SAFETY: the values were just written.
+            // SAFETY: the loop above wrote all `blocks` values.
             let partials = unsafe { std::slice::from_raw_parts(partials, blocks) };
             let mut value = fold.empty();
             fold_partials(fold, partials, 1, &mut |_, all| value = all);
@@ -190,7 +190,8 @@ impl<'a, T: Number> Columns<'a, T> {
     #[inline(always)]
     pub(crate) unsafe fn new<F: Fold<T>>(fold: F, memory: *mut T, len: usize, width: usize) -> Self {
         let lanes = lanes_for(len);
-        // SAFETY: the caller's promise; there are at most LANES lanes of WIDTH columns.
+        // SAFETY: the caller promises `SIZE` elements that nobody else uses, and there are at most `LANES` lanes of
+        // `WIDTH` columns. Scratch is initialised.
         let acc = unsafe { std::slice::from_raw_parts_mut(memory, lanes * width) };
         acc.fill(fold.empty());
         Columns { acc, lanes, width }
@@ -235,7 +236,8 @@ pub(crate) fn fold_partials<T: Number + Scratch, F: Fold<T>>(
     with_scratch(Columns::<T>::SIZE + size, |memory: *mut T| {
         let partials = memory.wrapping_add(Columns::<T>::SIZE);
         for (b, block) in x.chunks(BLOCK * width).enumerate() {
-            // SAFETY: there is room for the lanes, and for `blocks` rows behind them.
+            // SAFETY: the scratch has `SIZE` elements for the lanes and `blocks * width` behind them; `b` and `c`
+            // stay below those.
             unsafe {
                 let mut columns = Columns::new(fold, memory, block.len() / width, width);
                 columns.dense(fold, block);
@@ -249,7 +251,7 @@ pub(crate) fn fold_partials<T: Number + Scratch, F: Fold<T>>(
             }
         }
         if blocks > 1 {
-            // SAFETY: the values were just written.
+            // SAFETY: the loop above wrote all `size` values.
             let partials = unsafe { std::slice::from_raw_parts(partials, size) };
             fold_partials(fold, partials, width, done);
         }
@@ -295,7 +297,9 @@ pub(crate) unsafe fn fold<T: Number + Scratch, F: Fold<T>>(
                         let count = width.min(kept.elements - first);
                         let rows = block * BLOCK..reduced.elements.min((block + 1) * BLOCK);
                         let to = to.at((first * blocks + block * count) as isize);
-                        // SAFETY: the caller's promise; parts write disjoint places.
+                        // SAFETY: `first + count` is at most the kept elements and `rows` lies in the reduced ones,
+                        // for which the caller vouches. Parts write disjoint ranges of `to`, and the lanes are this
+                        // thread's.
                         unsafe { fold_group(axes, first, count, rows, x, shifts, fold, lanes, to) };
                     }
                 },
@@ -308,10 +312,12 @@ pub(crate) unsafe fn fold<T: Number + Scratch, F: Fold<T>>(
             for group in range {
                 let first = group * width;
                 let count = width.min(kept.elements - first);
-                // SAFETY: all partial values of the group were written above.
+                // SAFETY: `for_range` above has written all partial values, of which these are one group's, and
+                // returned.
                 let values = unsafe { to.src().slice(first * blocks, count * blocks) };
                 fold_partials(fold, values, count, &mut |c, value| {
-                    // SAFETY: the caller's promise; groups write disjoint outputs.
+                    // SAFETY: `first + c` is a kept element, for which the caller promises room; groups write
+                    // disjoint outputs.
                     unsafe { *out.at((first + c) as isize) = value };
                 });
             }
@@ -353,7 +359,7 @@ unsafe fn fold_group<T: Number + Scratch, F: Fold<T>>(
     let mut all_shifts = [T::ZERO; WIDTH];
     if let (true, Some(shifts)) = (F::LIFTS, shifts) {
         for (c, shift) in all_shifts[..count].iter_mut().enumerate() {
-            // SAFETY: there is a value for each output.
+            // SAFETY: `first + c` is a kept element, and the caller promises a shift for each.
             *shift = unsafe { *shifts.at((first + c) as isize) };
         }
     }
@@ -369,7 +375,8 @@ unsafe fn fold_group<T: Number + Scratch, F: Fold<T>>(
                 #[inline(always)]
                 |[offset], len| {
                     let from = x.at(start + offset);
-                    // SAFETY: the elements exist, and the lanes, which are apart from them, have room for a block.
+                    // SAFETY: `axes` reaches `len` elements from `from` on, which the caller promises to be readable.
+                    // The runs add up to at most a block, for which the lanes have room.
                     unsafe {
                         if step == 1 {
                             std::ptr::copy_nonoverlapping(from, lanes.add(at), len);
@@ -384,7 +391,8 @@ unsafe fn fold_group<T: Number + Scratch, F: Fold<T>>(
             );
             block = lanes;
         }
-        // SAFETY: `len` elements lie next to each other there, and the lanes have room for them.
+        // SAFETY: `block` points to `len` elements next to each other: of `x`, or copied to the lanes. The lanes have
+        // room for a block.
         unsafe {
             if F::LIFTS {
                 let shift = *shifts;
@@ -412,11 +420,12 @@ unsafe fn fold_group<T: Number + Scratch, F: Fold<T>>(
         runs += 1;
     });
     let next_to_each_other = runs == 1 && (side == 1 || count == 1);
-    // SAFETY: the caller lent the memory.
+    // SAFETY: the caller lends `Columns::SIZE` elements of scratch, which this thread alone uses.
     let mut columns = unsafe { Columns::new(fold, lanes, len, count) };
     if next_to_each_other && !F::LIFTS && reduced.axes.len() == 1 && step == count as isize {
         let from = x.at(offsets[0] + rows.start as isize * step);
-        // SAFETY: the rows lie next to each other.
+        // SAFETY: the branch is taken only if the columns lie next to each other and the rows one after the other,
+        // `len * count` elements in all.
         columns.dense(fold, unsafe { std::slice::from_raw_parts(from, len * count) });
     } else {
         let mut copy = [T::ZERO; WIDTH];
@@ -427,7 +436,7 @@ unsafe fn fold_group<T: Number + Scratch, F: Fold<T>>(
             |[offset], len| {
                 for row in 0..len as isize {
                     let mut from = x.at(offset + row * step);
-                    // SAFETY: the elements of the row exist.
+                    // SAFETY: `axes` reaches these `count` elements, which the caller promises to be readable.
                     unsafe {
                         if next_to_each_other {
                             from = from.offset(offsets[0]);
@@ -455,7 +464,7 @@ unsafe fn fold_group<T: Number + Scratch, F: Fold<T>>(
         );
     }
     for (c, &value) in columns.join(fold).iter().enumerate() {
-        // SAFETY: there is room for `count` outputs.
+        // SAFETY: the caller promises room for `count` outputs, and `c` is below that.
         unsafe { *out.add(c) = value };
     }
 }

@@ -29,7 +29,7 @@ pub(crate) unsafe fn by_blocks<const N: usize>(
     operands: [Dst<u8>; N],
     kernel: impl Fn(&Places<N>, [Dst<f32>; N]) + Sync,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises operands of type `dtype`, which the arms cast to.
     unsafe {
         match dtype {
             DType::BF16 => blocks_of(walk, workers, operands.map(Dst::cast::<bf16>), kernel),
@@ -52,7 +52,8 @@ unsafe fn blocks_of<H: Half, const N: usize>(
         for start in range.clone().step_by(BLOCK) {
             let part = start..range.end.min(start + BLOCK);
             let elements = part.len();
-            // SAFETY: all offsets come from `walk`, and a block has room for the elements of a part.
+            // SAFETY: `walk` reaches only elements that the caller vouches for, and a block has room for `BLOCK`
+            // elements, of which a part has at most as many. `kernel` has written the first block before it is read.
             unsafe {
                 for k in 1..N {
                     for_elements(

@@ -18,7 +18,8 @@ pub(crate) unsafe fn warp(
     for_range(workers, to.all_rows(), CHUNK, &|range| {
         for row in range {
             let (image, i) = (row / to.rows, (row % to.rows) as f32);
-            // SAFETY: the image, its matrix and the row are there, and no other part has the row.
+            // SAFETY: `row` counts the rows of all images, so image, matrix and row are within the operands by the
+            // module's contract; each row is one part's.
             let (pixels, m, out) = unsafe {
                 (
                     x.slice(image * from.pixels(), from.pixels()),
@@ -84,7 +85,8 @@ pub(crate) unsafe fn blur(
         let mut wide = vec![0.0_f32; columns + 2 * reach];
         for row in range {
             let (image, i) = (row / rows, row % rows);
-            // SAFETY: the image, its weights and the row are there, and no other part has the row.
+            // SAFETY: `row` counts the rows of all images, so image, weights and row are within the operands by the
+            // module's contract; each row is one part's.
             let (pixels, w, out) = unsafe {
                 (
                     x.slice(image * images.pixels(), images.pixels()),

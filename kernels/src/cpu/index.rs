@@ -42,7 +42,8 @@ pub(crate) unsafe fn select<T: Copy>(
                 outer = row / rows.count;
                 base = rows.outer.offsets(outer);
             }
-            // SAFETY: row `i` is one of the part's, and its index is checked before it is followed.
+            // SAFETY: `i` is below `rows.count`, the number of indices and of the part's rows, and `checked` returns
+            // only rows of the whole. Each row of the part is written once.
             unsafe {
                 let index = *index.at(i as isize * rows.index_step);
                 let Some(j) = checked(rows.op, index, rows.size) else { continue };
@@ -79,7 +80,7 @@ pub(crate) unsafe fn add<T: Number>(
             for outer in outer.clone() {
                 let base = rows.outer.offsets(outer);
                 for i in 0..rows.count as isize {
-                    // SAFETY: there are `rows.count` indices.
+                    // SAFETY: `i` is below `rows.count`, the number of indices.
                     let index = unsafe { *index.at(i * rows.index_step) };
                     let Some(j) = checked(rows.op, index, rows.size) else { continue };
                     let (from, to) = (base[0] + i * rows.steps[0], base[1] + j * rows.steps[1]);
@@ -87,7 +88,8 @@ pub(crate) unsafe fn add<T: Number>(
                     let [part_step, whole_step] = runs.steps();
                     while let Some(([part_at, whole_at], len)) = runs.next() {
                         let (to, from) = (whole.at(to + whole_at), part.at(from + part_at));
-                        // SAFETY: rows `i` of the part and `j` of the whole, an index that is in range, have this run.
+                        // SAFETY: `i` is a row of the part, and `checked` returned row `j` of the whole, so both have
+                        // this run. Parts own disjoint outer rows or inner elements of the whole.
                         unsafe { add_run((to, whole_step), (from, part_step), len) }
                     }
                 }
@@ -109,7 +111,8 @@ pub(crate) unsafe fn gather<T: Copy>(
         let [sp, sw, si] = runs.steps();
         while let Some(([part_at, whole_at, index_at], len)) = runs.next() {
             for k in 0..len as isize {
-                // SAFETY: the loops reach these elements, and the index is checked before it is followed.
+                // SAFETY: `loops` reaches only elements of the part, of the indices and of the whole's row, and
+                // `checked` returns only positions of its axis.
                 unsafe {
                     let Some(j) = checked(op, *index.at(index_at + k * si), size) else { continue };
                     *part.at(part_at + k * sp) = *whole.at(whole_at + k * sw + j * step);
@@ -130,7 +133,8 @@ pub(crate) unsafe fn scatter_add<T: Number>(
     let [sp, sw, si] = runs.steps();
     while let Some(([part_at, whole_at, index_at], len)) = runs.next() {
         for k in 0..len as isize {
-            // SAFETY: as in `gather`.
+            // SAFETY: `loops` reaches only elements of the part, of the indices and of the whole's row, and `checked`
+            // returns only positions of its axis. One thread adds all.
             unsafe {
                 let Some(j) = checked(op, *index.at(index_at + k * si), size) else { continue };
                 let to = whole.at(whole_at + k * sw + j * step);

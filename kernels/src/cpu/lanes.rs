@@ -64,14 +64,15 @@ pub(crate) trait Lanes: Real + Scratch {
     /// All elements at `from` can be read.
     #[inline(always)]
     unsafe fn load<S: Simd>(_: S, from: *const Self) -> Self::Vector<S> {
-        // SAFETY: a vector is its elements.
+        // SAFETY: the caller promises that the vector's elements can be read; a vector has their layout, and any bits
+        // are a value.
         unsafe { from.cast::<Self::Vector<S>>().read_unaligned() }
     }
     /// # Safety
     /// All elements at `to` can be written.
     #[inline(always)]
     unsafe fn store<S: Simd>(_: S, to: *mut Self, value: Self::Vector<S>) {
-        // SAFETY: a vector is its elements.
+        // SAFETY: the caller promises that the vector's elements can be written; a vector has their layout.
         unsafe { to.cast::<Self::Vector<S>>().write_unaligned(value) }
     }
     /// # Safety
@@ -85,7 +86,8 @@ pub(crate) trait Lanes: Real + Scratch {
     /// # Safety
     /// The blocks can be read and written, do not overlap, and on x86-64 the machine has AVX.
     unsafe fn transpose_block(from: *const Self, from_row: isize, to: *mut Self, to_row: isize) {
-        // SAFETY: the blocks can be read and written, and do not overlap.
+        // SAFETY: the caller promises blocks of `BLOCK` by `BLOCK` elements that can be read and written and do not
+        // overlap.
         unsafe { transpose_plain(Self::BLOCK, Self::BLOCK, from, from_row, to, to_row) }
     }
 
@@ -144,12 +146,13 @@ macro_rules! vectors {
         }
         #[inline(always)]
         unsafe fn load_masked<S: Simd>(simd: S, mask: S::$mask, from: *const Self) -> S::$vector {
-            // SAFETY: the elements of the mask can be read.
+            // SAFETY: the caller promises that the elements in the mask can be read, and the others are not accessed.
             unsafe { simd.$load(MemMask::new(mask), from) }
         }
         #[inline(always)]
         unsafe fn store_masked<S: Simd>(simd: S, mask: S::$mask, to: *mut Self, value: S::$vector) {
-            // SAFETY: the elements of the mask can be written.
+            // SAFETY: the caller promises that the elements in the mask can be written, and the others are not
+            // accessed.
             unsafe { simd.$store(MemMask::new(mask), to, value) }
         }
     };
@@ -171,7 +174,8 @@ impl Lanes for f32 {
             __m256, _mm_loadu_ps, _mm256_castps128_ps256, _mm256_insertf128_ps, _mm256_shuffle_ps,
             _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
         };
-        // SAFETY: eight rows of eight elements can be read and written, the caller's promise.
+        // SAFETY: the caller promises eight rows of eight elements to read and to write, and AVX, for which this is
+        // compiled.
         unsafe {
             for col in [0, 4] {
                 // Four elements of row r beside four of row r + 4, so that lanes need not be crossed later.
@@ -209,7 +213,8 @@ impl Lanes for f64 {
             _mm_loadu_pd, _mm256_castpd128_pd256, _mm256_insertf128_pd, _mm256_storeu_pd, _mm256_unpackhi_pd,
             _mm256_unpacklo_pd,
         };
-        // SAFETY: four rows of four elements can be read and written, the caller's promise.
+        // SAFETY: the caller promises four rows of four elements to read and to write, and AVX, for which this is
+        // compiled.
         unsafe {
             for col in [0, 2] {
                 // Two elements of row r beside two of row r + 2.
@@ -245,7 +250,8 @@ pub(crate) unsafe fn transpose<T: Lanes, S: Simd>(
         let m = T::BLOCK.min(rows - i);
         for j in (0..cols).step_by(T::BLOCK) {
             let n = T::BLOCK.min(cols - j);
-            // SAFETY: the block lies within the matrices.
+            // SAFETY: `i + m` and `j + n` are at most the sizes of both matrices, which do not overlap. Vectors of
+            // `BLOCK` elements mean AVX on x86-64.
             unsafe {
                 let from = from.offset(i as isize * from_row).add(j);
                 let to = to.offset(j as isize * to_row).add(i);
@@ -270,7 +276,7 @@ unsafe fn transpose_plain<T: Copy>(
 ) {
     for i in 0..rows {
         for j in 0..cols {
-            // SAFETY: the caller's promise that the elements exist.
+            // SAFETY: `i` and `j` are below the sizes of both matrices, whose elements the caller vouches for.
             unsafe { *to.offset(j as isize * to_row).add(i) = *from.offset(i as isize * from_row).add(j) }
         }
     }
@@ -301,10 +307,10 @@ unsafe fn map_block<T: Copy + Default, const N: usize>(
 ) {
     let mut values = [T::default(); MAP];
     for (j, value) in values.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: callers pass inputs with `MAP` elements, and `j` is below that.
         *value = f(inputs.map(inlined!(|from: *const T| unsafe { *from.add(j) })));
     }
-    // SAFETY: as above.
+    // SAFETY: callers pass an `out` with room for `MAP` elements; `values` is a local array.
     unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), out, MAP) };
     // Keeps the compiler from working on several blocks at once, which only adds code.
     compiler_fence(Ordering::SeqCst);
@@ -322,12 +328,13 @@ pub(crate) unsafe fn map<T: Scratch + Default, const N: usize>(
     f: impl Fn([T; N]) -> T,
 ) {
     if len == 1 {
-        // SAFETY: there is one of each.
+        // SAFETY: the caller promises `len` elements of each, and `len` is 1.
         unsafe { *out = f(inputs.map(|from| *from)) };
         return;
     }
     let mut i = 0;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises `len` elements of each. Whole blocks end at or before `len`, and the rest is copied
+    // to and from local arrays.
     unsafe {
         while i + MAP <= len {
             map_block(out.add(i), inputs.map(|from| from.add(i)), &f);
@@ -359,12 +366,12 @@ pub(crate) unsafe fn update<T: Copy>(
 ) {
     let one = inlined!(|i: isize, to_step: isize, from_step: isize| {
         let to = to.wrapping_offset(i * to_step);
-        // SAFETY: `i` stays below `len`.
+        // SAFETY: `i` is below `len`, and the caller promises `len` elements at these steps.
         unsafe { *to = f(*to, *from.wrapping_offset(i * from_step)) };
     });
     match (to_step, from_step) {
         (1, 1) => {
-            // SAFETY: there are `len` elements of each, which do not overlap.
+            // SAFETY: the caller promises `len` elements of each, which do not overlap, and both steps are 1.
             let (to, from) =
                 unsafe { (std::slice::from_raw_parts_mut(to, len), std::slice::from_raw_parts(from, len)) };
             for (to, &from) in to.iter_mut().zip(from) {

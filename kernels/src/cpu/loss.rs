@@ -22,7 +22,7 @@ unsafe fn label(
     i: usize,
     classes: usize,
 ) -> Option<isize> {
-    // SAFETY: the caller's promise.
+    // SAFETY: callers pass a row `i` below the number of labels, which lie at steps of `step`.
     checked(op, unsafe { *labels.at(i as isize * step) }, classes)
 }
 
@@ -35,8 +35,8 @@ pub(crate) unsafe fn cross_entropy<T: Lanes>(
     let along = |size: usize, step: isize| Loops::from_axes([LoopAxis { size, strides: [step] }]);
     let axes = Axes { kept: along(c.rows, row_step), reduced: along(c.classes, step) };
     with_scratch(c.rows, |largest: *mut T| {
-        // SAFETY: the caller's promise, and there is room for the largest of each row; labels are checked before they are
-        // followed.
+        // SAFETY: the module's contract covers the rows and classes of `c`, the scratch has an element for each row,
+        // and `label` returns only classes of the row.
         unsafe {
             log_sum_exp(&axes, workers, logits, Dst(largest), log_sums);
             for i in 0..c.rows {
@@ -63,7 +63,8 @@ pub(crate) unsafe fn cross_entropy_grad<T: Lanes>(
     let chunk = ((1 << 13) / classes.max(1)).max(1);
     for_range(workers, c.rows, chunk, &|range| {
         simd_for::<T, _>(inlined!(|| {
-            // SAFETY: the caller's promise.
+            // SAFETY: the module's contract covers the rows and classes of `c`, and `label` returns only classes of
+            // the row. Each row of `out` is one part's.
             unsafe {
                 let scale = |i: usize| *g.at(i as isize * g_step);
                 let rows = |i: usize| (out.at(i as isize * out_row), logits.at(i as isize * from_row));

@@ -22,7 +22,8 @@ pub(crate) fn initial<T>(bias: Option<(Src<T>, isize)>, add: bool) -> Init<T> {
 /// They can be read and written, and nobody else uses them meanwhile.
 pub(crate) unsafe fn positive_parts<T: Lanes>(workers: &Workers, len: usize, c: Dst<T>) {
     for_chunks(workers, len, 1 << 13, &|_, range| {
-        // SAFETY: the chunks are disjoint parts of the elements.
+        // SAFETY: the caller promises `len` elements that nobody else uses, and the chunks are disjoint ranges of
+        // them.
         let part = unsafe { std::slice::from_raw_parts_mut(c.at(range.start as isize), range.len()) };
         simd_for::<T, _>(inlined!(|| part.iter_mut().for_each(inlined!(|x: &mut T| *x = x.relu()))));
     });
@@ -71,7 +72,7 @@ pub(crate) unsafe fn products<T: Lanes>(
     let threads = threads(workers);
     if threads == 1 {
         for index in 0..len {
-            // SAFETY: the matrices are those of the batch, for which the caller answers.
+            // SAFETY: `index` is below the length of the batch, so the matrices are some that the caller vouches for.
             unsafe { batch.at(index).run(arch) }
         }
         return;
@@ -88,7 +89,8 @@ pub(crate) unsafe fn products<T: Lanes>(
     for_chunks(workers, len * parts, len.div_ceil(4 * threads), &|_, range| {
         for index in range {
             let (i, j) = (index % parts / across * rows, index % parts % across * cols);
-            // SAFETY: as above; the parts of C are disjoint.
+            // SAFETY: `index / parts` is below the length of the batch, so the matrices are some that the caller
+            // vouches for; the parts of C are disjoint.
             unsafe { batch.at(index / parts).part(i, rows.min(m - i), j, cols.min(n - j)).run(arch) }
         }
     });

@@ -2,9 +2,10 @@
 //! dispatched at run time.
 //!
 //! # Safety
-//! Kernels are unsafe. Who calls one vouches that its parameters are those of its operands, so that every element that they
-//! lead to lies in an operand's memory and is of its type; that inputs can be read and outputs written; and that meanwhile
-//! nobody else writes to either or reads the outputs. What a kernel asks besides is said where it is.
+//! Kernels are unsafe. Callers vouch that the parameters describe the operands, so that every element that they lead to
+//! lies in an operand's memory and is of its type; that inputs can be read and outputs written; and that meanwhile nobody
+//! else writes to either or reads the outputs. A kernel that needs more says so. This is the module's contract, to which
+//! SAFETY comments refer.
 
 pub(crate) mod activations;
 pub(crate) mod attention;

@@ -27,11 +27,12 @@ pub(super) type Block<T> = [T; PARTS];
 #[inline(always)]
 pub(super) unsafe fn load<T: Lanes>(from: *const T, count: usize) -> Block<T> {
     if count == PARTS {
-        // SAFETY: a block has as many elements.
+        // SAFETY: the caller promises `count` readable elements, which are as many as a block has.
         return unsafe { from.cast::<Block<T>>().read_unaligned() };
     }
     let mut block = [T::ZERO; PARTS];
-    // SAFETY: there is room for `count` elements, which are those that can be read.
+    // SAFETY: the caller promises `count` readable elements, and callers keep `count` at or below `PARTS`, the length
+    // of the block.
     unsafe { std::ptr::copy_nonoverlapping(from, block.as_mut_ptr(), count) };
     block
 }
@@ -42,7 +43,7 @@ pub(super) unsafe fn load<T: Lanes>(from: *const T, count: usize) -> Block<T> {
 /// They can be written.
 #[inline(always)]
 unsafe fn store<T: Lanes>(to: *mut T, count: usize, block: &Block<T>) {
-    // SAFETY: at most the first `count` elements.
+    // SAFETY: the caller promises that `count` elements can be written, and a block has at least as many.
     unsafe {
         if count == PARTS {
             to.cast::<Block<T>>().write_unaligned(*block);
@@ -101,7 +102,7 @@ fn add_terms<T: Lanes, const N: usize>(sums: &mut [Block<T>; N], terms: &[Block<
 /// The elements can be read.
 #[inline(always)]
 pub(super) unsafe fn square_of<T: Lanes>(from: *const T, count: usize, mean: T, scale: T) -> Block<T> {
-    // SAFETY: the same elements.
+    // SAFETY: the caller promises `count` readable elements.
     let x = unsafe { load(from, count) };
     let away = zip(&x, &[mean; PARTS], |x, mean| x.sub(mean).mul(scale));
     let mut squares = zip(&away, &away, T::mul);
@@ -127,7 +128,7 @@ fn or_constant<T: Lanes>(given: Option<Src<T>>, len: usize, otherwise: T) -> (Sr
     }
     let mut memory = ScratchMemory::new::<T>(len);
     let at = memory.as_mut_ptr();
-    // SAFETY: there is room for `len` elements.
+    // SAFETY: the scratch has room for `len` elements, is initialised, and is used by nobody else yet.
     unsafe { std::slice::from_raw_parts_mut(at, len) }.fill(otherwise);
     (Src(at), Some(memory))
 }
@@ -156,7 +157,8 @@ pub(crate) unsafe fn forward<T: Lanes>(
     let items = Items { workers, len: count, chunk: ((1 << 13) / len).max(1), room: 0 };
     items.for_each(inlined!(|row, _: *mut T| {
         let at = (row * len) as isize;
-        // SAFETY: elements of row `row`, and what belongs to it; rows are disjoint.
+        // SAFETY: `row` is below the number of rows, so the operands have its `len` elements, its statistics and its
+        // group's weights. Each row is one part's.
         unsafe {
             let from = x.at(at);
             let mut mean = T::ZERO;
@@ -207,12 +209,14 @@ pub(crate) unsafe fn backward<T: Lanes>(
         let partials = Dst(partials);
         for_chunks(workers, count, chunk, &|block, range| {
             let mine = partials.at((2 * weights * block) as isize);
-            // SAFETY: there is room for all blocks' parts, and each block has its own.
+            // SAFETY: the scratch has `2 * weights` elements for each block of rows, is initialised, and each block
+            // is one part's.
             let mine = unsafe { std::slice::from_raw_parts_mut(mine, 2 * weights) };
             simd_for::<T, _>(inlined!(|| {
                 mine.fill(T::ZERO);
                 for row in range {
-                    // SAFETY: elements of row `row`, and what belongs to it; rows are disjoint.
+                    // SAFETY: `row` is below the number of rows, so the operands have its elements, its statistics
+                    // and its group's weights. Each row is one part's.
                     unsafe {
                         let mean = mean.map(|mean| *mean.at(row as isize));
                         let rstd = *rstd.at(row as isize);
@@ -223,11 +227,11 @@ pub(crate) unsafe fn backward<T: Lanes>(
         });
         for (to, first) in [(to_weight, 0), (to_bias, weights)] {
             let Some(to) = to else { continue };
-            // SAFETY: there are so many weights, and nobody else writes their gradients.
+            // SAFETY: the operand has an element for each weight, and this thread alone writes it.
             let to = unsafe { std::slice::from_raw_parts_mut(to.0, weights) };
             to.fill(T::ZERO);
             for block in 0..blocks {
-                // SAFETY: all blocks' parts were written.
+                // SAFETY: `for_chunks` has written the parts of all blocks and returned.
                 let part = unsafe { partials.src().slice(2 * weights * block + first, weights) };
                 for (to, &part) in to.iter_mut().zip(part) {
                     *to = to.add(part);
@@ -260,7 +264,8 @@ unsafe fn backward_row<T: Lanes>(
         let (x, g, w) = (x.at(at), g.at(at), weight.at(first + run));
         let own = (first + run) as usize..;
         let (dw, db) = (&mut dweight[own.clone()], &mut dbias[own]);
-        // SAFETY: elements of the row, and its weights: as many as it has elements, or one.
+        // SAFETY: `at` begins a run of the row with `elements` elements. Weights and their gradients have as many
+        // from `first + run` on if `inner` is 1, otherwise one.
         unsafe {
             if rows.inner == 1 {
                 let (dw, db) = (dw.as_mut_ptr(), db.as_mut_ptr());
@@ -292,7 +297,8 @@ unsafe fn backward_row<T: Lanes>(
     for run in 0..count {
         let at = begin + run * elements as isize;
         let (x, g, w, to) = (x.at(at), g.at(at), weight.at(first + run), to.at(at));
-        // SAFETY: elements of the row, and its weights.
+        // SAFETY: `at` begins a run of the row with `elements` elements, which this part alone writes. Weights have
+        // as many from `first + run` on if `inner` is 1, otherwise one.
         unsafe {
             if rows.inner == 1 {
                 map(elements, to, [x, g, w], inlined!(|[x, g, w]| gradient(x, g, w)));

@@ -42,7 +42,7 @@ impl<T: Lanes, S: Simd> Vector<T, S> {
     /// All elements at `from` can be read.
     #[inline(always)]
     unsafe fn load(simd: S, from: *const T) -> Self {
-        // SAFETY: what the function asks for.
+        // SAFETY: the caller promises what `Lanes::load` asks for: a vector's elements that can be read at `from`.
         Vector { simd, elements: unsafe { T::load(simd, from) } }
     }
 }
@@ -117,7 +117,8 @@ pub(crate) unsafe fn step<T, R, const STATES: usize, const NUMBERS: usize, const
             let numbers = Vector::splats(Scalar, numbers);
             for i in 0..len as isize {
                 let at = from_fn(|k| at[k].wrapping_offset(i * steps[k]));
-                // SAFETY: an element that the loops reach.
+                // SAFETY: `loops` reaches these elements, for which the caller vouches, and a `Scalar` vector is one
+                // element.
                 unsafe { step_vector::<_, _, R, STATES, NUMBERS, FLAGS>(Scalar, numbers, flags, at) }
             }
         });
@@ -144,7 +145,7 @@ pub(crate) unsafe fn adopt(
     for_range(workers, loops.elements, CHUNK, &|range| {
         loops.for_runs(range, |offsets, len| {
             for i in 0..len as isize {
-                // SAFETY: elements that the loops reach.
+                // SAFETY: `loops` reaches these elements, for which the caller vouches; parts have disjoint ranges.
                 unsafe {
                     let master = master.at(offsets[0] + i * steps[0]);
                     let param = *param.at(offsets[ROUNDED] + i * steps[ROUNDED]);
@@ -169,7 +170,8 @@ unsafe fn step_vector<S, T, R, const STATES: usize, const NUMBERS: usize, const 
     T: Lanes,
     R: Rule<STATES, NUMBERS, FLAGS>,
 {
-    // SAFETY: a vector of elements follows each address of an operand of the rule.
+    // SAFETY: callers pass addresses with a vector of elements each, of which those of parameter, states and rounded
+    // copy can be written.
     unsafe {
         let (p, g) = (Vector::load(simd, at[0]), Vector::load(simd, at[1]));
         let states = from_fn(
@@ -210,7 +212,8 @@ where
         let (vectors, scalars) = (Vector::splats(simd, numbers), Vector::splats(Scalar, numbers));
         let lanes = T::lanes::<S>();
         let mut i = 0;
-        // SAFETY: the elements of a run of `step`.
+        // SAFETY: `step` runs this on `len` elements that follow each other at each address; vectors end at or before
+        // `len`.
         unsafe {
             while i + lanes <= len {
                 let at = at.map(|at| at.add(i));

@@ -58,7 +58,7 @@ impl Lie {
         let [kh, kw] = self.window.kernel;
         for e in 0..k {
             let (j, i, c) = (e % kw, e / kw % kh, e / (kw * kh));
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises room for `k` numbers, and `e` is below that.
             unsafe { *to.add(e) = self.element([c, i, j]) as isize };
         }
     }
@@ -71,7 +71,7 @@ impl Lie {
         let [down, along] = self.window.stride;
         for y in 0..rows {
             for x in 0..self.width {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises room for a number for each of `rows` rows of `width` places.
                 unsafe { *to.add(y * self.width + x) = (y * down * self.row + x * along) as isize };
             }
         }
@@ -106,7 +106,8 @@ pub(crate) unsafe fn with_patches<T: Lanes, R>(
     }
     with_scratch(channels * lie.channel, |to: *mut T| {
         for c in 0..channels {
-            // SAFETY: the channel can be read, and there is room for as many rows.
+            // SAFETY: the caller promises `channels` channels at `image`, and the scratch has `lie.channel` elements
+            // for each, as many as the padded rows have.
             unsafe {
                 let (from, to) = (image.add(c * height * width), to.add(c * lie.channel));
                 pad(from, [height, width], window.padding, first, seen(&window, rows), to);
@@ -131,7 +132,8 @@ pub(crate) unsafe fn pad<T: Lanes>(
 ) {
     let padded = width + 2 * padding[1];
     for r in 0..rows {
-        // SAFETY: row `r` has `padded` elements, the row of the channel `width`.
+        // SAFETY: the caller promises the channel, `height` rows of `width` elements, and room for `rows` rows of
+        // `padded` elements.
         unsafe {
             let to = std::slice::from_raw_parts_mut(to.add(r * padded), padded);
             match (first + r).checked_sub(padding[0]).filter(|&row| row < height) {
@@ -155,7 +157,8 @@ pub(crate) unsafe fn pad<T: Lanes>(
 unsafe fn copy_run<T: Lanes, S: Simd>(simd: S, len: usize, from: *const T, to: *mut T) {
     let lanes = T::lanes::<S>();
     let mut e = 0;
-    // SAFETY: loads and stores end at `len`, the last ones by their mask.
+    // SAFETY: the caller promises `len` elements on both sides. Whole vectors end at or before `len`, and the last
+    // one is masked.
     unsafe {
         while e + lanes <= len {
             T::store(simd, to.add(e), T::load(simd, from.add(e)));
@@ -186,7 +189,8 @@ impl<T: Lanes> RightOperand<T> for Patches<T> {
             let (mut x, mut done) = (x, 0);
             while done < size[1] {
                 let run = (width - x).min(size[1] - done);
-                // SAFETY: the places exist, and what the window sees there is in the padded image; `to` has room.
+                // SAFETY: the caller asks for places and elements that the matrix has, so `from` lies in the padded
+                // image for the whole run, and `to` has room for `size[0]` rows of a panel.
                 unsafe {
                     let (from, to) = (from.wrapping_add(x * stride[1]), to.add(k * step + done));
                     if stride[1] == 1 {
@@ -230,7 +234,7 @@ pub(crate) fn with_patches_in_place<T: Lanes, R>(
     let (lie, k) = (Lie::of(geometry, rows), geometry.filter());
     with_scratch(k + rows * lie.width, |table: *mut i64| {
         let (elements, places) = (table.cast::<isize>(), table.wrapping_add(k).cast::<isize>());
-        // SAFETY: there is room for as many elements of a window, and for as many places.
+        // SAFETY: the scratch has `k` numbers for elements of a window and `rows * lie.width` for places.
         unsafe {
             lie.elements(k, elements);
             lie.places(rows, places);
@@ -269,7 +273,8 @@ impl<T: Copy> Left<T> for InPlace<T> {
 
     #[inline(always)]
     fn element(&self, r: usize) -> *const T {
-        // SAFETY: the part has this row and a current column, so there are numbers for both.
+        // SAFETY: the product asks only for rows and columns that the matrix has, and the tables have a number for
+        // each.
         let by = unsafe { *self.rows.add(r) + *self.columns };
         self.image.wrapping_offset(by)
     }
@@ -290,7 +295,7 @@ struct Beside<T> {
 impl<T: Copy> Right<T> for Beside<T> {
     #[inline(always)]
     fn row(&self) -> *const T {
-        // SAFETY: the panel has a current row, so there is a number for it.
+        // SAFETY: the product asks only for rows that the matrix has, and the table has a number for each.
         self.image.wrapping_offset(unsafe { *self.rows })
     }
 
@@ -327,7 +332,7 @@ pub(crate) unsafe fn run_in_place<T: Lanes>(
 ) {
     with_scratch(k, |table: *mut i64| {
         let elements = table.cast::<isize>();
-        // SAFETY: there is room for as many.
+        // SAFETY: the scratch has `k` numbers.
         unsafe { patches.lie.elements(k, elements) };
         with_scratch(m * 2 * T::lanes_of(arch), |block: *mut T| {
             arch.dispatch(Flat { size: [m, k, rows], a, patches, elements, block, c, init });
@@ -357,14 +362,16 @@ impl<T: Lanes> WithSimd for Flat<T> {
         for begin in (0..all).step_by(panel) {
             let cols = panel.min(all - begin);
             let b = Beside { image: image.wrapping_add(begin), rows: elements };
-            // SAFETY: the last column is the last place, of which the image has all elements, and so it has those before.
+            // SAFETY: `begin + cols` is at most `all`, which ends with the last place, of whose window the image has
+            // all elements; those of earlier columns lie before them. `block` has `m` rows of a panel.
             unsafe { run_panel(simd, [m, cols, k], a, b, Matrix::row_major(block, panel), init) };
             let (mut y, mut x, mut done) = (begin / lie.row, begin % lie.row, 0);
             while done < cols {
                 let run = (lie.row - x).min(cols - done);
                 let wanted = lie.width.saturating_sub(x).min(run);
                 for i in (0..m).filter(|_| wanted > 0) {
-                    // SAFETY: the places exist, and C has a column for each.
+                    // SAFETY: `x + wanted` is at most `lie.width` and `y` a row of places, so C has these columns,
+                    // and `block` has `done + wanted <= cols` of the row.
                     unsafe {
                         let to = c.at(i, y * lie.width + x).ptr;
                         copy_run(simd, wanted, block.add(i * panel + done), to);

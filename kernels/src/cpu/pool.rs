@@ -78,10 +78,12 @@ impl Spread {
             // Where column `of` of the line goes, and those that are whole steps further behind it.
             let place = |of: usize| {
                 let at = (left + of) % self.parts * self.part() + (top + line) * self.columns;
-                // SAFETY: the column is in the memory, or right behind that of a line of one column.
+                // SAFETY: `at` and the column behind it lie in the `elements()` that the caller promises, or one past
+                // them for a line of one column.
                 unsafe { to.add(at + (left + of) / self.parts) }
             };
-            // SAFETY: as above, of a line that has as many columns; nobody else has the memory.
+            // SAFETY: a line has `len` elements, which `place` puts into the memory that the caller lends; nobody
+            // else uses it.
             unsafe {
                 match self.parts {
                     1 => std::ptr::copy_nonoverlapping(x.as_ptr(), place(0), len),
@@ -121,11 +123,12 @@ pub(crate) unsafe fn max<T: Lanes + Into<f64>, I: Tap>(
     let (laid_out, pooled) = if fits { (spread.elements(), places + VECTOR) } else { (0, 0) };
     for_range(workers, planes.count, chunk(planes), &|range| {
         with_scratch(laid_out + 2 * pooled, |memory: *mut T| {
-            // SAFETY: there is room for as many.
+            // SAFETY: the scratch has `laid_out + 2 * pooled` elements and is initialised.
             unsafe { std::slice::from_raw_parts_mut(memory, laid_out) }.fill(T::from_f64(f64::NEG_INFINITY));
             for plane in range {
                 let first = plane * places;
-                // SAFETY: there are as many planes, of which each is one part's; the memory is as large as is asked for.
+                // SAFETY: `plane` counts the planes of the operands, and each is one part's. The scratch has
+                // `laid_out` elements and two times `pooled` behind them.
                 unsafe {
                     let x = x.slice(plane * planes.pixels(), planes.pixels());
                     let (out, index) = (out.slice_mut(first, places), index.slice_mut(first, places));
@@ -166,7 +169,8 @@ impl<T: Lanes + Into<f64>, I: Tap> WithSimd for Maxima<'_, T, I> {
             return self.plainly(|_| true);
         }
         let ([rows, columns], lanes) = (planes.places, T::lanes::<S>());
-        // SAFETY: what is read from a place on is in the memory, behind which there is room for a vector, and so it is for results.
+        // SAFETY: `spread` has room for a vector behind its last element, so every load from a place on lies in it,
+        // and so do stores to the two results, which have `places + VECTOR` elements.
         unsafe {
             spread.fill(planes.image[1], window.padding, x, memory);
             for y in 0..rows {
@@ -285,7 +289,8 @@ pub(crate) unsafe fn max_grad<T: Lanes>(
     (out, g, index): (Dst<T>, Src<T>, Src<u8>),
     positive: Option<Src<T>>,
 ) {
-    // SAFETY: the caller's promise, and that the index is of its type.
+    // SAFETY: the module's contract covers the operands, and the index has elements of `index_dtype`, which the arms
+    // cast to.
     unsafe {
         match index_dtype {
             DType::U8 => max_grad_by(how, workers, (out, g, index), positive),
@@ -303,7 +308,8 @@ unsafe fn max_grad_by<T: Lanes, I: Tap>(
     let (size, places) = (planes.pixels(), planes.all_places());
     let steps = steps(planes, window);
     for_planes(planes, workers, |first_pixel, first_place| {
-        // SAFETY: there are as many planes, of which each is one part's.
+        // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
+        // in bounds and one part's.
         let (index, g, to, positive) = unsafe {
             let positive = positive.map(|of| of.slice(first_pixel, size));
             let (index, g) = (index.slice(first_place, places), g.slice(first_place, places));
@@ -331,7 +337,8 @@ pub(crate) unsafe fn pick<T: Lanes, I: Tap>(
     let (size, places) = (planes.pixels(), planes.all_places());
     let steps = steps(planes, window);
     for_planes(planes, workers, |first_pixel, first_place| {
-        // SAFETY: there are as many planes, of which each is one part's.
+        // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
+        // in bounds and one part's.
         let (index, x, to) = unsafe {
             (index.slice(first_place, places), x.slice(first_pixel, size), out.slice_mut(first_place, places))
         };
@@ -359,7 +366,8 @@ pub(crate) unsafe fn mean<T: Lanes>(
 ) {
     let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
     for_planes(planes, workers, |first_pixel, first_place| {
-        // SAFETY: there are as many planes, of which each is one part's, with a result for each place.
+        // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
+        // in bounds and one part's.
         let (from, to) = unsafe { (x.slice(first_pixel, size), out.slice_mut(first_place, places)) };
         for_seen(planes, means, |place, rows, columns, divisor| {
             let mut sum = T::ZERO;
@@ -380,7 +388,8 @@ pub(crate) unsafe fn mean_grad<T: Lanes>(
 ) {
     let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
     for_planes(planes, workers, |first_pixel, first_place| {
-        // SAFETY: as in `mean`.
+        // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
+        // in bounds and one part's.
         let (g, to) = unsafe { (g.slice(first_place, places), out.slice_mut(first_pixel, size)) };
         to.fill(T::ZERO);
         for_seen(planes, means, |place, rows, columns, divisor| {

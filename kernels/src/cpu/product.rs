@@ -27,9 +27,9 @@ pub(crate) struct Matrix<T> {
     pub(crate) col: isize,
 }
 
-// SAFETY: a matrix is only a place. Whoever reads or writes through it vouches for the access.
+// SAFETY: a matrix is an address and two steps. Every access through it is unsafe and has its own argument.
 unsafe impl<T> Send for Matrix<T> {}
-// SAFETY: as above.
+// SAFETY: no method accesses the elements safely; see `Send`.
 unsafe impl<T> Sync for Matrix<T> {}
 
 impl<T> Matrix<T> {
@@ -66,9 +66,9 @@ pub(crate) enum Init<T> {
     Column(*const T, isize),
 }
 
-// SAFETY: as for `Matrix`.
+// SAFETY: an address and a step, which only unsafe code dereferences; see `Matrix`.
 unsafe impl<T> Send for Init<T> {}
-// SAFETY: as for `Matrix`.
+// SAFETY: an address and a step, which only unsafe code dereferences; see `Matrix`.
 unsafe impl<T> Sync for Init<T> {}
 
 impl<T> Init<T> {
@@ -113,7 +113,8 @@ impl<T: Lanes> Product<T> {
         if m == 0 || n == 0 {
             return;
         }
-        // SAFETY: the caller's promise; parts and transposes stay within the matrices.
+        // SAFETY: the caller vouches for A, B, C and the initial values, and transposes and copies address the same
+        // elements.
         unsafe {
             if c.col != 1 || matches!(init, Init::Row(_, step) if step != 1) {
                 if c.row == 1 && !matches!(init, Init::Row(..) | Init::Column(..)) {
@@ -154,7 +155,8 @@ impl<T: Lanes> Product<T> {
             for j in (0..self.n).step_by(SWAP_COLS) {
                 let n = SWAP_COLS.min(self.n - j);
                 let Product { k, a, b, c, init, .. } = self.part(i, m, j, n);
-                // SAFETY: scratch holds m * n elements; the rest is the caller's promise.
+                // SAFETY: the caller vouches for A, B, C and the initial values, of which these are parts. The
+                // scratch has `m * n` elements.
                 with_scratch::<T, ()>(m * n, |block| unsafe {
                     let block =
                         if swap { Matrix::row_major(block, m).t() } else { Matrix::row_major(block, n) };
@@ -184,7 +186,8 @@ impl<T: Lanes> Product<T> {
         let Product { m, n, k, a, b, .. } = self;
         let left = Stored { matrix: a, pack: self.packs_a() };
         let right = Stored { matrix: b, pack: self.packs_b() };
-        // SAFETY: the caller's promise.
+        // SAFETY: `run`'s caller vouches for A, B, C and the initial values, and `run` calls this only if columns of
+        // C and of an initial row lie next to each other.
         unsafe { run_between(arch, [m, n, k], left, right, self.c, self.init) }
     }
 
@@ -297,7 +300,7 @@ impl<T: Lanes> LeftOperand<T> for Stored<T> {
     #[inline(always)]
     unsafe fn rows<S: Simd>(self, _: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T> {
         let a = self.matrix.at(at[0], at[1]);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the operand has these rows, and room for them at `to` if it packs.
         if self.pack { unsafe { pack_rows::<T, S>(size[0], size[1], a, to) } } else { a }
     }
 }
@@ -311,7 +314,7 @@ impl<T: Lanes> RightOperand<T> for Stored<T> {
     #[inline(always)]
     unsafe fn panel<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T> {
         let b = self.matrix.at(at[0], at[1]);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the operand has this panel, and room for it at `to` if it packs.
         if self.pack { unsafe { pack_panel::<T, S>(simd, size[0], size[1], b, to) } } else { b }
     }
 }
@@ -365,7 +368,7 @@ impl<T: Lanes> WithSimd for Move<T> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         let Move { rows, cols, from, to } = self;
-        // SAFETY: the promise of `copy_matrix`'s caller.
+        // SAFETY: `copy_matrix`'s caller promises `rows` by `cols` elements on both sides, which do not overlap.
         unsafe {
             if from.col == 1 && to.col == 1 {
                 for i in 0..rows {
@@ -411,14 +414,17 @@ impl<T: Lanes, A: LeftOperand<T>, B: RightOperand<T>> WithSimd for Rows<T, A, B>
             // Once even if k is 0, for the initial values.
             loop {
                 let depth = BLOCK_K.min(k - p);
-                // SAFETY: A has these rows and columns, and there is room for them.
+                // SAFETY: `i + rows` is at most `m` and `p + depth` at most `k`, so A has these elements; `packed_a`
+                // has room for a block of rows if A packs.
                 let a = unsafe { a.rows(simd, [i, p], [rows, depth], packed_a) };
                 for j in (0..n).step_by(panel) {
                     let cols = panel.min(n - j);
-                    // SAFETY: as for A.
+                    // SAFETY: `p + depth` is at most `k` and `j + cols` at most `n`, so B has these elements;
+                    // `packed_b` has room for a panel if B packs.
                     let b = unsafe { b.panel(simd, [p, j], [depth, cols], packed_b) };
                     let init = if p == 0 { init.at(i, j) } else { Init::Existing };
-                    // SAFETY: the parts have these rows and columns.
+                    // SAFETY: `a` has `rows` rows and `b` `cols` columns of depth `depth`, and C has these rows and
+                    // columns from `[i, j]` on.
                     unsafe { run_panel(simd, [rows, cols, depth], a, b, c.at(i, j), init) };
                 }
                 p += depth;
@@ -434,7 +440,8 @@ impl<T: Lanes, A: LeftOperand<T>, B: RightOperand<T>> WithSimd for Rows<T, A, B>
 #[inline(always)]
 unsafe fn pack_rows<T: Lanes, S: Simd>(rows: usize, depth: usize, a: Matrix<T>, to: *mut T) -> Matrix<T> {
     let row = depth + ROW_PAD;
-    // SAFETY: the caller's promise that A has the elements, and `to` room for `rows` rows of `row` elements.
+    // SAFETY: the caller promises that A has `rows` by `depth` elements, and that `to` has room for `rows` rows of
+    // `row` elements.
     unsafe {
         if a.row == 1 {
             transpose::<T, S>(depth, rows, a.ptr, a.col, to, row as isize);
@@ -460,7 +467,8 @@ unsafe fn pack_panel<T: Lanes, S: Simd>(
 ) -> Matrix<T> {
     let lanes = T::lanes::<S>();
     let row = 2 * lanes;
-    // SAFETY: the caller's promise that B has the elements, and `to` room for `depth` rows of two vectors.
+    // SAFETY: the caller promises that B has `depth` by `cols` elements, and that `to` has room for `depth` rows of
+    // two vectors.
     unsafe {
         if b.col == 1 && cols == row {
             for p in 0..depth {
@@ -529,7 +537,7 @@ impl<T: Lanes, R: Simd, A: Left<T>, B: Right<T>, const WIDE: bool, const MASKED:
         let mut i = 0;
         while i < m {
             let left = m - i;
-            // SAFETY: a tile takes no more rows than are left.
+            // SAFETY: a tile takes at most the `left` rows that A and C still have from `i` on.
             unsafe {
                 // One row by itself would take as long as eight.
                 if many_registers && left == 13 {
@@ -565,7 +573,8 @@ impl<T: Lanes, S: Simd, A: Left<T>, B: Right<T>, const WIDE: bool, const MASKED:
     #[inline(always)]
     unsafe fn load(&self, from: *const T, second: bool) -> T::Vector<S> {
         let lanes = T::lanes::<S>();
-        // SAFETY: the caller's promise; a partial vector is loaded as far as it goes.
+        // SAFETY: `tile` passes addresses of rows of a panel; the vector that is not whole is masked to the panel's
+        // columns.
         unsafe {
             let from = if second { from.add(lanes) } else { from };
             if MASKED && second == WIDE {
@@ -579,7 +588,8 @@ impl<T: Lanes, S: Simd, A: Left<T>, B: Right<T>, const WIDE: bool, const MASKED:
     #[inline(always)]
     unsafe fn store(&self, to: *mut T, second: bool, value: T::Vector<S>) {
         let lanes = T::lanes::<S>();
-        // SAFETY: the caller's promise; a partial vector is stored as far as it goes.
+        // SAFETY: `tile` passes addresses of rows of a panel; the vector that is not whole is masked to the panel's
+        // columns.
         unsafe {
             let to = if second { to.add(lanes) } else { to };
             if MASKED && second == WIDE {

@@ -171,7 +171,8 @@ pub(crate) unsafe fn generate(
     out: Dst<u8>,
 ) {
     let of = (key, distribution);
-    // SAFETY: `out` is of the type that each arm names.
+    // SAFETY: by the module's contract `loops` reaches elements of `out`, which are of type `dtype`, and each arm
+    // casts to that.
     unsafe {
         match dtype {
             DType::F32 => {
@@ -194,7 +195,7 @@ unsafe fn real<T: Random, S: Stored<T>>(
     below: fn(f64) -> T,
     to: Target<'_, S>,
 ) {
-    // SAFETY: the contract is the same; every float can be made of integers.
+    // SAFETY: `loops` reaches elements of `out` of type `S`, as `generate`'s caller vouches.
     unsafe {
         match distribution {
             Distribution::Uniform { low, high } => {
@@ -234,7 +235,7 @@ unsafe fn integers<T: Number, S: Stored<T>>(
         let index = (u128::from(bits) * u128::from(count)) >> 64;
         T::from_i64(low.wrapping_add(index as i64))
     });
-    // SAFETY: the contract is the same.
+    // SAFETY: `loops` reaches elements of `out` of type `S`, as `generate`'s caller vouches.
     unsafe { draw(to, inlined!(|first| from_pairs(key, first, value))) }
 }
 
@@ -251,7 +252,8 @@ pub(crate) unsafe fn dropout<T: Real>(
         let mut rest = &factors[..];
         while let Some(([oo, ox], len)) = runs.next() {
             let (factors, behind) = rest.split_at(len);
-            // SAFETY: offsets come from `loops`.
+            // SAFETY: `loops` reaches `len` elements of both at these offsets and steps, by the module's contract;
+            // `out` is `x` element for element or apart.
             unsafe { mul_run((out.at(oo), so), (x.at(ox), sx), factors) }
             rest = behind;
         }
@@ -322,7 +324,8 @@ unsafe fn draw<T: Copy, S: Stored<T>>(
         while let Some(([offset], len)) = runs.next() {
             let (run, behind) = rest.split_at(len);
             for (i, value) in run.iter().enumerate() {
-                // SAFETY: offsets come from `loops`.
+                // SAFETY: `loops` reaches these elements, which the caller promises to lie in `out` and to be used by
+                // nobody else.
                 unsafe { *out.at(offset + i as isize * step) = S::of(*value) };
             }
             rest = behind;

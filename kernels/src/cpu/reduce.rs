@@ -23,7 +23,7 @@ pub(crate) unsafe fn of_numbers<T: Number + Scratch>(
     out: Dst<T>,
 ) {
     let Reduction::Join(op) = how else { return };
-    // SAFETY: the contract is that of `fold`, without shifts.
+    // SAFETY: the caller keeps the contract of `fold`; these folds lift nothing and need no shifts.
     unsafe {
         match op {
             ReduceOp::Sum | ReduceOp::Mean => fold(axes, workers, x, None, out, Sum),
@@ -46,7 +46,8 @@ pub(crate) unsafe fn of_floats<T: Lanes>(
     out: Dst<T>,
 ) {
     let count = axes.reduced.elements as f64;
-    // SAFETY: the contract is that of `fold`; shifts are the outputs, or in scratch with room for as many.
+    // SAFETY: the caller keeps the contract of `fold`. Shifts are the outputs, or lie in scratch with an element for
+    // each.
     unsafe {
         match how {
             Reduction::Join(op) => {
@@ -83,7 +84,8 @@ unsafe fn variance<T: Lanes>(
     (divisor, root): (T, bool),
 ) {
     let (kept, count) = (axes.kept.elements, T::from_f64(axes.reduced.elements as f64));
-    // SAFETY: the contract is that of `fold`; shifts are the outputs, or in scratch with room for as many, and so are squares.
+    // SAFETY: the caller keeps the contract of `fold`. Means and squares go to `out` or to scratch with an element
+    // for each output, and are written before they are read.
     unsafe {
         let squares = |scale: T, to: Dst<T>| {
             // The means first.
@@ -126,7 +128,8 @@ pub(crate) unsafe fn fold_chain(chain: &Chain, workers: &Workers) {
     let Some(Fold { of, op, dtype, axes, out, .. }) = &chain.fold else { return };
     let Some(written) = chain.steps[*of].output else { return };
     let (how, x, out) = (Reduction::Join(*op), chain.operands[written].at.src(), out.at);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the folded step was written to its operand, whose elements of type `dtype`
+    // `axes` reaches, and keeps the contract of `of_numbers` for `out`.
     unsafe {
         match dtype {
             DType::F64 => of_floats::<f64>(how, axes, workers, x.cast(), out.cast()),
@@ -146,7 +149,8 @@ pub(super) unsafe fn log_sum_exp<T: Lanes>(
     largest: Dst<T>,
     out: Dst<T>,
 ) {
-    // SAFETY: the contract is that of `fold`.
+    // SAFETY: the caller keeps the contract of `fold` for both outputs, and `largest` is written before it is read as
+    // shifts.
     unsafe {
         fold(axes, workers, x, None, largest, Max);
         for k in 0..axes.kept.elements as isize {
@@ -169,7 +173,7 @@ pub(super) unsafe fn log_sum_exp<T: Lanes>(
 /// There is room for all of them, each with a value.
 unsafe fn divide<T: Real>(axes: &Axes, out: Dst<T>, divisor: T) {
     for k in 0..axes.kept.elements as isize {
-        // SAFETY: `k` counts the outputs.
+        // SAFETY: `k` is below the number of outputs, which the caller promises to have values.
         unsafe { *out.at(k) = (*out.at(k)).div(divisor) };
     }
 }
@@ -186,7 +190,8 @@ pub(crate) unsafe fn extreme<T: Number>(
     along: (usize, isize),
     out: Dst<i64>,
 ) {
-    // SAFETY: the contract is that of `first_best`.
+    // SAFETY: the caller keeps the contract of `first_best`: readable elements, room for all outputs, and a `len`
+    // above 0.
     unsafe {
         match which {
             Extreme::Largest => first_best(kept, workers, x, along, out, |a, b| a > b),
@@ -214,7 +219,8 @@ unsafe fn first_best<T: Number>(
         let mut k = range.start;
         kept.for_runs(range, |[offset], count| {
             for c in 0..count as isize {
-                // SAFETY: `i` is below `len`, and `k` counts the kept elements.
+                // SAFETY: `kept` reaches the first element and `i` is below `len`, so the caller promises the
+                // element; `k` counts the kept elements, for which `out` has room.
                 unsafe {
                     let from = x.at(offset + c * side);
                     let (mut best, mut index) = (*from, 0);

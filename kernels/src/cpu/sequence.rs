@@ -90,7 +90,8 @@ pub(crate) unsafe fn cumsum<T: Number>(
                         let i = if reverse { len - 1 - i } else { i } as isize;
                         for (c, (sum, base)) in sums[..width].iter_mut().zip(&scan.base).enumerate() {
                             let at = |k: usize| offsets[k] + (first + c) as isize * sides[k] + i * steps[k];
-                            // SAFETY: element `i` of a row of `rows`.
+                            // SAFETY: `i` is below `len`, and `first + c` a row of `rows`, which are those of the
+                            // operands by the module's contract. Rows are disjoint parts.
                             unsafe {
                                 *sum = sum.add(*x.at(at(1)));
                                 *out.at(at(0)) = base.add(*sum);
@@ -118,7 +119,8 @@ pub(crate) unsafe fn rotary<T: Real>(
         while let Some((offsets, count)) = runs.next() {
             for i in 0..count as isize {
                 let at = |k: usize| offsets[k] + i * steps[k];
-                // SAFETY: a pair of `pairs`.
+                // SAFETY: `pairs` reaches the first element of each pair, and `apart` leads to the second, both
+                // within the operands by the module's contract. Pairs are disjoint.
                 unsafe {
                     let (a, b) = (*x.at(at(1)), *x.at(at(1) + apart[1]));
                     let (cos, sin) = (*cos.at(at(2)), *sin.at(at(3)));

@@ -67,7 +67,7 @@ impl<const LOG: bool, const GRADIENT: bool> RowOp<LOG, GRADIENT> {
         let chunk = ((1 << 13) / len).max(1).next_multiple_of(WIDTH);
         for_range(workers, kept.elements, chunk, &|range| {
             if !by_rows {
-                // SAFETY: the contract is the same.
+                // SAFETY: `range` lies in the kept rows, for which the module's contract vouches.
                 return unsafe { Self::columns(rows, range, out, inputs) };
             }
             with_scratch(if Self::TERM { len } else { 0 }, |terms: *mut T| {
@@ -78,7 +78,8 @@ impl<const LOG: bool, const GRADIENT: bool> RowOp<LOG, GRADIENT> {
                         for row in 0..count as isize {
                             let at = |k: usize| offsets[k] + row * sides[k];
                             let inputs: [_; I] = std::array::from_fn(|i| inputs[i].at(at(i + 1)));
-                            // SAFETY: the caller's promise; rows of the output are disjoint.
+                            // SAFETY: the rows are those of the operands, of `len` elements that follow each other,
+                            // and `terms` has room for a row. Rows of the output are disjoint.
                             unsafe { Self::row(len, out.at(at(0)), inputs, terms) };
                         }
                     }
@@ -91,7 +92,8 @@ impl<const LOG: bool, const GRADIENT: bool> RowOp<LOG, GRADIENT> {
     #[inline(always)]
     unsafe fn row<T: Lanes, const I: usize>(len: usize, out: *mut T, inputs: [*const T; I], terms: *mut T) {
         let (y, x) = (inputs[0], inputs[I - 1]);
-        // SAFETY: the caller's promise: `len` elements of each. `out` may be an input: its elements are read first.
+        // SAFETY: callers pass `len` elements of each and, if the op has terms, room for as many. `out` may be an
+        // input: slices of inputs are dead before it is written, and `map` allows it element for element.
         unsafe {
             let mut t = x;
             if Self::MAX {
@@ -129,7 +131,8 @@ impl<const LOG: bool, const GRADIENT: bool> RowOp<LOG, GRADIENT> {
             let terms = lanes.wrapping_add(size + I * len * width);
             for first in range.clone().step_by(width) {
                 let count = width.min(range.end - first);
-                // SAFETY: the caller's promise, and there is room for the copies.
+                // SAFETY: `first + count` is at most the kept rows, for which the module's contract vouches. The
+                // scratch has the lanes and `copied` copies of `len * width` elements.
                 unsafe {
                     let block = |ptr: *mut T| Matrix::row_major(ptr, count);
                     let (mut runs, mut done) = (kept.runs(first..first + count), 0);
@@ -165,7 +168,8 @@ impl<const LOG: bool, const GRADIENT: bool> RowOp<LOG, GRADIENT> {
     ) {
         let (y, x) = (copies[0].cast_const(), copies[I - 1]);
         let mut scale = [T::ZERO; WIDTH];
-        // SAFETY: the caller's promise: `len` rows of `width` elements each.
+        // SAFETY: callers pass copies of `len` rows of `width` elements, which are apart, and room for the lanes and
+        // as many terms. Slices are dead before their memory is written.
         unsafe {
             if Self::MAX {
                 let mut largest = [T::ZERO; WIDTH];
@@ -206,7 +210,7 @@ unsafe fn fold_columns<T: Lanes, F: Fold<T>>(
         fold_partials(fold, x, width, &mut |c, value| out[c] = value);
         return;
     }
-    // SAFETY: the caller lent the memory.
+    // SAFETY: callers lend `Columns::SIZE` elements of scratch, which this thread alone uses.
     let mut columns = unsafe { Columns::new(fold, lanes, rows, width) };
     columns.dense(fold, x);
     out[..width].copy_from_slice(columns.join(fold));

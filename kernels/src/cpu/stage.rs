@@ -66,7 +66,8 @@ impl Halves {
     /// The halves at `from` may be read, and `to` has room for all places.
     unsafe fn widen(&self, workers: &Workers, from: Src<u8>, to: Dst<f32>) {
         let places = &self.places;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises readable elements of type `dtype` at `from` and room for all places at `to`,
+        // which is memory of its own.
         unsafe {
             match self.dtype {
                 DType::BF16 => map1::<false, _, _>(places, workers, to, from.cast::<bf16>(), bf16::widen),
@@ -79,7 +80,7 @@ impl Halves {
     /// All places at `from` have a value, and the halves at `to` may be written.
     unsafe fn round(&self, workers: &Workers, from: Src<f32>, to: Dst<u8>) {
         let places = &self.places;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises a value at each place of `from` and writable elements of type `dtype` at `to`.
         unsafe {
             match self.dtype {
                 DType::BF16 => map1::<false, _, _>(places, workers, to.cast(), from, bf16::round),
@@ -123,7 +124,7 @@ impl<'a> Stage<'a> {
     /// # Safety
     /// This is a command that uses the operand, and the kernel's work ends before the stage.
     pub(crate) unsafe fn read<T: Element>(&self, operand: &'a Operand<T>) -> Src<T> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that this command uses the operand and that its body ends before the stage.
         unsafe { self.hold(operand, true, false).src() }
     }
 
@@ -132,7 +133,7 @@ impl<'a> Stage<'a> {
     /// # Safety
     /// As for [`read`](Self::read).
     pub(crate) unsafe fn write<T: Element>(&self, operand: &'a Operand<T>) -> Dst<T> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that this command uses the operand and that its body ends before the stage.
         unsafe { self.hold(operand, false, true) }
     }
 
@@ -141,7 +142,7 @@ impl<'a> Stage<'a> {
     /// # Safety
     /// As for [`read`](Self::read).
     pub(crate) unsafe fn update<T: Element>(&self, operand: &'a Operand<T>) -> Dst<T> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that this command uses the operand and that its body ends before the stage.
         unsafe { self.hold(operand, true, true) }
     }
 
@@ -152,7 +153,8 @@ impl<'a> Stage<'a> {
         let mut memory = ScratchMemory::new::<f32>(halves.span);
         let at = Dst(memory.as_mut_ptr::<f32>());
         if read {
-            // SAFETY: the caller's promise; the memory has room for the span.
+            // SAFETY: the caller promises that this command uses the operand, so its elements may be read; the memory
+            // has room for `span` elements, and so for all places.
             unsafe { halves.widen(self.workers, operand.at.src(), at) };
         }
         let result = written.then_some((&**halves, operand.at));
@@ -168,7 +170,8 @@ impl Drop for Stage<'_> {
             // A kernel that failed may have written nothing.
             let has_failed = std::thread::panicking() || failure::is_reported();
             let Some((halves, to)) = result.filter(|_| !has_failed) else { continue };
-            // SAFETY: the kernel has written all places, as whoever asked for a result promised.
+            // SAFETY: the memory has a value at each place, as scratch is initialised and the kernel wrote its
+            // results. The command uses the operand at `to`, and its body has ended.
             unsafe { halves.round(self.workers, Src(memory.as_mut_ptr::<f32>().cast_const()), to) };
         }
     }

@@ -36,7 +36,7 @@ impl<T: Copy> Input<T> {
     unsafe fn new((first, step): (*const T, isize)) -> Self {
         let mut staged = [const { MaybeUninit::uninit() }; BLOCK];
         if step == 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the first element may be read.
             staged = [MaybeUninit::new(unsafe { *first }); BLOCK];
         }
         Input { first, step, staged }
@@ -59,7 +59,7 @@ impl<T: Copy> Input<T> {
             return (self.first.wrapping_offset(i).cast(), 1);
         }
         if self.step != 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the `W` elements from `i` on, at steps of `step`, may be read.
             unsafe { gather(self.first.offset(i * self.step), self.step, &mut self.staged[..W]) };
         }
         (self.staged.as_ptr().cast(), 0)
@@ -71,7 +71,7 @@ impl<T: Copy> Input<T> {
     /// It may be read.
     #[inline(always)]
     unsafe fn one(&self, i: isize) -> T {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that element `i` may be read.
         unsafe { *self.first.offset(i * self.step) }
     }
 }
@@ -83,7 +83,7 @@ impl<T: Copy> Input<T> {
 #[inline(never)]
 unsafe fn gather<T: Copy>(from: *const T, step: isize, to: &mut [MaybeUninit<T>]) {
     for (j, to) in to.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as many readable elements as `to` has places, and `j` is below that.
         to.write(unsafe { *from.offset(j as isize * step) });
     }
 }
@@ -95,7 +95,7 @@ unsafe fn gather<T: Copy>(from: *const T, step: isize, to: &mut [MaybeUninit<T>]
 #[inline(never)]
 unsafe fn scatter<T: Copy>(from: &[MaybeUninit<T>], to: *mut T, step: isize) {
     for (j, from) in from.iter().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as many writable elements as `from` has, and `j` is below that.
         unsafe { to.cast::<MaybeUninit<T>>().offset(j as isize * step).write(*from) };
     }
 }
@@ -139,7 +139,8 @@ impl<T: Copy> Output<T> {
     #[inline(always)]
     unsafe fn did<const W: usize>(&mut self, count: isize) {
         if self.step != 1 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the block of `W` elements from `done` on may be written, and `blocks`
+            // returns one block at a time if the step is not 1.
             unsafe { scatter(&self.staged[..W], self.first.offset(self.done * self.step), self.step) };
         }
         self.done += count * W as isize;
@@ -151,7 +152,7 @@ impl<T: Copy> Output<T> {
     /// It may be written.
     #[inline(always)]
     unsafe fn push(&mut self, value: T) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that element `done` may be written.
         unsafe { *self.first.offset(self.done * self.step) = value };
         self.done += 1;
         end_of_block();
@@ -245,12 +246,13 @@ pub(crate) unsafe fn map0<O: Copy + Sync>(walk: &Places<1>, workers: &Workers, o
     drive::<false, _>(
         walk,
         workers,
-        // SAFETY: all offsets come from `walk`.
+        // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
         |[oo]| unsafe { *out.at(oo) = value },
         #[inline(always)]
         |[oo], len, [so]| {
             let mut out = Output::new((out.at(oo), so), len);
-            // SAFETY: as above.
+            // SAFETY: `walk` yields only runs of elements that the caller vouches for, and `blocks` and `push` stay
+            // within `len`.
             unsafe {
                 while let Some((count, to)) = out.blocks::<BLOCK>(true) {
                     for b in 0..count {
@@ -283,12 +285,13 @@ pub(crate) unsafe fn map1<const WIDE: bool, O: Copy, A: Copy>(
     drive::<WIDE, _>(
         walk,
         workers,
-        // SAFETY: all offsets come from `walk`.
+        // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
         |[oo, ox]| unsafe { *out.at(oo) = f(*x.at(ox)) },
         #[inline(always)]
         |[oo, ox], len, [so, sx]| {
             let mut out = Output::new((out.at(oo), so), len);
-            // SAFETY: as above; a block is read before it is written.
+            // SAFETY: `walk` yields only runs of elements that the caller vouches for, and blocks stay within `len`.
+            // A block is read before it is written, so `out` may be `x`.
             unsafe {
                 let mut x = Input::new((x.at(ox), sx));
                 blocks1::<O, A, BLOCK>(&mut out, &mut x, &f);
@@ -312,7 +315,8 @@ unsafe fn blocks1<O: Copy, A: Copy, const W: usize>(
     f: &impl Fn(A) -> O,
 ) {
     while let Some((count, to)) = out.blocks::<W>(x.lies()) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the blocks left in `out` may be written, and the same elements of `x`
+        // read.
         unsafe {
             let (x, dx) = x.blocks::<W>(out.done);
             for b in 0..count {
@@ -339,10 +343,10 @@ pub(crate) unsafe fn map2<const WIDE: bool, O: Copy, A: Copy, B: Copy>(
     drive::<WIDE, _>(
         walk,
         workers,
-        // SAFETY: all offsets come from `walk`.
+        // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
         |[oo, ox, oy]| unsafe { *out.at(oo) = f(*x.at(ox), *y.at(oy)) },
         #[inline(always)]
-        // SAFETY: as above.
+        // SAFETY: `walk` yields only runs of elements that the caller vouches for.
         |[oo, ox, oy], len, [so, sx, sy]| unsafe {
             run2((out.at(oo), so), (x.at(ox), sx), (y.at(oy), sy), len, &f);
         },
@@ -360,7 +364,8 @@ unsafe fn run2<O: Copy, A: Copy, B: Copy>(
     f: &impl Fn(A, B) -> O,
 ) {
     let mut out = Output::new(out, len);
-    // SAFETY: the caller's promise; a block is read before it is written.
+    // SAFETY: the caller promises `len` elements of each, and blocks stay within `len`. A block is read before it is
+    // written, so `out` may be an input.
     unsafe {
         let (mut x, mut y) = (Input::new(x), Input::new(y));
         blocks2::<O, A, B, BLOCK>(&mut out, &mut x, &mut y, f);
@@ -381,7 +386,8 @@ unsafe fn blocks2<O: Copy, A: Copy, B: Copy, const W: usize>(
     f: &impl Fn(A, B) -> O,
 ) {
     while let Some((count, to)) = out.blocks::<W>(x.lies() && y.lies()) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the blocks left in `out` may be written, and the same elements of `x` and
+        // `y` read.
         unsafe {
             let ((x, dx), (y, dy)) = (x.blocks::<W>(out.done), y.blocks::<W>(out.done));
             for b in 0..count {
@@ -408,12 +414,13 @@ pub(crate) unsafe fn map3<O: Copy, A: Copy, B: Copy, C: Copy>(
     drive::<false, _>(
         walk,
         workers,
-        // SAFETY: all offsets come from `walk`.
+        // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
         |[oo, ox, oy, oz]| unsafe { *out.at(oo) = f(*x.at(ox), *y.at(oy), *z.at(oz)) },
         #[inline(always)]
         |[oo, ox, oy, oz], len, [so, sx, sy, sz]| {
             let mut out = Output::new((out.at(oo), so), len);
-            // SAFETY: as above; a block is read before it is written.
+            // SAFETY: `walk` yields only runs of elements that the caller vouches for, and blocks stay within `len`.
+            // A block is read before it is written, so `out` may be an input.
             unsafe {
                 let (mut x, mut y) = (Input::new((x.at(ox), sx)), Input::new((y.at(oy), sy)));
                 let mut z = Input::new((z.at(oz), sz));
@@ -441,7 +448,7 @@ pub(crate) unsafe fn map3<O: Copy, A: Copy, B: Copy, C: Copy>(
 /// The elements may be read and written, and `to` and `from` do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn add_run<T: Number>(to: (*mut T, isize), from: (*const T, isize), len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises `len` elements at both, and the output may be the first input element for element.
     unsafe { run2(to, (to.0.cast_const(), to.1), from, len, &T::add) }
 }
 
@@ -451,7 +458,7 @@ pub(crate) unsafe fn add_run<T: Number>(to: (*mut T, isize), from: (*const T, is
 /// As many elements as there are factors may be read and written; `to` may be `from`, element for element.
 #[inline(always)]
 pub(crate) unsafe fn mul_run<T: Number>(to: (*mut T, isize), from: (*const T, isize), factors: &[T]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as many elements at both as there are factors; `to` may be `from`.
     unsafe {
         run2(
             to,

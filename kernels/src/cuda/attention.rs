@@ -277,7 +277,7 @@ impl Launch<'_> {
             };
             (program_of(dtype), name, blocks(self.queue, wanted as u64, THREADS))
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Queue::kernel` for the kernels of this pass.
         unsafe { self.queue.kernel(program, name, grid, args) }
     }
 }

@@ -187,7 +187,8 @@ pub(crate) fn backward(
     let (threads, mut cut) = threads(channels);
     // In evaluation the sums do not come into the gradient of the images.
     let count = if training { channels.each() as f64 } else { 0.0 };
-    // SAFETY: as in `forward`, and the workspace has room for the sums of all channels.
+    // SAFETY: the kernels take these arguments, the channels are those of the operands, and the workspace has room
+    // for the sums of all channels and the states of all units.
     unsafe {
         let summed = [both, weight_sum, bias_sum, x, g].into_iter().chain(norm.args());
         if let Some(columns) = &columns {

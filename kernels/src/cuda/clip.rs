@@ -45,7 +45,7 @@ pub(crate) fn total_norm(
         unsafe { queue.kernel(program, by_dtype!(dtype, "squares"), grid, &[table.arg(), own.into()]) }
     })?;
     let args = [parts.into(), Arg::U64(first as u64), Arg::F64(max_norm), norm.into(), scale.into()];
-    // SAFETY: the kernel takes these arguments.
+    // SAFETY: the kernel takes these arguments: `parts` has `first` sums, norm and scale have one element.
     unsafe { queue.kernel(program, by_dtype!(dtype, "norm_of"), Grid::linear(1, THREADS), &args) }
 }
 
@@ -84,6 +84,6 @@ pub(crate) fn unscale_all(
         unsafe { queue.kernel(program, by_dtype!(dtype, "unscale_all"), grid, &args) }
     })?;
     let args = [parts.into(), Arg::U64(first as u64), found.into()];
-    // SAFETY: the kernel takes these arguments.
+    // SAFETY: the kernel takes these arguments: `parts` has `first` numbers, and found has one element.
     unsafe { queue.kernel(program, by_dtype!(dtype, "any_of"), Grid::linear(1, THREADS), &args) }
 }

@@ -197,7 +197,7 @@ impl Parts {
 /// Enqueues `out = max(out, 0)` of so many elements.
 pub(crate) fn positive_parts(queue: &Queue<'_>, dtype: DType, out: Address, elements: usize) -> Result<()> {
     let grid = blocks(queue, elements as u64, THREADS);
-    // SAFETY: the kernel takes these arguments, and there are as many elements.
+    // SAFETY: the kernel takes these arguments, and callers pass an output of the command with `elements` elements.
     unsafe {
         let args = [out.into(), Arg::U64(elements as u64)];
         queue.kernel(program_of(dtype), by_dtype!(dtype, "positive_parts"), grid, &args)
@@ -221,8 +221,9 @@ pub(crate) unsafe fn by_library(
         (ConvPass::Forward, [images, filters]) => [images, filters, out],
     };
     let workspace = workspace.unwrap_or(Address::NULL);
-    // SAFETY: the caller's promise.
-    unsafe { algorithm.enqueue(queue, operands.map(|at| at.0), bias.map(|at| at.0), workspace.0) }
+    // SAFETY: the caller promises operands of the form that the algorithm was found for and a workspace of its size,
+    // all of which the command uses.
+    unsafe { queue.convolution(algorithm, operands.map(|at| at.0), bias.map(|at| at.0), workspace.0) }
 }
 
 /// Elements of a workspace, where one image does not need more.
@@ -250,7 +251,8 @@ struct Conv {
     planes: u64,
 }
 
-// SAFETY: fourteen words of 32 bits, and one of 64.
+// SAFETY: fourteen words of 32 bits and one of 64, which begins at a multiple of 8 bytes, so `repr(C)` adds no
+// padding.
 unsafe impl ByValue for Conv {}
 
 /// Matrices that lie one after the other, for each image and each group, or for each group only.

@@ -28,10 +28,10 @@ pub(crate) fn fill(
     if let Places::Run { elements, .. } = places
         && (size == 1 || bits == 0)
     {
-        // SAFETY: the output's elements are contiguous.
+        // SAFETY: the places are a run of `elements` elements from `out` on, which the command writes.
         return unsafe { queue.fill_bytes(out.0, bits as u8, elements * size) };
     }
-    // SAFETY: the places are those of the output.
+    // SAFETY: `places` was made from the layout of the output, which the command writes.
     unsafe { enqueue_fill(queue, size, bits, &places.loops(), out) }
 }
 
@@ -49,7 +49,8 @@ unsafe fn enqueue_fill(
         let out = out.offset(at, size);
         let walk = Walk::of(queue.op(), part)?.vectors(lanes, [(out.0.cast_const(), size)]);
         let args = [out.into(), Arg::U64(bits), walk.arg()];
-        // SAFETY: the kernel takes these arguments; the caller answers for the elements.
+        // SAFETY: the kernel takes these arguments, and the caller promises that `loops`, of which `part` is a part,
+        // reaches elements that the command writes.
         unsafe { queue.kernel(&COPY, by_size!(size, "fill"), walk.grid(queue, lanes), &args) }
     })
 }
@@ -61,7 +62,7 @@ pub(crate) fn copy(
     operands: [Address; 2],
 ) -> Result<()> {
     if from == to {
-        // SAFETY: the places are those of the operands.
+        // SAFETY: `places` was made from the layouts of the operands, which the command writes and reads.
         return unsafe { enqueue_copy(queue, to.size_bytes(), &places.loops(), operands) };
     }
     let sizes = [to, from].map(DType::size_bytes);

@@ -76,7 +76,8 @@ pub(crate) fn grad(
     let (rows, width) = (Arg::U64(rows as u64), Arg::U32(width as u32));
     let (sizes, to, from) = (words.arg(), to.arg(), from.arg());
     let args = [out, g, members, indices, offsets, weights, sizes, rows, width, to, from, Arg::Fault];
-    // SAFETY: as in `sum`.
+    // SAFETY: the kernel takes these arguments, sizes and steps are those of the operands, and an index is checked
+    // before it is followed.
     unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "embedding_bag_grad"), grid, &args) }
 }
 
@@ -93,6 +94,7 @@ pub(crate) fn weights_grad(
     let (own, from, offsets) = (own.arg(), from.arg(), offsets.into());
     let args = [out, g, table, indices, offsets, numbers, out_step, own, from, Arg::Fault];
     let grid = blocks(queue, (sizes.len as u64).div_ceil(u64::from(THREADS / WARP)), THREADS);
-    // SAFETY: as in `sum`.
+    // SAFETY: the kernel takes these arguments, sizes and steps are those of the operands, and an index is checked
+    // before it is followed.
     unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "embedding_bag_weights_grad"), grid, &args) }
 }

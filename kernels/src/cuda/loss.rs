@@ -42,7 +42,8 @@ pub(crate) fn cross_entropy_grad(
     let ([out, logits, labels, g, log_sums], [kept, rows, lanes]) = (operands.map(Arg::from), args.args());
     let all = [out, logits, labels, g, log_sums, kept, rows, lanes, Arg::Fault];
     let kernel = by_group!(args.threads.group, dtype, "cross_entropy_grad");
-    // SAFETY: as in `cross_entropy`.
+    // SAFETY: the kernel takes these arguments, the rows are those of the operands, and labels are checked before
+    // they are followed.
     unsafe { queue.kernel(program_of(dtype), kernel, args.grid(queue), &all) }
 }
 
@@ -60,6 +61,7 @@ pub(crate) fn cross_entropy_both(
     let all: SmallVec<[Arg<'_>; 10]> =
         operands.map(Arg::from).into_iter().chain(args.args()).chain([Arg::Fault]).collect();
     let kernel = by_group!(args.threads.group, dtype, "cross_entropy_both");
-    // SAFETY: as in `cross_entropy`.
+    // SAFETY: the kernel takes these arguments, the rows are those of the operands, and labels are checked before
+    // they are followed.
     unsafe { queue.kernel(program_of(dtype), kernel, args.grid(queue), &all) }
 }

@@ -28,7 +28,7 @@ struct Operand {
     rows: u32,
 }
 
-// SAFETY: six words of 64 bits and two of 32.
+// SAFETY: six words of 64 bits and two of 32, so `repr(C)` adds no padding.
 unsafe impl ByValue for Operand {}
 
 /// Whether a launch can make the gradients of these rows' weights: from packs of weights side by side, in rows that are not cut.

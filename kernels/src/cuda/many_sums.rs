@@ -35,7 +35,7 @@ struct Operand {
     packed: u32,
 }
 
-// SAFETY: two words of 64 bits and eight of 32.
+// SAFETY: two words of 64 bits and eight of 32, so `repr(C)` adds no padding.
 unsafe impl ByValue for Operand {}
 
 /// Whether a launch can sum along these axes: rows of one axis or two that are not long, of elements that fill a range.

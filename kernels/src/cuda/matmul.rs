@@ -65,7 +65,7 @@ struct Numbers {
     relu: u32,
 }
 
-// SAFETY: words of 64 bits, and two of 32.
+// SAFETY: nine words of 64 bits and two of 32, so `repr(C)` adds no padding.
 unsafe impl ByValue for Numbers {}
 
 /// What becomes of products, and how they are made.
@@ -106,12 +106,14 @@ impl Product<'_> {
         let others = axes.iter().enumerate().filter(|&(i, _)| Some(i) != largest);
         let calls = Loops::from_axes(others.map(|(_, axis)| *axis));
         let Some(gemm) = self.gemm(&inner).filter(|_| calls.elements <= MAX_CALLS) else {
-            // SAFETY: the caller answers for the matrices.
+            // SAFETY: the caller promises that C, for all of `axes`, and the row lie in buffers that the command
+            // writes and reads.
             unsafe { self.start(queue, &axes, at[0])? };
             if self.accumulates() && self.batch.a.columns == 0 && !self.relu {
                 return Ok(());
             }
-            // SAFETY: as above.
+            // SAFETY: the caller promises that all matrices of `axes` lie in buffers that the command writes and
+            // reads.
             return unsafe { self.enqueue_plain(queue, &axes, at) };
         };
         let sizes = [self.c_dtype, self.dtype, self.dtype].map(DType::size_bytes);
@@ -119,7 +121,8 @@ impl Product<'_> {
         for index in 0..calls.elements {
             let offsets = calls.offsets(index);
             let at: [Address; 3] = std::array::from_fn(|k| at[k].offset(offsets[k], sizes[k]));
-            // SAFETY: the caller answers for the matrices.
+            // SAFETY: `offsets` are those of the batch's other axes, so the matrices at `at` are some that the caller
+            // vouches for.
             positive &= unsafe { self.enqueue_call(queue, &gemm, &inner, at)? };
         }
         if self.relu && !positive {
@@ -154,7 +157,8 @@ impl Product<'_> {
             }
             Onto::Nothing | Onto::Held => None,
         };
-        // SAFETY: the caller answers for the matrices and the row.
+        // SAFETY: the caller promises that the matrices along `inner` and the row lie in buffers that the command
+        // writes and reads. `gemm` describes them, and the workspace has the size that its algorithm asked for.
         unsafe {
             for &relu in ways.iter().filter(|_| bias.is_some()) {
                 let gemm = Gemm { epilogue: Epilogue { bias, relu }, ..gemm };
@@ -257,7 +261,8 @@ impl Product<'_> {
         let grid =
             Grid { blocks: [tiles as u32, batch.elements.min(MAX_Y) as u32, 1], ..Grid::linear(1, THREADS) };
         let [c, a, b] = at.map(Arg::from);
-        // SAFETY: the kernel takes these arguments; the caller answers for the matrices.
+        // SAFETY: the kernel takes these arguments, and the caller promises that all matrices of `axes` lie in
+        // buffers that the command writes and reads.
         unsafe {
             let args = [c, a, b, numbers.arg(), walk.arg()];
             queue.kernel(program_of(self.dtype), by_dtype!(self.c_dtype, "matmul"), grid, &args)

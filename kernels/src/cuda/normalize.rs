@@ -99,7 +99,8 @@ pub(crate) fn normalize_added(
     let (mean, rstd, norm) = (mean.into(), rstd.into(), norm.arg());
     let args = [out, sum, first, second, first_rows, second_rows, weight, bias, mean, rstd, norm, eps, lanes];
     let kernel = by_group!(threads.group, dtype, "normalize_added");
-    // SAFETY: as in `normalize`; a thread has read what it writes.
+    // SAFETY: the kernel takes these arguments, and the rows are those of the operands. A thread reads an element
+    // before it writes one at the same address.
     unsafe { queue.kernel(added::program_of(dtype), kernel, threads.grid(queue, THREADS), &args) }
 }
 
@@ -123,7 +124,8 @@ pub(crate) fn gradient(
         let threads = RowThreads::holding(count, len, 1, len as isize, THREADS);
         let (grid, lanes) = (threads.grid(queue, THREADS), Arg::U32(threads.lanes));
         let args = [dx.into(), g, x, weight, mean, rstd, norm.arg(), lanes, other.into()];
-        // SAFETY: as in `normalize`; a thread has read what it writes.
+        // SAFETY: the kernel takes these arguments, and the rows are those of the operands. A thread reads an element
+        // before it writes one at the same address.
         unsafe {
             if other.is_some() {
                 let kernel = by_group!(threads.group, dtype, "normalize_grad_added");
@@ -137,7 +139,8 @@ pub(crate) fn gradient(
     if weights > 0 && (dweight.is_some() || dbias.is_some()) {
         let ((threads, mut cut), states) = (weight_threads(all), Arg::from(workspace));
         let [dweight, dbias] = [dweight, dbias].map(Arg::from);
-        // SAFETY: as in `normalize`, and the workspace has room for the states of all units.
+        // SAFETY: the kernels take these arguments, the rows are those of the operands, and the workspace has room
+        // for the states of all units.
         unsafe {
             if let Some(columns) = columns(all).filter(|_| aligned) {
                 cut = columns;

@@ -75,14 +75,14 @@ struct NumberBits {
     numbers: [u64; MAX_NUMBERS],
 }
 
-// SAFETY: words of 64 bits.
+// SAFETY: all fields are words of 64 bits, so `repr(C)` adds no padding.
 unsafe impl ByValue for NumberBits {}
 
 /// `Operands` of the program.
 #[repr(C)]
 struct One<const N: usize>([u64; N]);
 
-// SAFETY: words of 64 bits.
+// SAFETY: an array of words of 64 bits has no padding.
 unsafe impl<const N: usize> ByValue for One<N> {}
 
 /// What the kernels of a step are like.

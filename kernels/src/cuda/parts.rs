@@ -42,6 +42,7 @@ pub unsafe fn join_parts(
     };
     let grid = blocks(queue, (elements as u64).div_ceil(u64::from(THREADS)), THREADS);
     let args = [Arg::Ptr(parts), Arg::U32(count as u32), Arg::U64(elements as u64), Arg::Ptr(out)];
-    // SAFETY: the kernel takes these arguments; the caller answers for what lies there.
+    // SAFETY: the kernel takes these arguments, and the caller promises that the command reads `count * elements`
+    // elements at `parts` and writes `elements` at `out`.
     unsafe { queue.kernel(program_of(dtype), name, grid, &args) }
 }

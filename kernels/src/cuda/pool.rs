@@ -24,7 +24,8 @@ struct Pool {
     planes: u64,
 }
 
-// SAFETY: sixteen words of 32 bits, and one of 64.
+// SAFETY: sixteen words of 32 bits and one of 64, which begins at a multiple of 8 bytes, so `repr(C)` adds no
+// padding.
 unsafe impl ByValue for Pool {}
 
 impl Pool {

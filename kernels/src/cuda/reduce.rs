@@ -76,14 +76,16 @@ impl Columns {
         grid.threads = [Columns::WIDTH as u32, down as u32, 1];
         let along = Arg::I64(self.along as i64);
         let args = [x, out, states, columns_arg, all, along, cut.arg(), Arg::F64(0.0)];
-        // SAFETY: the kernels take these arguments; the caller answers for the memory.
+        // SAFETY: the kernel takes these arguments, and the caller promises that `x`, the output and the workspace
+        // have what the axes and units ask for.
         unsafe { queue.kernel(program, kernels.0, grid, &args)? };
         if !cut.are_joined() {
             return Ok(());
         }
         let (grid, lanes) = cut.join(queue, columns / PACK);
         let args = [out, states, columns_arg, all, cut.arg(), Arg::U32(lanes), Arg::F64(0.0)];
-        // SAFETY: as above.
+        // SAFETY: the kernel takes these arguments. The first kernel has written the states, and the caller promises
+        // room for all outputs.
         unsafe { queue.kernel(program, kernels.1, grid, &args) }
     }
 }
@@ -179,7 +181,8 @@ impl<'a> Sharing<'a> {
             Arg::U32(threads.lanes),
             Arg::F64(divisor),
         ]);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the kernel takes what is given and what all reductions do, and that
+        // inputs, output and workspace have what the axes and units ask for.
         unsafe { queue.kernel(program, kernel, grid, &args)? };
         if !cut.are_joined() {
             return Ok(());
@@ -189,7 +192,8 @@ impl<'a> Sharing<'a> {
         let args =
             [out, states, Arg::I64(rows), Arg::I64(all), cut.arg(), Arg::U32(lanes), Arg::F64(divisor)];
         let join = kernels(self.how, threads.group, dtype).1;
-        // SAFETY: the kernel takes these arguments; the caller answers for the memory.
+        // SAFETY: the kernel takes these arguments. The first kernel has written the states, and the caller promises
+        // room for all outputs.
         unsafe { queue.kernel(program_of(dtype), join, grid, &args) }
     }
 }

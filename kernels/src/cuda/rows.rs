@@ -138,7 +138,7 @@ pub(super) struct Units {
     blocks: u32,
 }
 
-// SAFETY: two words.
+// SAFETY: two words of 32 bits, so `repr(C)` adds no padding.
 unsafe impl ByValue for Units {}
 
 impl Units {

@@ -12,7 +12,7 @@ pub(super) struct Tensor<const N: usize> {
     elements: u64,
 }
 
-// SAFETY: words of 64 bits.
+// SAFETY: all fields are words of 64 bits, so `repr(C)` adds no padding.
 unsafe impl<const N: usize> ByValue for Tensor<N> {}
 
 impl<const N: usize> Tensor<N> {

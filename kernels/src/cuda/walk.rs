@@ -25,14 +25,15 @@ pub(super) const MAX_Y: usize = 65_535;
 pub(crate) unsafe trait ByValue: Sized {
     /// The argument of a kernel.
     fn arg(&self) -> Arg<'_> {
-        // SAFETY: without padding, all bytes are initialised.
+        // SAFETY: `ByValue` promises a type without padding, so all of its bytes are initialised. The slice borrows
+        // `self`.
         Arg::Bytes(unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) })
     }
 }
 
-// SAFETY: an array has no padding.
+// SAFETY: an array of words has no padding.
 unsafe impl<const N: usize> ByValue for [u32; N] {}
-// SAFETY: as above.
+// SAFETY: an array of words has no padding.
 unsafe impl<const N: usize> ByValue for [i64; N] {}
 
 /// `Axis` of the prelude.

@@ -195,7 +195,8 @@ impl Work for Command {
     fn run(&self, cpu: &Cpu<'_>) {
         if let Body::Cpu(blocks) = &self.body {
             let workers = workers(cpu, self.cost);
-            // SAFETY: the plan orders the command by the memory of its operands, among which is what is folded.
+            // SAFETY: the plan orders this command by the memory of the chain's operands, including what is folded,
+            // so nobody else uses them meanwhile. `blocks` was made for this chain.
             unsafe {
                 blocks.run(&self.chain, &workers);
                 reduce::fold_chain(&self.chain, &workers);

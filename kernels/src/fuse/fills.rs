@@ -81,7 +81,8 @@ impl Floats for Command {
     unsafe fn run_in<T: Lanes>(&self, workers: &Workers) {
         let IndexSums { rows, operands: [out, src, index], .. } = &self.sums;
         let places = Places::Run { elements: rows.filled().unwrap_or(0), steps: [1] };
-        // SAFETY: the caller's promise; the rows are those of the operands, and what is added to has no gaps.
+        // SAFETY: the caller promises operands of type `T` that nobody else uses. `rows` is that of the fused
+        // command's operands, and its output has no gaps, so it is a run of `filled` elements.
         unsafe {
             copy::fill(size_of::<T>(), 0, &places, workers, *out);
             cpu::add::<T>(rows, workers, (out.cast(), src.src().cast(), index.src().cast()));

@@ -116,7 +116,8 @@ impl Floats for Command {
         let (Losses { classes, logits, labels, losses, log_sums, .. }, slopes) = (&self.loss, &self.slopes);
         let (logits, labels) = (logits.src().cast::<T>(), labels.src().cast());
         let from = [logits, slopes.g.src().cast(), log_sums.src().cast()];
-        // SAFETY: the caller's promise; the classes are those of the operands.
+        // SAFETY: the caller promises operands of type `T` that nobody else uses, and both `classes` are those of the
+        // fused commands' operands.
         unsafe {
             cpu::cross_entropy(classes, workers, (logits, labels, losses.cast(), log_sums.cast()));
             cpu::cross_entropy_grad(&slopes.classes, workers, (slopes.out.cast(), from, labels));

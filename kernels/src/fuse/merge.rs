@@ -126,7 +126,7 @@ impl RuleUpdate {
     unsafe fn run(&self, workers: &Workers) {
         let RuleUpdate { stepped: Stepped { step, dtype, loops, .. }, operands, addend } = self;
         let Some(addend) = *addend else {
-            // SAFETY: the caller's promise; the loops are those of the operands.
+            // SAFETY: the caller vouches for the operands, and `loops` is that of the step.
             return unsafe { step.run(*dtype, loops, workers, *operands) };
         };
         let size = dtype.size_bytes();
@@ -142,8 +142,8 @@ impl RuleUpdate {
                     (Places::Run { elements, steps: [1; 3] }, (operands[GRADIENT].src(), addend.src()));
                 operands[GRADIENT] = sums;
                 let loops = Loops::from_axes([LoopAxis { size: elements, strides: [1; OPERANDS] }]);
-                // SAFETY: all operands are dense, so these are their elements from `start` on; there is room for the sums of a
-                // block of any type.
+                // SAFETY: a step with an addend is merged only if all operands are dense, so the block's elements
+                // follow the addresses; the caller vouches for them. `sums` has a word for each element of a block.
                 unsafe {
                     elementwise::binary(BinaryOp::Add, *dtype, &places, &None, sums, terms);
                     step.run(*dtype, &loops, &None, operands);
@@ -162,7 +162,8 @@ struct Command {
 impl Work for Command {
     fn run(&self, cpu: &Cpu<'_>) {
         let workers = workers(cpu, self.cost);
-        // SAFETY: the plan orders the command by the memory of its operands.
+        // SAFETY: the plan orders this command by the memory of all updates' operands, so nobody else uses them
+        // meanwhile.
         self.updates.iter().for_each(|update| unsafe { update.run(&workers) });
     }
 

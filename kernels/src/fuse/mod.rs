@@ -316,7 +316,8 @@ trait Floats: Work {
     /// Runs it on a CPU, in its type.
     fn run_on(&self, cpu: &Cpu<'_>) {
         let workers = workers(cpu, self.cost());
-        // SAFETY: the plan orders the command by the memory of its operands, which are of this type.
+        // SAFETY: the plan orders this command by the memory of its operands, so they are live and nobody else uses
+        // them; each arm is for the type of `dtype`.
         unsafe {
             match self.dtype() {
                 DType::F64 => self.run_in::<f64>(&workers),

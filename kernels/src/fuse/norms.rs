@@ -266,8 +266,8 @@ impl Floats for Added {
                 let [out, x] = [out, x].map(|to| at(to, row, len * size));
                 let [mean, rstd] = [mean, Some(rstd)].map(|to| to.map(|to| at(to, row, size).cast()));
                 let Some(rstd) = rstd else { return };
-                // SAFETY: these are the terms, the sums and the results of `rest` rows from `row` on, which are disjoint from
-                // those of other rows, but for terms that are only read.
+                // SAFETY: the addresses are those of `rest` rows from `row` on, and `rest` ends before a term
+                // repeats. Parts write disjoint rows; terms are only read. The caller vouches for the operands.
                 unsafe {
                     elementwise::binary(BinaryOp::Add, dtype, &places, &None, x, (terms[0], terms[1]));
                     let elements = (out.cast(), x.src().cast());
@@ -340,7 +340,8 @@ impl Floats for Merged {
         let [weight, mean] = [weight, mean].map(|at| at.map(|at| at.src().cast()));
         let read = ([g, x].map(|at| at.src().cast()), weight);
         let grads = (Some(dx.cast()), sums.map(|at| at.map(|at| at.cast())));
-        // SAFETY: the caller's promise; the rows are those of the operands, whose elements lie one after the other.
+        // SAFETY: the caller promises operands of type `T` that nobody else uses. `rows` is that of the fused
+        // command, whose operands are contiguous with `elements` elements.
         unsafe {
             cpu::backward::<T>(rows, workers, read, (mean, rstd.src().cast()), grads);
             elementwise::binary(BinaryOp::Add, *dtype, &places, workers, self.out, terms);

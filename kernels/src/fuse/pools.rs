@@ -88,7 +88,8 @@ impl Floats for Command {
         let MaxSlopes { types, planes, operands: [out, g, index] } = &self.slopes;
         let (out, g, positive) =
             (out.cast::<T>(), g.src().cast::<T>(), Some(self.positive.src().cast::<T>()));
-        // SAFETY: the caller's promise; the planes are those of the operands, and the index is of its type.
+        // SAFETY: the caller promises operands of type `T` that nobody else uses. `planes` is that of the fused
+        // command's operands, and the index has elements of type `types[1]`.
         unsafe { cpu::max_grad(planes, types[1], workers, (out, g, index.src()), positive) };
     }
 }

@@ -149,7 +149,7 @@ fn check_gradients<T: Element + Lanes + Into<f64>>(case: &(Window, [usize; 3], [
     let how = (Planes { count, image: [h, w], places: [oh, ow] }, window);
     let mut out = vec![nan; size];
     let operands = (Dst(out.as_mut_ptr()), Src(g.as_ptr()), Src(at));
-    // SAFETY: there are as many elements of each, and the index is of its type.
+    // SAFETY: the arrays have the elements of `how`, and the index has elements of type `dtype`.
     unsafe { cpu::max_grad(&how, dtype, &None, operands, Some(Src(x.as_ptr()))) };
     assert_eq!(bits(out), bits(masked), "{case:?}");
 }

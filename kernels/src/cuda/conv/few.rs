@@ -83,7 +83,7 @@ struct Cut {
     splits: u32,
 }
 
-// SAFETY: four words of 32 bits.
+// SAFETY: all fields are words of 32 bits, so `repr(C)` adds no padding.
 unsafe impl ByValue for Cut {}
 
 impl Few {

@@ -54,7 +54,7 @@ struct Sizes {
     relu: u32,
 }
 
-// SAFETY: six words of 32 bits.
+// SAFETY: all fields are words of 32 bits, so `repr(C)` adds no padding.
 unsafe impl ByValue for Sizes {}
 
 impl Implicit {

@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use crate::buffer::Log;
 use crate::cuda::TimedEvent;
 use crate::fifo::{Tail, find};
-use crate::graph::capture::of_another_step;
+use crate::log::Log;
 use crate::needs::Moments;
+use crate::refused::of_another_step;
 use crate::{Error, Moment, Placement, Result, SpinGuard, Stream, Use};
 
 /// Who runs a command that was ordered.

@@ -22,8 +22,8 @@ pub(crate) use driver::{
 };
 
 use crate::core::Core;
-use crate::graph::capture::refused;
 use crate::recorder::Kernels;
+use crate::refused::refused;
 use crate::{Device, Error, MemoryDriver, Moment, Result, Stream, StreamId, Work};
 
 /// What a CUDA device is made of.

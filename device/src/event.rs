@@ -7,7 +7,8 @@ use std::time::Instant;
 use crate::core::Core;
 use crate::cuda::{Context, TimedEvent};
 use crate::fifo::Fifo;
-use crate::graph::capture::{Capture, refused};
+use crate::graph::capture::Capture;
+use crate::refused::refused;
 use crate::stream::Handle;
 use crate::{Device, Error, Moment, Result, Stream};
 
@@ -34,6 +35,24 @@ pub(crate) struct Marker {
     pub(crate) timed: Option<TimedEvent>,
     /// Whether it was recorded within a captured step, in which nothing runs.
     pub(crate) captured: bool,
+}
+
+impl Stream {
+    /// Records an event after everything launched so far.
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io) if the stream needs a thread that the system does not give.
+    pub fn record(&self) -> Result<Event> {
+        let stamp = Arc::new(OnceLock::new());
+        let set = Arc::clone(&stamp);
+        let (moment, timed) = self.mark(move || {
+            // The cell is set here only.
+            let _ = set.set(Instant::now());
+        })?;
+        let (core, fifo) = (Arc::clone(self.core()), Arc::clone(self.fifo()));
+        let captured = Capture::of(&core).is_some();
+        Ok(Event(Arc::new(Marker { core, fifo, moment, stamp, timed, captured })))
+    }
 }
 
 impl Event {

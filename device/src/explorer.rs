@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use crate::barrier::Gate;
 use crate::core::Core;
-use crate::fifo::{Fifo, Gate, Item};
+use crate::delay::Random;
+use crate::fifo::{Fifo, Item};
 use crate::within::Holds;
 use crate::{Buffer, Moment, Result, Stream, StreamId, Use};
 
@@ -381,22 +383,6 @@ impl State {
 
 /// A runner's priority is lowered once in about this many commands.
 const CHANGE_EVERY: usize = 16;
-
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        ((u128::from(self.next()) * bound as u128) >> 64) as usize
-    }
-}
 
 impl Stream {
     /// Fills a fresh buffer with a pattern, on an explored device only: who reads it before writing it, or writes it

@@ -11,11 +11,11 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::audit::AuditLog;
+use crate::barrier::{Barriers, Gate};
 use crate::core::Core;
 use crate::cuda::{DriverStream, FaultWord, in_host_function};
 use crate::delay::{Before, Delay};
 use crate::explorer::{Explored, Explorer};
-use crate::pending::Barriers;
 use crate::progress::Progress;
 use crate::threads::spawn;
 use crate::time::Timeline;
@@ -550,31 +550,6 @@ const SPINS: usize = 256;
 
 /// How long to sleep for a tail before looking at the progress again.
 const LOOK_UP: Duration = Duration::from_micros(100);
-
-/// A gate that keeps a stream from going on.
-#[derive(Default)]
-pub(crate) struct Gate {
-    open: Mutex<bool>,
-    opened: Condvar,
-}
-
-impl Gate {
-    pub(crate) fn pass(&self) {
-        let mut open = self.open.lock();
-        while !*open {
-            self.opened.wait(&mut open);
-        }
-    }
-
-    pub(crate) fn is_open(&self) -> bool {
-        *self.open.lock()
-    }
-
-    pub(crate) fn open(&self) {
-        *self.open.lock() = true;
-        self.opened.notify_all();
-    }
-}
 
 /// The first error of a device that has not been reported yet.
 #[derive(Default)]

@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crate::cuda::{Context, IpcCopy, IpcMemory, IpcWait, SharedEvent};
-use crate::graph::capture::{Capture, refused};
+use crate::graph::capture::Capture;
+use crate::refused::refused;
 use crate::{Buffer, Device, Error, Event, Result, Stream, Use};
 
 /// What another process of the machine opens an event or a copy of device memory by: bytes to be sent there, whichever way.

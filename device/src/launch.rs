@@ -8,15 +8,16 @@ use std::time::Instant;
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
+use crate::barrier::{Barrier, Gate};
 use crate::core::Core;
 use crate::cuda::{DriverStream, GateWord, Queue, Target, TimedEvent};
 use crate::explorer::Ready;
-use crate::fifo::{Fifo, Gate, Item, Job, Tail, bump, find};
-use crate::graph::capture::{Capture, refused};
+use crate::fifo::{Fifo, Item, Job, Tail, bump, find};
+use crate::graph::capture::Capture;
 use crate::needs::Moments;
 use crate::order::Place;
-use crate::pending::Barrier;
 use crate::recorder::{CommandKind, Label, Launching, OperandRecord};
+use crate::refused::refused;
 use crate::within::{Holds, Within};
 use crate::{Cpu, Error, ErrorKind, Moment, Panicked, Result, Shared, Stream, Use, Work};
 
@@ -88,30 +89,16 @@ impl Stream {
         operands: &dyn Fn() -> Vec<OperandRecord>,
         work: W,
     ) -> Result<()> {
-        let fifo = self.fifo();
-        let (threads, waits) = (fifo.threads, work.waits());
+        let (fifo, waits) = (self.fifo(), work.waits());
         self.owns(op, uses)?;
         if waits && fifo.driver_stream().is_none() {
             fifo.ensure_worker(op)?;
         }
         let mut command = self.ordered(op, uses, Some(&Label { kind: work.kind(), operands }), true)?;
-        if waits {
-            fifo.add_barrier(command.tail.tick, Barrier::Ranks(op));
+        if command.place != Place::Here || waits {
+            return command.hand_over(work);
         }
-        match command.place {
-            Place::Here if !waits => command.run(|| work.run(&Cpu::new(self.core(), threads))),
-            Place::Here if command.tried(&work) => fifo.progress.complete_unawaited(command.tail.tick),
-            Place::Here | Place::Worker if waits => {
-                let work = Arc::new(work);
-                let looked = Arc::clone(&work);
-                let job = Box::new(move |core: &_| work.run(&Cpu::new(core, threads)));
-                command.queue(job, Some(Arc::new(move || looked.is_ready())));
-            }
-            Place::Here | Place::Worker => {
-                command.queue(Box::new(move |core: &_| work.run(&Cpu::new(core, threads))), None);
-            }
-            Place::Driver => command.enqueue(&work)?,
-        }
+        command.run(|| work.run(&Cpu::new(self.core(), fifo.threads)));
         command.launched();
         Ok(())
     }
@@ -293,6 +280,30 @@ impl Ordered<'_> {
         {
             explorer.make_room(self.core);
         }
+    }
+
+    /// Launches work that may wait, or that another thread or the driver does.
+    #[inline(never)]
+    fn hand_over<W: Work>(mut self, work: W) -> Result<()> {
+        let (fifo, threads) = (self.fifo, self.fifo.threads);
+        if work.waits() {
+            fifo.add_barrier(self.tail.tick, Barrier::Ranks(self.op));
+        }
+        match self.place {
+            Place::Driver => self.enqueue(&work)?,
+            Place::Here if self.tried(&work) => fifo.progress.complete_unawaited(self.tail.tick),
+            Place::Here | Place::Worker if work.waits() => {
+                let work = Arc::new(work);
+                let looked = Arc::clone(&work);
+                let job = Box::new(move |core: &_| work.run(&Cpu::new(core, threads)));
+                self.queue(job, Some(Arc::new(move || looked.is_ready())));
+            }
+            Place::Here | Place::Worker => {
+                self.queue(Box::new(move |core: &_| work.run(&Cpu::new(core, threads))), None);
+            }
+        }
+        self.launched();
+        Ok(())
     }
 
     /// Has `work` run where the command's place is, or `drive` give it to the driver.

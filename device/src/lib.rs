@@ -9,6 +9,7 @@
 //! command's needs are met.
 
 mod audit;
+mod barrier;
 mod borrow;
 mod branches;
 mod buffer;
@@ -30,9 +31,9 @@ pub mod file;
 pub mod fork;
 mod graph;
 mod hidden;
-mod host;
 mod ipc;
 mod launch;
+mod log;
 mod memory;
 #[cfg(doctest)]
 mod misuse;
@@ -44,6 +45,7 @@ mod pending;
 mod progress;
 mod quantiles;
 mod recorder;
+mod refused;
 mod shared;
 mod spin;
 mod stream;

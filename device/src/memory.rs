@@ -253,7 +253,7 @@ unsafe impl AddressSpace for HostMemory {
             }));
         }
         // Nobody can reach the pages any more; whether their memory went back is the system's business.
-        // SAFETY: as above.
+        // SAFETY: the caller says that nobody uses the pages, which are whole and inside one mapping of this process.
         unsafe { libc::madvise(ptr, bytes, libc::MADV_DONTNEED) };
         Ok(())
     }

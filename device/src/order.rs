@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use crate::buffer::Log;
 use crate::cuda::TimedEvent;
 use crate::fifo::{Tail, find};
-use crate::graph::capture::of_another_step;
+use crate::log::Log;
 use crate::needs::Moments;
-use crate::{AtCaller, Error, ErrorKind, Moment, Placement, Result, SpinGuard, Stream, Use};
+use crate::refused::of_another_step;
+use crate::{Error, Moment, Placement, Result, SpinGuard, Stream, Use};
 
 /// Who runs a command that was ordered.
 #[derive(Clone, Copy, PartialEq)]

@@ -1,12 +1,9 @@
 //! Waits of the host for memory that queued commands still use, and what the host must not wait for.
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
 
-use parking_lot::Mutex;
-
-use crate::fifo::{Fifo, Gate, find};
+use crate::barrier::Barrier;
+use crate::fifo::{Fifo, find};
 use crate::graph::capture::Capture;
 use crate::within::may_wait;
 use crate::{Moment, Result, Stream, StreamId};
@@ -49,40 +46,26 @@ impl fmt::Display for Stuck {
     }
 }
 
-/// What keeps a stream from going on by itself.
-pub(crate) enum Barrier {
-    Gate(Arc<Gate>),
-    /// A command that [waits](crate::Work::waits), by its op.
-    Ranks(&'static str),
-    Lent,
-}
+/// Above this many barriers a driver is asked which of them it has passed.
+const MANY: usize = 64;
 
-/// The barriers of one stream by tick, oldest first. Those that are passed are dropped when the next one is added.
-#[derive(Default)]
-pub(crate) struct Barriers(Mutex<VecDeque<(u64, Barrier)>>);
-
-impl Barriers {
-    /// Above this many a driver is asked which of them it has passed.
-    const MANY: usize = 64;
-
-    /// The oldest barrier at or before `tick` that `fifo` has not passed.
-    fn before(&self, fifo: &Fifo, tick: u64) -> Option<Stuck> {
-        let barriers = self.0.lock();
+impl Fifo {
+    /// The oldest barrier at or before `tick` that the stream has not passed.
+    fn barrier_before(&self, tick: u64) -> Option<Stuck> {
+        let barriers = self.barriers.0.lock();
         let closed = barriers.iter().take_while(|&&(at, _)| at <= tick);
-        closed.filter(|&&(at, _)| !fifo.has_reached(at)).find_map(|(_, barrier)| match barrier {
+        closed.filter(|&&(at, _)| !self.has_reached(at)).find_map(|(_, barrier)| match barrier {
             Barrier::Gate(gate) if gate.is_open() => None,
-            Barrier::Gate(_) => Some(Stuck::Held(fifo.id)),
-            Barrier::Ranks(op) => Some(Stuck::Ranks { op, stream: fifo.id }),
+            Barrier::Gate(_) => Some(Stuck::Held(self.id)),
+            Barrier::Ranks(op) => Some(Stuck::Ranks { op, stream: self.id }),
             Barrier::Lent => Some(Stuck::Lent),
         })
     }
-}
 
-impl Fifo {
     /// Notes that commands from `tick` on run only after something that no stream does.
     pub(crate) fn add_barrier(&self, tick: u64, barrier: Barrier) {
         let mut barriers = self.barriers.0.lock();
-        let many = barriers.len() >= Barriers::MANY;
+        let many = barriers.len() >= MANY;
         while let Some(&(oldest, _)) = barriers.front()
             && (self.visible() >= oldest || many && self.has_reached(oldest))
         {
@@ -107,9 +90,9 @@ impl Stream {
         let after = fifo.timeline.lock().at_or_oldest(moment.tick).moments();
         let other = |moment: Moment| {
             let fifo = find(moment.stream)?;
-            fifo.barriers.before(&fifo, moment.tick)
+            fifo.barrier_before(moment.tick)
         };
-        fifo.barriers.before(&fifo, moment.tick).or_else(|| after.into_iter().find_map(other))
+        fifo.barrier_before(moment.tick).or_else(|| after.into_iter().find_map(other))
     }
 
     /// Blocks until `moments`, none of which is [stuck](Self::stuck), have passed: memory that their commands use is needed.

@@ -51,7 +51,7 @@ struct Record<T> {
 
 // SAFETY: owners on several threads share the value, and any of them may drop it, as with an `Arc`.
 unsafe impl<T: Send + Sync> Send for Shared<T> {}
-// SAFETY: as above; a shared handle can be cloned, which counts atomically.
+// SAFETY: a shared handle gives `&T`, which `T: Sync` allows, and clones, which are counted atomically and may be dropped elsewhere.
 unsafe impl<T: Send + Sync> Sync for Shared<T> {}
 
 impl<T> Shared<T> {

@@ -23,7 +23,7 @@ pub struct SpinLock<T: ?Sized> {
 
 // SAFETY: the value is reached through a guard only, and one guard exists at a time.
 unsafe impl<T: ?Sized + Send> Send for SpinLock<T> {}
-// SAFETY: as above; sharing the lock hands the value from thread to thread, which `T: Send` allows.
+// SAFETY: one guard exists at a time, so sharing the lock only hands the value from thread to thread, which `T: Send` allows.
 unsafe impl<T: ?Sized + Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
@@ -151,7 +151,7 @@ mod loom_tests {
             });
             add(&lock);
             thread.join().expect("no panic");
-            // SAFETY: as above.
+            // SAFETY: the guard lives until the closure returns, and excludes all others.
             assert_eq!(lock.lock().with(|value| unsafe { *value }), 3);
         });
     }

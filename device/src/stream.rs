@@ -3,15 +3,13 @@
 use std::cell::Cell;
 use std::fmt;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
+use crate::barrier::Gate;
 use crate::core::Core;
 use crate::cuda::GateWord;
-use crate::event::Marker;
-use crate::fifo::{Fifo, Gate};
-use crate::graph::capture::Capture;
+use crate::fifo::Fifo;
 use crate::{Device, Event, Moment, Priority, Result, StreamId};
 
 /// A FIFO of commands on one device. A cheap handle: clones are the same stream.
@@ -88,7 +86,7 @@ impl Stream {
             // SAFETY: the scopes and the streams that they borrow are in frames of this thread below this one: a scope takes itself
             // out before its frame ends.
             let Some(Scope { stream, outer }) = (unsafe { scope.as_ref() }) else { break &device.0 };
-            // SAFETY: as above.
+            // SAFETY: the scope of that frame borrows the stream until it ends.
             let stream = unsafe { &**stream };
             if stream.device() == device {
                 break stream;
@@ -149,22 +147,6 @@ impl Stream {
             Handle::Default(_) => Priority::Normal,
             Handle::Side(side) => side.priority,
         }
-    }
-
-    /// Records an event after everything launched so far.
-    ///
-    /// # Errors
-    /// `Io` if the stream needs a thread that the system does not give.
-    pub fn record(&self) -> Result<Event> {
-        let stamp = Arc::new(OnceLock::new());
-        let set = Arc::clone(&stamp);
-        let (moment, timed) = self.mark(move || {
-            // The cell is set here only.
-            let _ = set.set(Instant::now());
-        })?;
-        let (core, fifo) = (Arc::clone(self.core()), Arc::clone(self.fifo()));
-        let captured = Capture::of(&core).is_some();
-        Ok(Event(Arc::new(Marker { core, fifo, moment, stamp, timed, captured })))
     }
 
     /// Makes later commands of this stream come after `event`. Does not block the host.

@@ -375,7 +375,7 @@ mod loom_tests {
     impl Part {
         fn add(&self, more: u32) -> u32 {
             self.0.with_mut(|part| {
-                // SAFETY: as above.
+                // SAFETY: this member is the only one with this part until the run ends.
                 unsafe {
                     *part += more;
                     *part

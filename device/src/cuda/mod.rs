@@ -22,9 +22,9 @@ pub(crate) use driver::{
 };
 
 use crate::core::Core;
-use crate::graph::capture::refused;
 use crate::recorder::Kernels;
-use crate::{Device, Error, ErrorKind, MemoryDriver, Moment, Result, Stream, StreamId, Work};
+use crate::refused::refused;
+use crate::{Device, Error, MemoryDriver, Moment, Result, Stream, StreamId, Work};
 
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]

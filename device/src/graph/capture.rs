@@ -11,9 +11,11 @@ use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use super::commands::{ALIGNMENT, Command, Memory};
 use super::plan::{Plan, reserve, room};
 use crate::core::Core;
-use crate::{Buffer, Device, Error, ErrorKind, Result, Shared, Stream, StreamId, Use, Work};
+use crate::refused::{of_another_step, refused};
+use crate::{Buffer, Device, Error, Result, Shared, Stream, StreamId, Use, Work};
 
 /// A step that is being captured, for which `tensor` has `Graph`: commands that are launched in its [`scope`](Capture::scope), on whatever streams of the
 /// device and by whatever threads of a [`Team`](crate::Team), are written down instead of run, and memory that is allocated
@@ -45,40 +47,6 @@ struct Recording {
 /// What a layer above device keeps with a captured step for its replays.
 pub type Attached = Box<dyn Any + Send>;
 
-/// A command that is kept.
-pub(crate) struct Command {
-    pub(crate) op: &'static str,
-    /// The stream that it was launched on.
-    pub(crate) stream: StreamId,
-    /// The memories that it uses, each once, and whether it writes them.
-    pub(crate) uses: SmallVec<[(usize, bool); 4]>,
-    pub(crate) work: Box<dyn Work>,
-}
-
-/// What commands of a step use.
-pub(crate) enum Memory {
-    /// A buffer that was there before.
-    Found(Shared<Buffer>),
-    /// What was allocated within the step: an address that stands for it, its size, and whether its buffer is still there.
-    Planned { at: usize, bytes: usize, alive: bool },
-}
-
-impl Memory {
-    pub(crate) fn at(&self) -> usize {
-        match self {
-            Memory::Found(buffer) => buffer.ptr().addr(),
-            Memory::Planned { at, .. } => *at,
-        }
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        match self {
-            Memory::Found(buffer) => buffer.len_bytes(),
-            Memory::Planned { bytes, .. } => *bytes,
-        }
-    }
-}
-
 /// Host memory that a command takes while it is written down, about, and for how many at a time it is asked for.
 const RECORDED: usize = 1 << 10;
 const ROOM: usize = 1 << 12;
@@ -87,9 +55,6 @@ const FRESH: usize = 64;
 
 /// Planned memory stands at addresses that no device hands out.
 pub(super) const FIRST: usize = 1 << 60;
-
-/// As the allocator aligns.
-pub(crate) const ALIGNMENT: usize = 256;
 
 thread_local! {
     /// It has no destructor, since ops also run while a thread or the process ends.
@@ -336,17 +301,6 @@ pub(crate) fn forget(capture: StreamId, index: usize) {
     {
         *alive = false;
     }
-}
-
-#[cold]
-pub(crate) fn refused(op: &'static str, reason: &str) -> Error {
-    Error::new(ErrorKind::Captured { op, reason: reason.into() })
-}
-
-/// For a use of planned memory outside of its capture.
-#[cold]
-pub(crate) fn of_another_step(op: &'static str) -> Error {
-    refused(op, "it uses a tensor that was made within a captured step, which has no value outside of it")
 }
 
 #[cfg(test)]

@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::capture::{Capture, Command, Memory};
+use super::capture::Capture;
 use super::check::PlannedCommand;
+use super::commands::{Command, Memory};
 use super::crew;
 use super::node::{Node, cost};
 use super::plan::{GraphOptions, Layout, Plan, PlanReport};

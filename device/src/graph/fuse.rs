@@ -7,7 +7,8 @@ use std::ops::Range;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use super::capture::{Command, Memory, each_once};
+use super::capture::each_once;
+use super::commands::{Command, Memory};
 use super::executable::Moved;
 use super::groups::Groups;
 use super::memory;

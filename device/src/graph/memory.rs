@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use super::capture::{ALIGNMENT, Memory};
-use super::plan::{Layout, Needs, Plan};
+use super::commands::{ALIGNMENT, Memory};
+use super::plan::{GraphOptions, Layout, Needs, Plan};
 use super::reach::Reach;
 
 /// One range of memory for all that a plan allocates.
@@ -73,6 +73,51 @@ const FEWEST: usize = 64;
 /// How many places to look around, and how many commands are asked for them.
 const HINTS: usize = 2;
 const ASKED: usize = 16;
+
+impl Plan {
+    /// The most bytes that are in use at once if the commands run in the program's order.
+    pub(super) fn needed_bytes(&self) -> usize {
+        let mut changes = vec![0isize; self.len() + 1];
+        for (memory, users) in self.memories.iter().zip(users(self)) {
+            if let (Memory::Planned { bytes, .. }, Some(first), Some(last)) =
+                (memory, users.first(), users.last())
+            {
+                changes[*first] += size(*bytes) as isize;
+                changes[last + 1] -= size(*bytes) as isize;
+            }
+        }
+        let mut now = 0;
+        changes
+            .into_iter()
+            .map(|change| {
+                now += change;
+                now
+            })
+            .max()
+            .unwrap_or(0) as usize
+    }
+
+    /// Works out which commands wait for which, and where memory lies. Where that is too much, memory decides about the order,
+    /// too.
+    pub(super) fn layout(&self, options: GraphOptions) -> Layout {
+        let (needs, reach) = self.needs(options.order);
+        let free = Arena::with_all(self, &needs, Earlier::Reach(&reach)).finish(needs);
+        drop(reach);
+        let Some(limit) = options.max_bytes.filter(|&limit| free.bytes > limit) else { return free };
+        let mut arena = Arena::new(self);
+        let (needs, _) = self.needs_with(options.order, |at, reach| arena.place(at, reach, limit));
+        let tight = arena.finish(needs);
+        if tight.bytes <= limit {
+            return tight;
+        }
+        // As if the commands ran one after the other.
+        let arena = Arena::with_all(self, &Needs::new(), Earlier::Program);
+        let (needs, _) = self.needs_with(options.order, |at, reach| arena.former(at, reach));
+        let least = arena.finish(needs);
+        let smaller = |a: Layout, b: Layout| if b.bytes < a.bytes { b } else { a };
+        smaller(smaller(free, tight), least)
+    }
+}
 
 impl<'a> Arena<'a> {
     pub(super) fn new(plan: &'a Plan) -> Arena<'a> {
@@ -295,28 +340,6 @@ impl<'a> Arena<'a> {
 
     pub(super) fn finish(self, needs: Needs) -> Layout {
         Layout { needs, offsets: self.offsets, bytes: self.bytes }
-    }
-
-    /// The most bytes that are in use at once if the commands run in the program's order.
-    pub(super) fn needed(plan: &Plan) -> usize {
-        let mut changes = vec![0isize; plan.len() + 1];
-        for (memory, users) in plan.memories.iter().zip(users(plan)) {
-            if let (Memory::Planned { bytes, .. }, Some(first), Some(last)) =
-                (memory, users.first(), users.last())
-            {
-                changes[*first] += size(*bytes) as isize;
-                changes[last + 1] -= size(*bytes) as isize;
-            }
-        }
-        let mut now = 0;
-        changes
-            .into_iter()
-            .map(|change| {
-                now += change;
-                now
-            })
-            .max()
-            .unwrap_or(0) as usize
     }
 }
 

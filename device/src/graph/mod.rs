@@ -6,6 +6,7 @@
 
 pub(crate) mod capture;
 mod check;
+mod commands;
 mod crew;
 mod executable;
 mod fuse;

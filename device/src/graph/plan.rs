@@ -6,8 +6,7 @@ use std::fmt;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use super::capture::{Command, Memory};
-use super::memory::{Arena, Earlier};
+use super::commands::{Command, Memory};
 use super::node::cost;
 use super::reach::Reach;
 use crate::{Device, Error, ErrorKind, Result, StreamId};
@@ -162,27 +161,6 @@ impl Plan {
         room(self.len(), PLANNING)
     }
 
-    /// Works out which commands wait for which, and where memory lies. Where that is too much, memory decides about the order,
-    /// too.
-    pub(super) fn layout(&self, options: GraphOptions) -> Layout {
-        let (needs, reach) = self.needs(options.order);
-        let free = Arena::with_all(self, &needs, Earlier::Reach(&reach)).finish(needs);
-        drop(reach);
-        let Some(limit) = options.max_bytes.filter(|&limit| free.bytes > limit) else { return free };
-        let mut arena = Arena::new(self);
-        let (needs, _) = self.needs_with(options.order, |at, reach| arena.place(at, reach, limit));
-        let tight = arena.finish(needs);
-        if tight.bytes <= limit {
-            return tight;
-        }
-        // As if the commands ran one after the other.
-        let arena = Arena::with_all(self, &Needs::new(), Earlier::Program);
-        let (needs, _) = self.needs_with(options.order, |at, reach| arena.former(at, reach));
-        let least = arena.finish(needs);
-        let smaller = |a: Layout, b: Layout| if b.bytes < a.bytes { b } else { a };
-        smaller(smaller(free, tight), least)
-    }
-
     /// For each command the fewest that come before it, and which come before which.
     pub(super) fn needs(&self, order: Order) -> (Needs, Reach) {
         self.needs_with(order, |_, _| SmallVec::new())
@@ -190,7 +168,7 @@ impl Plan {
 
     /// [`needs`](Self::needs), in the program's order, since what comes before a command is known when it is met. `place` names
     /// what else it comes after.
-    fn needs_with(
+    pub(super) fn needs_with(
         &self,
         order: Order,
         mut place: impl FnMut(usize, &Reach) -> SmallVec<[usize; 8]>,
@@ -251,7 +229,7 @@ impl Plan {
             widest: widths.into_iter().max().unwrap_or(0),
             gain: if longest > 0.0 { total / longest } else { 1.0 },
             planned_bytes: layout.bytes,
-            needed_bytes: Arena::needed(self),
+            needed_bytes: self.needed_bytes(),
         }
     }
 }

@@ -69,7 +69,7 @@ unsafe impl MemoryDriver for FailingMemory {
     }
 }
 
-// SAFETY: as above; a call that fails has changed nothing.
+// SAFETY: each call is passed on to the host's memory, which keeps the contract, or fails and has changed nothing.
 unsafe impl AddressSpace for FailingMemory {
     fn page_bytes(&self) -> usize {
         self.host.address_space().map_or(4096, AddressSpace::page_bytes)

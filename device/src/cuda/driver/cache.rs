@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::Program;
-use super::module::compiler_version;
+use super::ffi::nvrtc;
 use crate::file;
 
 /// The largest image that is read, and more than any program has.
@@ -123,6 +123,13 @@ fn fingerprint(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+pub(super) fn compiler_version() -> (i32, i32) {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library is present; it writes two numbers.
+    unsafe { nvrtc::nvrtcVersion(&mut major, &mut minor) };
+    (major, minor)
 }
 
 #[cfg(test)]

@@ -32,3 +32,12 @@ fn failure(call: &'static str, code: sys::CUresult) -> Error {
 pub(super) fn address<T>(ptr: *const T) -> sys::CUdeviceptr {
     ptr as sys::CUdeviceptr
 }
+
+pub(super) fn no_memory(bytes: usize) -> Error {
+    Error::OutOfMemory { requested_bytes: bytes, report: "the driver has no such range".into() }
+}
+
+/// The outcome of a call that asks for `bytes` bytes.
+pub(super) fn obtained(call: &'static str, bytes: usize, code: sys::CUresult) -> Result<()> {
+    if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY { Err(no_memory(bytes)) } else { check(call, code) }
+}

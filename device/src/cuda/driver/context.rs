@@ -13,15 +13,15 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustc_hash::FxHashMap;
 
 use super::Program;
-use super::call::{address, check};
+use super::call::{address, check, no_memory, obtained};
+use super::event::{RawEvent, in_host_function};
 use super::handles::Handles;
-use super::memory::{Pages, no_memory, obtained};
+use super::memory::Pages;
 use super::module::{Function, Module};
 use super::pinned::PinnedPool;
 use super::probe::probe;
-use super::stream::in_host_function;
 use crate::stream::host_is_held;
-use crate::{DeviceFacts, Error, ErrorKind, HeldOutside, Result, fork};
+use crate::{AddressSpace, DeviceFacts, Error, HeldOutside, MemoryDriver, Result, fork};
 
 /// Memory that is no longer used.
 pub(crate) enum Freed {
@@ -31,9 +31,6 @@ pub(crate) enum Freed {
 
 /// How long loading waits for a stream that another thread holds.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The one compute capability whose groups of four warps multiply together.
-pub(crate) const WARP_GROUPS: (i32, i32) = (9, 0);
 
 /// The primary context of a CUDA device. It stays retained while anything of the device lives.
 pub(crate) struct Context {
@@ -63,7 +60,7 @@ pub(crate) struct Context {
     /// Addresses that get their memory later, if the device has such.
     pub(super) pages: Option<Pages>,
     /// Events that can be timed, between two uses.
-    pub(crate) events: Mutex<Vec<super::stream::RawEvent>>,
+    pub(crate) events: Mutex<Vec<RawEvent>>,
     /// Handles of libraries.
     handles: Handles,
     /// Device memory that creating them took.
@@ -73,9 +70,9 @@ pub(crate) struct Context {
     loading: Mutex<()>,
 }
 
-// SAFETY: the driver's handles may be used from any thread; all else is `Send` by itself.
+// SAFETY: the driver's handles belong to no thread; all else is `Send` by itself.
 unsafe impl Send for Context {}
-// SAFETY: as above.
+// SAFETY: the driver takes calls with one handle from several threads at once; all else is behind locks or atomic.
 unsafe impl Sync for Context {}
 
 impl Context {
@@ -384,6 +381,31 @@ impl Drop for Context {
         }
         // SAFETY: retained once by this context, and nothing of it is used any more.
         unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+// SAFETY: the driver returns device memory of that size, aligned to 256 bytes, which is nobody else's until it is freed.
+unsafe impl MemoryDriver for Context {
+    fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
+        self.bind()?;
+        self.free_released();
+        let mut ptr = 0;
+        // SAFETY: the context is current; the driver writes an address.
+        obtained("cuMemAlloc", bytes, unsafe { sys::cuMemAlloc_v2(&mut ptr, bytes) })?;
+        NonNull::new(ptr as *mut u8).ok_or_else(|| no_memory(bytes))
+    }
+
+    unsafe fn free(&self, ptr: NonNull<u8>, _bytes: usize) {
+        // SAFETY: the caller says that `ptr` came from `allocate` and that nothing uses it.
+        unsafe { self.release(Freed::Device(ptr)) }
+    }
+
+    fn alignment(&self) -> usize {
+        256
+    }
+
+    fn address_space(&self) -> Option<&dyn AddressSpace> {
+        self.pages.as_ref().map(|pages| pages as &dyn AddressSpace)
     }
 }
 

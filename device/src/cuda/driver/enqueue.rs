@@ -7,7 +7,6 @@ use super::ffi::sys;
 use smallvec::SmallVec;
 
 use super::call::{address, check};
-use super::enqueued::nodes::{Cluster, in_buffer};
 use super::fault::FaultArg;
 use super::module::Function;
 use super::{Arg, Grid};
@@ -197,4 +196,39 @@ pub(super) fn append(words: &mut impl Extend<u64>, bytes: &[u8]) {
         last[..rest.len()].copy_from_slice(rest);
         words.extend([u64::from_ne_bytes(last)]);
     }
+}
+
+/// The blocks that run together on neighbouring multiprocessors, if there are any, and how clusters of them are spread.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Cluster {
+    pub(super) size: [u32; 3],
+    pub(super) spread: u32,
+}
+
+impl Cluster {
+    /// What a launch says of it.
+    pub(super) fn attributes(&self) -> SmallVec<[sys::CUlaunchAttribute; 2]> {
+        let [x, y, z] = self.size;
+        if x.max(y).max(z) <= 1 {
+            return SmallVec::new();
+        }
+        // SAFETY: a number and a union of numbers, all of which may be 0.
+        let mut all: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        all[0].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        all[0].value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
+        all[1].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE;
+        all[1].value.priority = self.spread as i32;
+        all.into()
+    }
+}
+
+/// What the entries that follow a number are, in a launch with a buffer of arguments.
+pub(super) const END: usize = sys::CU_LAUNCH_PARAM_END_AS_INT as usize;
+pub(super) const POINTER: usize = sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT as usize;
+pub(super) const SIZE: usize = sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT as usize;
+
+/// How a launch is told of a buffer.
+pub(super) fn in_buffer(words: *mut c_void, bytes: &mut usize) -> [*mut c_void; 5] {
+    let number = std::ptr::without_provenance_mut::<c_void>;
+    [number(POINTER), words, number(SIZE), std::ptr::from_mut(bytes).cast(), number(END)]
 }

@@ -12,10 +12,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::ffi::sys;
-use nodes::{Cluster, Node};
+use nodes::Node;
 
 use super::Grid;
-use super::enqueue::{Arguments, Call, Kernel, Words};
+use super::enqueue::{Arguments, Call, Cluster, Kernel, Words};
 use super::graph::Graph;
 use super::launcher::Command;
 use super::module::Function;

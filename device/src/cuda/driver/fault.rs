@@ -167,9 +167,9 @@ impl FaultWord {
     }
 }
 
-// SAFETY: the record is changed by atomics only, from whatever thread.
+// SAFETY: the record lies in pinned memory of its own, which no thread owns and which is freed when this value drops.
 unsafe impl Send for FaultWord {}
-// SAFETY: as above.
+// SAFETY: the record is read and changed by atomic operations only.
 unsafe impl Sync for FaultWord {}
 
 impl Drop for FaultWord {

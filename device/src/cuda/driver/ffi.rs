@@ -58,7 +58,7 @@ macro_rules! status {
 
 /// The functions of a library. Where cudarc declares a parameter otherwise, its type there follows `as`.
 macro_rules! functions {
-    ($(fn $name:ident($($arg:ident: $ty:ty $(as $theirs:ty)?),* $(,)?) -> $returned:ty;)*) => {
+    ($(fn $name:ident($($ty:ty $(as $theirs:ty)?),* $(,)?) -> $returned:ty;)*) => {
         struct Functions {
             $($name: Option<unsafe extern "C" fn($($ty),*) -> $returned>,)*
         }
@@ -91,20 +91,27 @@ macro_rules! functions {
         }
 
         $(
-            /// # Safety
-            /// As the library's documentation has it.
-            #[inline]
-            pub unsafe fn $name($($arg: $ty),*) -> $returned {
-                match functions().and_then(|functions| functions.$name) {
-                    // SAFETY: the caller's promise.
-                    Some(function) => unsafe { function($($arg),*) },
-                    None => <$returned as super::Returned>::ABSENT,
-                }
-            }
+            functions!(@wrap $name, $returned, [], [a b c d e f g h i j k l m n o p], ($($ty,)*));
 
             const _: unsafe fn($(functions!(@ $ty $(, $theirs)?)),*) -> <$returned as super::Returned>::Theirs =
                 theirs::$name;
         )*
+    };
+    (@wrap $name:ident, $returned:ty, [$($arg:ident: $ty:ty,)*], [$($rest:ident)*], ()) => {
+        /// # Safety
+        /// As the library's documentation has it.
+        #[inline]
+        pub unsafe fn $name($($arg: $ty),*) -> $returned {
+            match functions().and_then(|functions| functions.$name) {
+                // SAFETY: the caller's promise.
+                Some(function) => unsafe { function($($arg),*) },
+                None => <$returned as super::Returned>::ABSENT,
+            }
+        }
+    };
+    // Names the next parameter.
+    (@wrap $name:ident, $returned:ty, [$($named:tt)*], [$next:ident $($rest:ident)*], ($ty:ty, $($more:ty,)*)) => {
+        functions!(@wrap $name, $returned, [$($named)* $next: $ty,], [$($rest)*], ($($more,)*));
     };
     (@ $ours:ty, $theirs:ty) => { $theirs };
     (@ $ours:ty) => { $ours };
@@ -135,229 +142,92 @@ pub mod sys {
 
     // The first one is in every driver, and tells whether the others are there.
     functions! {
-        fn cuDriverGetVersion(driver_version: *mut c_int) -> CUresult;
-        fn cuCtxGetCurrent(ctx: *mut CUcontext) -> CUresult;
-        fn cuCtxGetStreamPriorityRange(
-            least_priority: *mut c_int,
-            greatest_priority: *mut c_int,
+        fn cuDriverGetVersion(*mut c_int) -> CUresult;
+        fn cuCtxGetCurrent(*mut CUcontext) -> CUresult;
+        fn cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int) -> CUresult;
+        fn cuCtxSetCurrent(CUcontext) -> CUresult;
+        fn cuDeviceGet(*mut CUdevice, c_int) -> CUresult;
+        fn cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice) -> CUresult;
+        fn cuDeviceGetCount(*mut c_int) -> CUresult;
+        fn cuDeviceGetName(*mut c_char, c_int, CUdevice) -> CUresult;
+        fn cuDeviceGetUuid_v2(*mut CUuuid, CUdevice) -> CUresult;
+        fn cuDevicePrimaryCtxRelease_v2(CUdevice) -> CUresult;
+        fn cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice) -> CUresult;
+        fn cuEventCreate(*mut CUevent, c_uint) -> CUresult;
+        fn cuEventDestroy_v2(CUevent) -> CUresult;
+        fn cuEventElapsedTime_v2(*mut f32, CUevent, CUevent) -> CUresult;
+        fn cuEventQuery(CUevent) -> CUresult;
+        fn cuEventRecord(CUevent, CUstream) -> CUresult;
+        fn cuEventSynchronize(CUevent) -> CUresult;
+        fn cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction) -> CUresult;
+        fn cuFuncGetName(*mut *const c_char, CUfunction) -> CUresult;
+        fn cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize) -> CUresult;
+        fn cuFuncLoad(CUfunction) -> CUresult;
+        fn cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int) -> CUresult;
+        fn cuGetErrorName(CUresult as theirs::CUresult, *mut *const c_char) -> CUresult;
+        fn cuGraphAddChildGraphNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, CUgraph) -> CUresult;
+        fn cuGraphCreate(*mut CUgraph, c_uint) -> CUresult;
+        fn cuGraphDestroy(CUgraph) -> CUresult;
+        fn cuGraphExecDestroy(CUgraphExec) -> CUresult;
+        fn cuGraphExecKernelNodeSetParams_v2(CUgraphExec, CUgraphNode, *const CUDA_KERNEL_NODE_PARAMS) -> CUresult;
+        fn cuGraphGetEdges_v2(CUgraph, *mut CUgraphNode, *mut CUgraphNode, *mut CUgraphEdgeData, *mut usize
         ) -> CUresult;
-        fn cuCtxSetCurrent(ctx: CUcontext) -> CUresult;
-        fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) -> CUresult;
-        fn cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, dev: CUdevice) -> CUresult;
-        fn cuDeviceGetCount(count: *mut c_int) -> CUresult;
-        fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice) -> CUresult;
-        fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, dev: CUdevice) -> CUresult;
-        fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult;
-        fn cuDevicePrimaryCtxRetain(ctx: *mut CUcontext, dev: CUdevice) -> CUresult;
-        fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> CUresult;
-        fn cuEventDestroy_v2(event: CUevent) -> CUresult;
-        fn cuEventElapsedTime_v2(ms: *mut f32, start: CUevent, end: CUevent) -> CUresult;
-        fn cuEventQuery(event: CUevent) -> CUresult;
-        fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult;
-        fn cuEventSynchronize(event: CUevent) -> CUresult;
-        fn cuFuncGetAttribute(
-            value: *mut c_int,
-            attribute: CUfunction_attribute,
-            function: CUfunction,
-        ) -> CUresult;
-        fn cuFuncGetName(name: *mut *const c_char, function: CUfunction) -> CUresult;
-        fn cuFuncGetParamInfo(
-            function: CUfunction,
-            param_index: usize,
-            param_offset: *mut usize,
-            param_size: *mut usize,
-        ) -> CUresult;
-        fn cuFuncLoad(function: CUfunction) -> CUresult;
-        fn cuFuncSetAttribute(
-            function: CUfunction,
-            attribute: CUfunction_attribute,
-            value: c_int,
-        ) -> CUresult;
-        fn cuGetErrorName(error: CUresult as theirs::CUresult, name: *mut *const c_char) -> CUresult;
-        fn cuGraphAddChildGraphNode(
-            node: *mut CUgraphNode,
-            graph: CUgraph,
-            dependencies: *const CUgraphNode,
-            num_dependencies: usize,
-            child_graph: CUgraph,
-        ) -> CUresult;
-        fn cuGraphCreate(graph: *mut CUgraph, flags: c_uint) -> CUresult;
-        fn cuGraphDestroy(graph: CUgraph) -> CUresult;
-        fn cuGraphExecDestroy(exec: CUgraphExec) -> CUresult;
-        fn cuGraphExecKernelNodeSetParams_v2(
-            exec: CUgraphExec,
-            node: CUgraphNode,
-            node_params: *const CUDA_KERNEL_NODE_PARAMS,
-        ) -> CUresult;
-        fn cuGraphGetEdges_v2(
-            graph: CUgraph,
-            from: *mut CUgraphNode,
-            to: *mut CUgraphNode,
-            edge_data: *mut CUgraphEdgeData,
-            num_edges: *mut usize,
-        ) -> CUresult;
-        fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, num_nodes: *mut usize) -> CUresult;
-        fn cuGraphInstantiateWithFlags(
-            exec: *mut CUgraphExec,
-            graph: CUgraph,
-            flags: c_ulonglong,
-        ) -> CUresult;
-        fn cuGraphKernelNodeGetAttribute(
-            node: CUgraphNode,
-            attribute: CUkernelNodeAttrID,
-            value: *mut CUkernelNodeAttrValue,
-        ) -> CUresult;
-        fn cuGraphKernelNodeGetParams_v2(
-            node: CUgraphNode,
-            node_params: *mut CUDA_KERNEL_NODE_PARAMS,
-        ) -> CUresult;
-        fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> CUresult;
-        fn cuGraphNodeGetType(node: CUgraphNode, kind: *mut c_uint as *mut CUgraphNodeType) -> CUresult;
-        fn cuInit(flags: c_uint) -> CUresult;
-        fn cuIpcCloseMemHandle(ptr: CUdeviceptr) -> CUresult;
-        fn cuIpcGetEventHandle(handle: *mut CUipcEventHandle, event: CUevent) -> CUresult;
-        fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, ptr: CUdeviceptr) -> CUresult;
-        fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEventHandle) -> CUresult;
-        fn cuIpcOpenMemHandle_v2(ptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) -> CUresult;
-        fn cuKernelGetFunction(function: *mut CUfunction, kernel: CUkernel) -> CUresult;
-        fn cuLaunchHostFunc(stream: CUstream, work: CUhostFn, user_data: *mut c_void) -> CUresult;
-        fn cuLaunchKernel(
-            function: CUfunction,
-            grid_dim_x: c_uint,
-            grid_dim_y: c_uint,
-            grid_dim_z: c_uint,
-            block_dim_x: c_uint,
-            block_dim_y: c_uint,
-            block_dim_z: c_uint,
-            shared_mem_bytes: c_uint,
-            stream: CUstream,
-            kernel_params: *mut *mut c_void,
-            extra: *mut *mut c_void,
-        ) -> CUresult;
-        fn cuLaunchKernelEx(
-            config: *const CUlaunchConfig,
-            function: CUfunction,
-            kernel_params: *mut *mut c_void,
-            extra: *mut *mut c_void,
-        ) -> CUresult;
-        fn cuMemAddressFree(ptr: CUdeviceptr, size: usize) -> CUresult;
-        fn cuMemAddressReserve(
-            ptr: *mut CUdeviceptr,
-            size: usize,
-            alignment: usize,
-            addr: CUdeviceptr,
-            flags: c_ulonglong,
-        ) -> CUresult;
-        fn cuMemAlloc_v2(ptr: *mut CUdeviceptr, bytes: usize) -> CUresult;
-        fn cuMemCreate(
-            handle: *mut CUmemGenericAllocationHandle,
-            size: usize,
-            properties: *const CUmemAllocationProp,
-            flags: c_ulonglong,
-        ) -> CUresult;
-        fn cuMemFreeHost(ptr: *mut c_void) -> CUresult;
-        fn cuMemFree_v2(ptr: CUdeviceptr) -> CUresult;
-        fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CUresult;
-        fn cuMemGetAllocationGranularity(
-            granularity: *mut usize,
-            properties: *const CUmemAllocationProp,
-            option: CUmemAllocationGranularity_flags,
-        ) -> CUresult;
-        fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult;
-        fn cuMemHostAlloc(ptr: *mut *mut c_void, bytes: usize, flags: c_uint) -> CUresult;
-        fn cuMemMap(
-            ptr: CUdeviceptr,
-            size: usize,
-            offset: usize,
-            handle: CUmemGenericAllocationHandle,
-            flags: c_ulonglong,
-        ) -> CUresult;
-        fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUresult;
-        fn cuMemSetAccess(
-            ptr: CUdeviceptr,
-            size: usize,
-            desc: *const CUmemAccessDesc,
-            count: usize,
-        ) -> CUresult;
-        fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> CUresult;
-        fn cuMemcpyDtoDAsync_v2(
-            dst_device: CUdeviceptr,
-            src_device: CUdeviceptr,
-            byte_count: usize,
-            stream: CUstream,
-        ) -> CUresult;
-        fn cuMemcpyDtoHAsync_v2(
-            dst_host: *mut c_void,
-            src_device: CUdeviceptr,
-            byte_count: usize,
-            stream: CUstream,
-        ) -> CUresult;
-        fn cuMemcpyHtoDAsync_v2(
-            dst_device: CUdeviceptr,
-            src_host: *const c_void,
-            byte_count: usize,
-            stream: CUstream,
-        ) -> CUresult;
-        fn cuMemcpyPeerAsync(
-            dst_device: CUdeviceptr,
-            dst_context: CUcontext,
-            src_device: CUdeviceptr,
-            src_context: CUcontext,
-            byte_count: usize,
-            stream: CUstream,
-        ) -> CUresult;
-        fn cuMemsetD8Async(
-            dst_device: CUdeviceptr,
-            value: c_uchar,
-            bytes: usize,
-            stream: CUstream,
-        ) -> CUresult;
-        fn cuModuleEnumerateFunctions(
-            functions: *mut CUfunction,
-            num_functions: c_uint,
-            module: CUmodule,
-        ) -> CUresult;
-        fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> CUresult;
-        fn cuModuleGetFunctionCount(count: *mut c_uint, module: CUmodule) -> CUresult;
-        fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CUresult;
-        fn cuModuleUnload(module: CUmodule) -> CUresult;
-        fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-            num_blocks: *mut c_int,
-            function: CUfunction,
-            block_size: c_int,
-            dynamic_smem_size: usize,
-        ) -> CUresult;
-        fn cuStreamBeginCaptureToGraph(
-            stream: CUstream,
-            graph: CUgraph,
-            dependencies: *const CUgraphNode,
-            dependency_data: *const CUgraphEdgeData,
-            num_dependencies: usize,
-            mode: CUstreamCaptureMode,
-        ) -> CUresult;
-        fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) -> CUresult;
-        fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> CUresult;
-        fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int) -> CUresult;
-        fn cuStreamDestroy_v2(stream: CUstream) -> CUresult;
-        fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> CUresult;
-        fn cuStreamGetCaptureInfo_v3(
-            stream: CUstream,
-            capture_status: *mut c_uint as *mut CUstreamCaptureStatus,
-            id: *mut cuuint64_t,
-            graph: *mut CUgraph,
-            dependencies: *mut *const CUgraphNode,
-            edge_data: *mut *const CUgraphEdgeData,
-            num_dependencies: *mut usize,
-        ) -> CUresult;
-        fn cuStreamQuery(stream: CUstream) -> CUresult;
-        fn cuStreamSynchronize(stream: CUstream) -> CUresult;
-        fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> CUresult;
-        fn cuStreamWaitValue32_v2(
-            stream: CUstream,
-            addr: CUdeviceptr,
-            value: cuuint32_t,
-            flags: c_uint,
-        ) -> CUresult;
+        fn cuGraphGetNodes(CUgraph, *mut CUgraphNode, *mut usize) -> CUresult;
+        fn cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, c_ulonglong) -> CUresult;
+        fn cuGraphKernelNodeGetAttribute(CUgraphNode, CUkernelNodeAttrID, *mut CUkernelNodeAttrValue) -> CUresult;
+        fn cuGraphKernelNodeGetParams_v2(CUgraphNode, *mut CUDA_KERNEL_NODE_PARAMS) -> CUresult;
+        fn cuGraphLaunch(CUgraphExec, CUstream) -> CUresult;
+        fn cuGraphNodeGetType(CUgraphNode, *mut c_uint as *mut CUgraphNodeType) -> CUresult;
+        fn cuInit(c_uint) -> CUresult;
+        fn cuIpcCloseMemHandle(CUdeviceptr) -> CUresult;
+        fn cuIpcGetEventHandle(*mut CUipcEventHandle, CUevent) -> CUresult;
+        fn cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr) -> CUresult;
+        fn cuIpcOpenEventHandle(*mut CUevent, CUipcEventHandle) -> CUresult;
+        fn cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint) -> CUresult;
+        fn cuKernelGetFunction(*mut CUfunction, CUkernel) -> CUresult;
+        fn cuLaunchHostFunc(CUstream, CUhostFn, *mut c_void) -> CUresult;
+        fn cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
+            *mut *mut c_void, *mut *mut c_void) -> CUresult;
+        fn cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void) -> CUresult;
+        fn cuMemAddressFree(CUdeviceptr, usize) -> CUresult;
+        fn cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong) -> CUresult;
+        fn cuMemAlloc_v2(*mut CUdeviceptr, usize) -> CUresult;
+        fn cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong) -> CUresult;
+        fn cuMemFreeHost(*mut c_void) -> CUresult;
+        fn cuMemFree_v2(CUdeviceptr) -> CUresult;
+        fn cuMemGetAddressRange_v2(*mut CUdeviceptr, *mut usize, CUdeviceptr) -> CUresult;
+        fn cuMemGetAllocationGranularity(*mut usize, *const CUmemAllocationProp,
+            CUmemAllocationGranularity_flags) -> CUresult;
+        fn cuMemGetInfo_v2(*mut usize, *mut usize) -> CUresult;
+        fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> CUresult;
+        fn cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong) -> CUresult;
+        fn cuMemRelease(CUmemGenericAllocationHandle) -> CUresult;
+        fn cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize) -> CUresult;
+        fn cuMemUnmap(CUdeviceptr, usize) -> CUresult;
+        fn cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream) -> CUresult;
+        fn cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream) -> CUresult;
+        fn cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream) -> CUresult;
+        fn cuMemcpyPeerAsync(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream) -> CUresult;
+        fn cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream) -> CUresult;
+        fn cuModuleEnumerateFunctions(*mut CUfunction, c_uint, CUmodule) -> CUresult;
+        fn cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char) -> CUresult;
+        fn cuModuleGetFunctionCount(*mut c_uint, CUmodule) -> CUresult;
+        fn cuModuleLoadData(*mut CUmodule, *const c_void) -> CUresult;
+        fn cuModuleUnload(CUmodule) -> CUresult;
+        fn cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize) -> CUresult;
+        fn cuStreamBeginCaptureToGraph(CUstream, CUgraph, *const CUgraphNode, *const CUgraphEdgeData, usize,
+            CUstreamCaptureMode) -> CUresult;
+        fn cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode) -> CUresult;
+        fn cuStreamCreate(*mut CUstream, c_uint) -> CUresult;
+        fn cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int) -> CUresult;
+        fn cuStreamDestroy_v2(CUstream) -> CUresult;
+        fn cuStreamEndCapture(CUstream, *mut CUgraph) -> CUresult;
+        fn cuStreamGetCaptureInfo_v3(CUstream, *mut c_uint as *mut CUstreamCaptureStatus, *mut cuuint64_t,
+            *mut CUgraph, *mut *const CUgraphNode, *mut *const CUgraphEdgeData, *mut usize) -> CUresult;
+        fn cuStreamQuery(CUstream) -> CUresult;
+        fn cuStreamSynchronize(CUstream) -> CUresult;
+        fn cuStreamWaitEvent(CUstream, CUevent, c_uint) -> CUresult;
+        fn cuStreamWaitValue32_v2(CUstream, CUdeviceptr, cuuint32_t, c_uint) -> CUresult;
     }
 }
 
@@ -410,80 +280,32 @@ pub mod blas {
     };
 
     functions! {
-        fn cublasLtCreate(handle: *mut cublasLtHandle_t) -> cublasStatus_t;
-        fn cublasLtDestroy(handle: cublasLtHandle_t) -> cublasStatus_t;
+        fn cublasLtCreate(*mut cublasLtHandle_t) -> cublasStatus_t;
+        fn cublasLtDestroy(cublasLtHandle_t) -> cublasStatus_t;
         fn cublasLtGetVersion() -> usize;
-        fn cublasLtMatmul(
-            handle: cublasLtHandle_t,
-            operation: cublasLtMatmulDesc_t,
-            alpha: *const c_void,
-            a: *const c_void,
-            adesc: cublasLtMatrixLayout_t,
-            b: *const c_void,
-            bdesc: cublasLtMatrixLayout_t,
-            beta: *const c_void,
-            c: *const c_void,
-            cdesc: cublasLtMatrixLayout_t,
-            d: *mut c_void,
-            ddesc: cublasLtMatrixLayout_t,
-            algo: *const cublasLtMatmulAlgo_t,
-            workspace: *mut c_void,
-            workspace_size_in_bytes: usize,
-            stream: cudaStream_t,
+        fn cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, *const c_void, *const c_void,
+            cublasLtMatrixLayout_t, *const c_void, cublasLtMatrixLayout_t, *const c_void, *const c_void,
+            cublasLtMatrixLayout_t, *mut c_void, cublasLtMatrixLayout_t, *const cublasLtMatmulAlgo_t,
+            *mut c_void, usize, cudaStream_t) -> cublasStatus_t;
+        fn cublasLtMatmulAlgoConfigGetAttribute(*const cublasLtMatmulAlgo_t,
+            cublasLtMatmulAlgoConfigAttributes_t, *mut c_void, usize, *mut usize) -> cublasStatus_t;
+        fn cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
+            cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+            cublasLtMatmulPreference_t, c_int,
+            *mut cublasLtMatmulHeuristicResult_t as *mut theirs::cublasLtMatmulHeuristicResult_t, *mut c_int
         ) -> cublasStatus_t;
-        fn cublasLtMatmulAlgoConfigGetAttribute(
-            algo: *const cublasLtMatmulAlgo_t,
-            attribute: cublasLtMatmulAlgoConfigAttributes_t,
-            value: *mut c_void,
-            size_in_bytes: usize,
-            size_written: *mut usize,
-        ) -> cublasStatus_t;
-        fn cublasLtMatmulAlgoGetHeuristic(
-            handle: cublasLtHandle_t,
-            operation: cublasLtMatmulDesc_t,
-            adesc: cublasLtMatrixLayout_t,
-            bdesc: cublasLtMatrixLayout_t,
-            cdesc: cublasLtMatrixLayout_t,
-            ddesc: cublasLtMatrixLayout_t,
-            preference: cublasLtMatmulPreference_t,
-            requested_algo_count: c_int,
-            heuristic_results_array: *mut cublasLtMatmulHeuristicResult_t as *mut theirs::cublasLtMatmulHeuristicResult_t,
-            return_algo_count: *mut c_int,
-        ) -> cublasStatus_t;
-        fn cublasLtMatmulDescCreate(
-            operation: *mut cublasLtMatmulDesc_t,
-            compute_type: cublasComputeType_t,
-            scale_type: cudaDataType_t,
-        ) -> cublasStatus_t;
-        fn cublasLtMatmulDescDestroy(operation: cublasLtMatmulDesc_t) -> cublasStatus_t;
-        fn cublasLtMatmulDescSetAttribute(
-            operation: cublasLtMatmulDesc_t,
-            attribute: cublasLtMatmulDescAttributes_t,
-            value: *const c_void,
-            size_in_bytes: usize,
-        ) -> cublasStatus_t;
-        fn cublasLtMatmulPreferenceCreate(preference: *mut cublasLtMatmulPreference_t) -> cublasStatus_t;
-        fn cublasLtMatmulPreferenceDestroy(preference: cublasLtMatmulPreference_t) -> cublasStatus_t;
-        fn cublasLtMatmulPreferenceSetAttribute(
-            preference: cublasLtMatmulPreference_t,
-            attribute: cublasLtMatmulPreferenceAttributes_t,
-            value: *const c_void,
-            size_in_bytes: usize,
-        ) -> cublasStatus_t;
-        fn cublasLtMatrixLayoutCreate(
-            layout: *mut cublasLtMatrixLayout_t,
-            kind: cudaDataType,
-            rows: u64,
-            cols: u64,
-            ld: i64,
-        ) -> cublasStatus_t;
-        fn cublasLtMatrixLayoutDestroy(layout: cublasLtMatrixLayout_t) -> cublasStatus_t;
-        fn cublasLtMatrixLayoutSetAttribute(
-            layout: cublasLtMatrixLayout_t,
-            attribute: cublasLtMatrixLayoutAttribute_t,
-            value: *const c_void,
-            size_in_bytes: usize,
-        ) -> cublasStatus_t;
+        fn cublasLtMatmulDescCreate(*mut cublasLtMatmulDesc_t, cublasComputeType_t, cudaDataType_t) -> cublasStatus_t;
+        fn cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t) -> cublasStatus_t;
+        fn cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t, *const c_void,
+            usize) -> cublasStatus_t;
+        fn cublasLtMatmulPreferenceCreate(*mut cublasLtMatmulPreference_t) -> cublasStatus_t;
+        fn cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t) -> cublasStatus_t;
+        fn cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
+            cublasLtMatmulPreferenceAttributes_t, *const c_void, usize) -> cublasStatus_t;
+        fn cublasLtMatrixLayoutCreate(*mut cublasLtMatrixLayout_t, cudaDataType, u64, u64, i64) -> cublasStatus_t;
+        fn cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t) -> cublasStatus_t;
+        fn cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t, cublasLtMatrixLayoutAttribute_t,
+            *const c_void, usize) -> cublasStatus_t;
     }
 }
 
@@ -509,24 +331,14 @@ pub mod nvrtc {
     }
 
     functions! {
-        fn nvrtcCompileProgram(
-            program: nvrtcProgram,
-            num_options: c_int,
-            options: *const *const c_char,
-        ) -> nvrtcResult;
-        fn nvrtcCreateProgram(
-            program: *mut nvrtcProgram,
-            source: *const c_char,
-            name: *const c_char,
-            num_headers: c_int,
-            headers: *const *const c_char,
-            include_names: *const *const c_char,
-        ) -> nvrtcResult;
-        fn nvrtcDestroyProgram(program: *mut nvrtcProgram) -> nvrtcResult;
-        fn nvrtcGetCUBIN(program: nvrtcProgram, cubin: *mut c_char) -> nvrtcResult;
-        fn nvrtcGetCUBINSize(program: nvrtcProgram, cubin_size_ret: *mut usize) -> nvrtcResult;
-        fn nvrtcGetProgramLog(program: nvrtcProgram, log: *mut c_char) -> nvrtcResult;
-        fn nvrtcGetProgramLogSize(program: nvrtcProgram, log_size_ret: *mut usize) -> nvrtcResult;
-        fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> nvrtcResult;
+        fn nvrtcCompileProgram(nvrtcProgram, c_int, *const *const c_char) -> nvrtcResult;
+        fn nvrtcCreateProgram(*mut nvrtcProgram, *const c_char, *const c_char, c_int, *const *const c_char,
+            *const *const c_char) -> nvrtcResult;
+        fn nvrtcDestroyProgram(*mut nvrtcProgram) -> nvrtcResult;
+        fn nvrtcGetCUBIN(nvrtcProgram, *mut c_char) -> nvrtcResult;
+        fn nvrtcGetCUBINSize(nvrtcProgram, *mut usize) -> nvrtcResult;
+        fn nvrtcGetProgramLog(nvrtcProgram, *mut c_char) -> nvrtcResult;
+        fn nvrtcGetProgramLogSize(nvrtcProgram, *mut usize) -> nvrtcResult;
+        fn nvrtcVersion(*mut c_int, *mut c_int) -> nvrtcResult;
     }
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use super::ffi::sys;
 
 use super::call::{address, check};
-use super::stream::{RawEvent, TimedEvent};
+use super::event::RawEvent;
+use super::timed::TimedEvent;
 use super::{Context, Queue};
 use crate::ipc::DRIVER_HANDLE;
 use crate::{Binder, Buffer, Cpu, Device, Error, ErrorKind, MemoryDriver, Result, Work};
@@ -124,9 +125,9 @@ pub(crate) struct IpcMemory {
     used: Arc<SharedEvent>,
 }
 
-// SAFETY: an address that only launched commands follow.
+// SAFETY: the address is only followed by launched commands, and the driver frees it on any thread.
 unsafe impl Send for IpcMemory {}
-// SAFETY: as above.
+// SAFETY: nothing changes it through a shared reference.
 unsafe impl Sync for IpcMemory {}
 
 impl IpcMemory {
@@ -144,7 +145,7 @@ impl IpcMemory {
         let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         // SAFETY: the context is current; the driver writes an address, and looks at the bytes before it believes them.
         unsafe { check("cuIpcOpenMemHandle", sys::cuIpcOpenMemHandle_v2(&mut ptr, handle, flags))? };
-        let ptr = NonNull::new(ptr as *mut u8).ok_or_else(|| super::memory::no_memory(len))?;
+        let ptr = NonNull::new(ptr as *mut u8).ok_or_else(|| super::call::no_memory(len))?;
         let memory = IpcMemory { ptr, len, opened: true, used };
         memory.check_len().map(|()| memory)
     }
@@ -232,9 +233,9 @@ pub(crate) struct IpcCopy {
     used: Arc<SharedEvent>,
 }
 
-// SAFETY: addresses that only the launched command follows.
+// SAFETY: the addresses are only followed by the launched command, whose uses keep their memory.
 unsafe impl Send for IpcCopy {}
-// SAFETY: as above.
+// SAFETY: nothing changes them through a shared reference.
 unsafe impl Sync for IpcCopy {}
 
 impl IpcCopy {

@@ -7,46 +7,8 @@ use std::ptr::NonNull;
 use super::ffi::sys;
 use parking_lot::Mutex;
 
-use super::call::check;
-use super::context::{Context, Freed};
-use crate::{AddressSpace, Error, ErrorKind, MemoryDriver, Result};
-
-// SAFETY: the driver returns device memory of that size, aligned to 256 bytes, which is nobody else's until it is freed.
-unsafe impl MemoryDriver for Context {
-    fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
-        self.bind()?;
-        self.free_released();
-        let mut ptr = 0;
-        // SAFETY: the context is current; the driver writes an address.
-        obtained("cuMemAlloc", bytes, unsafe { sys::cuMemAlloc_v2(&mut ptr, bytes) })?;
-        NonNull::new(ptr as *mut u8).ok_or_else(|| no_memory(bytes))
-    }
-
-    unsafe fn free(&self, ptr: NonNull<u8>, _bytes: usize) {
-        // SAFETY: the caller says that `ptr` came from `allocate` and that nothing uses it.
-        unsafe { self.release(Freed::Device(ptr)) }
-    }
-
-    fn alignment(&self) -> usize {
-        256
-    }
-
-    fn address_space(&self) -> Option<&dyn AddressSpace> {
-        self.pages.as_ref().map(|pages| pages as &dyn AddressSpace)
-    }
-}
-
-pub(super) fn no_memory(bytes: usize) -> Error {
-    Error::new(ErrorKind::OutOfMemory {
-        requested_bytes: bytes,
-        report: "the driver has no such range".into(),
-    })
-}
-
-/// The outcome of a call that asks for `bytes` bytes.
-pub(super) fn obtained(call: &'static str, bytes: usize, code: sys::CUresult) -> Result<()> {
-    if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY { Err(no_memory(bytes)) } else { check(call, code) }
-}
+use super::call::{check, no_memory, obtained};
+use crate::{AddressSpace, Error, Result};
 
 /// Ranges of a device's addresses.
 ///

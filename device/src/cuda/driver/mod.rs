@@ -5,6 +5,7 @@ mod call;
 mod context;
 mod enqueue;
 mod enqueued;
+mod event;
 mod fault;
 pub mod ffi;
 mod graph;
@@ -16,14 +17,17 @@ mod module;
 mod pinned;
 mod probe;
 mod stream;
+mod timed;
 
 pub(crate) use context::Context;
 pub use enqueued::{Addresses, Enqueued};
+pub(crate) use event::in_host_function;
 pub(crate) use fault::FaultWord;
 pub(crate) use graph::{Captured, DriverGraph, Updated};
 pub(crate) use ipc::{IpcCopy, IpcMemory, IpcWait, SharedEvent};
 pub(crate) use launcher::Launcher;
 pub(crate) use pinned::Staged;
-pub(crate) use stream::{DriverStream, GateWord, TimedEvent, in_host_function};
+pub(crate) use stream::DriverStream;
+pub(crate) use timed::{GateWord, TimedEvent};
 
 use super::{Arg, Grid, Program, Queue, Target};

@@ -9,12 +9,13 @@ use super::ffi::sys;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
-use super::cache::Kept;
-use super::call::check;
-use super::context::WARP_GROUPS;
-use super::memory::obtained;
+use super::cache::{Kept, compiler_version};
+use super::call::{check, obtained};
 use super::{Grid, Program};
 use crate::{Error, ErrorKind, KernelRecord, Result, Team};
+
+/// The one compute capability whose groups of four warps multiply together.
+pub(super) const WARP_GROUPS: (i32, i32) = (9, 0);
 
 /// A program on a device.
 pub(super) struct Module {
@@ -36,13 +37,13 @@ pub(super) struct Compiled {
 #[derive(Clone, Copy)]
 pub(super) struct Function(pub(super) sys::CUfunction);
 
-// SAFETY: the driver's handles may be used from any thread.
+// SAFETY: the driver's handles belong to no thread.
 unsafe impl Send for Function {}
-// SAFETY: as above.
+// SAFETY: the driver takes calls with one handle from several threads at once.
 unsafe impl Sync for Function {}
-// SAFETY: as above; the map is `Send` by itself.
+// SAFETY: the module's handle belongs to no thread either; the map is `Send` by itself.
 unsafe impl Send for Module {}
-// SAFETY: as above.
+// SAFETY: the handle is only used to unload the module, by its only owner; the map is `Sync` by itself.
 unsafe impl Sync for Module {}
 
 impl Module {
@@ -162,7 +163,7 @@ impl Function {
         };
         let threads = grid.threads.iter().product::<u32>() as i32;
         let mut blocks = 0;
-        // SAFETY: as above.
+        // SAFETY: the handle is live; the driver writes a number to the address.
         let code = unsafe {
             let shared = grid.shared_bytes as usize;
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.0, threads, shared)
@@ -221,13 +222,6 @@ fn options(program: &Program, (major, minor): (i32, i32)) -> Vec<String> {
 
 /// The first version of the compiler that is known to take `--split-compile`.
 const SPLITS: (i32, i32) = (13, 0);
-
-pub(super) fn compiler_version() -> (i32, i32) {
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: the library is present; it writes two numbers.
-    unsafe { nvrtc::nvrtcVersion(&mut major, &mut minor) };
-    (major, minor)
-}
 
 /// The image of a program, and whether it was kept: else it is compiled.
 fn image(program: &'static Program, options: &[String]) -> Result<(Vec<u8>, bool)> {

@@ -59,7 +59,7 @@ fn find(ordinal: usize) -> Result<sys::CUdevice> {
             _ => format!("there is no device {ordinal}: the driver finds {count}"),
         }));
     }
-    // SAFETY: as above.
+    // SAFETY: the driver is initialised, and it writes a handle to the address.
     unsafe { answered(check("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal as i32)))? };
     Ok(device)
 }

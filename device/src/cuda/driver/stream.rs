@@ -1,19 +1,21 @@
 //! A driver's stream: what launching, waiting and marking mean to it.
 
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::ffi::sys;
 use parking_lot::Mutex;
 
 use super::call::{address, check};
-use super::context::{Context, WARP_GROUPS};
+use super::context::Context;
 use super::enqueue::{Call, Kernel};
+use super::event::{IN_HOST_FUNCTION, RawEvent};
 use super::fault::FaultWord;
 use super::launcher::{Command, Launcher};
+use super::module::WARP_GROUPS;
+use super::timed::{GateWord, TimedEvent};
 use super::{Arg, Captured, Grid, Program, Staged, Target};
 use crate::{KernelRecord, Moment, Panicked, Priority, Result, StreamId};
 
@@ -44,58 +46,10 @@ struct Marker {
     tick: u64,
 }
 
-// SAFETY: the driver's handles may be used from any thread; all else is `Send` and `Sync` by itself.
+// SAFETY: the driver's handles belong to no thread; all else is `Send` by itself.
 unsafe impl Send for DriverStream {}
-// SAFETY: as above.
+// SAFETY: the driver takes calls with one handle from several threads at once; all else is `Sync` by itself.
 unsafe impl Sync for DriverStream {}
-
-/// An event of the driver, destroyed when dropped.
-pub(crate) struct RawEvent(sys::CUevent);
-
-// SAFETY: the driver's handles may be used from any thread.
-unsafe impl Send for RawEvent {}
-// SAFETY: as above.
-unsafe impl Sync for RawEvent {}
-
-impl RawEvent {
-    /// The context is current.
-    fn new(flags: sys::CUevent_flags_enum) -> Result<RawEvent> {
-        RawEvent::with_flags(flags as u32)
-    }
-
-    /// The context is current.
-    pub(crate) fn with_flags(flags: u32) -> Result<RawEvent> {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the driver writes a handle.
-        unsafe { check("cuEventCreate", sys::cuEventCreate(&mut raw, flags))? };
-        Ok(RawEvent(raw))
-    }
-
-    /// The event that the driver just opened.
-    pub(crate) fn owning(raw: sys::CUevent) -> RawEvent {
-        RawEvent(raw)
-    }
-
-    pub(crate) fn raw(&self) -> sys::CUevent {
-        self.0
-    }
-}
-
-impl Drop for RawEvent {
-    fn drop(&mut self) {
-        // SAFETY: created once, destroyed once; the driver keeps what still waits for it.
-        unsafe { sys::cuEventDestroy_v2(self.0) };
-    }
-}
-
-thread_local! {
-    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this thread runs a function that a stream called, in which the driver refuses every call.
-pub(crate) fn in_host_function() -> bool {
-    IN_HOST_FUNCTION.get()
-}
 
 impl DriverStream {
     /// A stream that no other one, the driver's default stream included, waits for by itself.
@@ -596,76 +550,5 @@ impl Drop for DriverStream {
 impl fmt::Debug for DriverStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DriverStream").finish_non_exhaustive()
-    }
-}
-
-/// A user's event, or one of a profile. Goes back to its device's pool when dropped.
-pub(crate) struct TimedEvent {
-    event: Option<RawEvent>,
-    context: Arc<Context>,
-}
-
-impl TimedEvent {
-    pub(crate) fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
-    pub(crate) fn raw(&self) -> Option<sys::CUevent> {
-        self.event.as_ref().map(|event| event.0)
-    }
-
-    /// Whether the stream has passed it.
-    pub(crate) fn is_complete(&self) -> Result<bool> {
-        let Some(event) = self.raw() else { return Ok(true) };
-        self.context.bind()?;
-        // SAFETY: the context is current, and the event is live.
-        match unsafe { sys::cuEventQuery(event) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            code => check("cuEventQuery", code).map(|()| true),
-        }
-    }
-
-    /// Blocks until the stream has passed it.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        let Some(event) = self.raw() else { return Ok(()) };
-        self.context.bind()?;
-        // SAFETY: the context is current, and the event is live.
-        unsafe { check("cuEventSynchronize", sys::cuEventSynchronize(event)) }
-    }
-
-    /// Milliseconds from this event to `end`; both have passed.
-    pub(crate) fn elapsed_ms(&self, end: &TimedEvent) -> Result<f64> {
-        let (Some(start), Some(end)) = (self.raw(), end.raw()) else { return Ok(0.0) };
-        self.context.bind()?;
-        let mut ms = 0.0;
-        // SAFETY: the context is current, both events are live, and the driver writes a number.
-        unsafe { check("cuEventElapsedTime", sys::cuEventElapsedTime_v2(&mut ms, start, end))? };
-        Ok(f64::from(ms))
-    }
-}
-
-impl Drop for TimedEvent {
-    fn drop(&mut self) {
-        // A wait that was enqueued keeps the record that it was enqueued for.
-        if let Some(event) = self.event.take() {
-            self.context.events.lock().push(event);
-        }
-    }
-}
-
-/// A closed gate of a stream, which goes on when this drops.
-pub(crate) struct GateWord {
-    word: Staged,
-    holds: bool,
-}
-
-impl Drop for GateWord {
-    fn drop(&mut self) {
-        let word = self.word.as_ptr().cast::<u32>();
-        // SAFETY: the block holds an aligned word, which the device reads and nobody else writes.
-        unsafe { AtomicU32::from_ptr(word) }.store(1, Ordering::Release);
-        let context = self.word.context();
-        context.holds.fetch_sub(usize::from(self.holds), Ordering::AcqRel);
-        context.gates.fetch_sub(1, Ordering::AcqRel);
     }
 }

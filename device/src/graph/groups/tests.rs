@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::{Groups, gap};
 use crate::cuda::Queue;
-use crate::graph::capture::{Command, Memory};
+use crate::graph::commands::{Command, Memory};
 use crate::graph::plan::{Order, Plan};
 use crate::{Binder, Cpu, Device, Work};
 

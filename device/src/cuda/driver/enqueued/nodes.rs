@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::cuda::Grid;
 use crate::cuda::driver::call::check;
-use crate::cuda::driver::enqueue::{Arguments, append};
+use crate::cuda::driver::enqueue::{Arguments, Cluster, END, POINTER, SIZE, append};
 use crate::cuda::driver::graph::Graph;
 use crate::cuda::driver::module::Function;
 use crate::{KernelRecord, Result};
@@ -33,13 +33,6 @@ pub(super) struct Kernel {
     pub(super) words: Vec<u64>,
 }
 
-/// The blocks that run together on neighbouring multiprocessors, if there are any, and how clusters of them are spread.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::cuda) struct Cluster {
-    pub(super) size: [u32; 3],
-    spread: u32,
-}
-
 impl Node {
     /// All of a graph's, in the order in which they were captured.
     pub(super) fn all(graph: &Graph) -> Result<Vec<Node>> {
@@ -47,7 +40,7 @@ impl Node {
         // SAFETY: the graph is live, and nobody changes it. The driver writes how many nodes it has.
         unsafe { check("cuGraphGetNodes", sys::cuGraphGetNodes(graph.0, null_mut(), &mut count))? };
         let mut nodes = vec![null_mut(); count];
-        // SAFETY: as above. The driver writes as many handles as it is told there is room for.
+        // SAFETY: nothing adds nodes to the graph meanwhile, and the driver writes at most the `count` handles that there is room for.
         unsafe { check("cuGraphGetNodes", sys::cuGraphGetNodes(graph.0, nodes.as_mut_ptr(), &mut count))? };
         let edges = edges(graph)?;
         let is_next = |i: usize| {
@@ -77,7 +70,7 @@ fn edges(graph: &Graph) -> Result<Vec<(sys::CUgraphNode, sys::CUgraphNode)>> {
     let (mut from, mut to) = (vec![null_mut(); count], vec![null_mut(); count]);
     // SAFETY: numbers, all of which may be 0.
     let mut kinds: Vec<sys::CUgraphEdgeData> = vec![unsafe { std::mem::zeroed() }; count];
-    // SAFETY: as above. The driver writes as many edges as it is told there is room for.
+    // SAFETY: nothing adds edges to the graph meanwhile, and the driver writes at most the `count` that each list has room for.
     let code = unsafe {
         sys::cuGraphGetEdges_v2(graph.0, from.as_mut_ptr(), to.as_mut_ptr(), kinds.as_mut_ptr(), &mut count)
     };
@@ -128,7 +121,7 @@ impl Kernel {
         };
         // SAFETY: the node is live and a kernel's, and the driver has told what it is launched with.
         let (cluster, (arguments, words)) = unsafe { (Cluster::of(node)?, arguments(&params)?) };
-        // SAFETY: as above.
+        // SAFETY: the node is live and a kernel's, as its type says.
         let waits = unsafe { attribute(node, Attribute::CU_LAUNCH_ATTRIBUTE_COOPERATIVE)?.cooperative != 0 };
         let arguments = arguments.filter(|_| !waits);
         Ok(Some(Kernel { function: Function(params.func), name, grid, cluster, arguments, words }))
@@ -175,20 +168,9 @@ unsafe fn listed(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Result<(SmallVec<[u16
         // SAFETY: the list has an entry for each argument, which has so many bytes.
         let from = unsafe { *params.kernelParams.add(begins.len()) };
         begins.push(words.len() as u16);
-        // SAFETY: as above.
+        // SAFETY: the list points to `bytes` bytes for this argument, which the node keeps while it lives.
         append(&mut words, unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) });
     }
-}
-
-/// What the entries that follow a number are, in a launch with a buffer of arguments.
-const END: usize = sys::CU_LAUNCH_PARAM_END_AS_INT as usize;
-const POINTER: usize = sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT as usize;
-const SIZE: usize = sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT as usize;
-
-/// How a launch is told of a buffer.
-pub(in crate::cuda) fn in_buffer(words: *mut c_void, bytes: &mut usize) -> [*mut c_void; 5] {
-    let number = std::ptr::without_provenance_mut::<c_void>;
-    [number(POINTER), words, number(SIZE), std::ptr::from_mut(bytes).cast(), number(END)]
 }
 
 /// The buffer of which a launch was told.
@@ -242,20 +224,5 @@ impl Cluster {
             let spread = spread.priority as u32;
             Ok(Cluster { size: [size.x, size.y, size.z], spread })
         }
-    }
-
-    /// What a launch says of it.
-    pub(in crate::cuda) fn attributes(&self) -> SmallVec<[sys::CUlaunchAttribute; 2]> {
-        let [x, y, z] = self.size;
-        if x.max(y).max(z) <= 1 {
-            return SmallVec::new();
-        }
-        // SAFETY: a number and a union of numbers, all of which may be 0.
-        let mut all: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
-        all[0].id = Attribute::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        all[0].value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
-        all[1].id = Attribute::CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE;
-        all[1].value.priority = self.spread as i32;
-        all.into()
     }
 }

@@ -298,7 +298,13 @@ fn inner_first_uses_while_a_stream_is_held() -> Result<()> {
     let product = other.scope(|| x.matmul(&x))?;
     other.scope(gradient)?;
     let [sine, exponential] = [x.sin()?.to_vec::<f32>()?, x.exp()?.to_vec::<f32>()?];
+    // An optimizer loads its kernels when it is created.
+    let weight = Var::leaf(x.copy()?);
+    let mut sgd = Sgd::new(vec![weight.clone()], 0.5)?;
+    let gradients = weight.sum_all()?.backward()?;
     let hold = held.hold();
+    other.scope(|| sgd.step(&gradients))?;
+    assert_eq!(other.scope(|| weight.value().to_vec::<f32>())?, [0.5; 64]);
     let queued = held.scope(|| x.exp())?;
     assert_eq!(other.scope(|| x.sin())?.to_vec::<f32>()?, sine);
     assert_eq!(other.scope(|| x.matmul(&x))?.to_vec::<f32>()?, [8.0; 64]);

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use streamgrad::device::{Buffer, Capture, Executable, Plan, Shared, StreamId, Use};
 use streamgrad::kernels::{self, Layout, View};
+use streamgrad::models::optim::Kind;
 use streamgrad::prelude::*;
 use streamgrad::tensor::{
-    CustomKernel, EachReplay, KernelLaunch, RuleStep, SgdStep, Update, each_replay, fresh_slot,
-    optimizer_step,
+    CustomKernel, EachReplay, KernelLaunch, RuleStep, Update, each_replay, fresh_slot, optimizer_step,
 };
 use streamgrad::{
     CpuConfig, Error, ErrorKind, Graph, GraphOptions, Graphs, Moment, Result, Schedule, Tensors, allocator,
@@ -296,10 +296,7 @@ impl EachReplay for Hook {
 #[test]
 fn a_hook_that_returns_a_step_of_another_rule_is_refused() -> Result<()> {
     let device = device(1);
-    let sgd = |lr: f64, momentum: f64| {
-        let (dampening, weight_decay, nesterov, first) = (0.0, 0.0, false, false);
-        RuleStep::from(SgdStep { lr, momentum, dampening, weight_decay, nesterov, first })
-    };
+    let sgd = |lr: f64, momentum: f64| SgdOptions { lr, momentum, ..SgdOptions::default() }.rule(2).unwrap();
     let slot = fresh_slot();
     let given = Arc::new((std::sync::Mutex::new(sgd(0.5, 0.0).named(slot)), AtomicUsize::new(0)));
     let (param, grad) = (tensor(&[1.0, 2.0], &device), tensor(&[1.0, 1.0], &device));

@@ -102,7 +102,7 @@ pub use pool::{
 pub use random::{dropout, normal, philox, randint, uniform};
 pub use reduce::{argmax, argmin, logsumexp, reduce, reduce_workspace, std, var};
 pub use reduction::ReduceOp;
-pub use rules::{Accumulated, AdamStep, LionStep, RmsPropStep, Rule, RuleValue, SgdStep, StepNumbers};
+pub use rules::{Accumulated, Rule, RuleValue, StepNumbers};
 pub use scores::AttentionKind;
 pub use sequence::{Rotation, cumsum, rotary};
 pub use softmax::{log_softmax, log_softmax_grad, softmax, softmax_grad};

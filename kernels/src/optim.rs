@@ -19,10 +19,7 @@ use crate::fuse::Part;
 use crate::layout::{Dst, View};
 use crate::loops::Loops;
 use crate::par::Workers;
-use crate::rules::{
-    Adam, AdamStep, Lion, LionStep, MAX_FLAGS, MAX_NUMBERS, MAX_STATES, OPERANDS, ROUNDED, RmsProp,
-    RmsPropStep, Rule, Sgd, SgdMomentum, SgdStep, StepNumbers,
-};
+use crate::rules::{MAX_FLAGS, MAX_NUMBERS, MAX_STATES, OPERANDS, ROUNDED, Rule, StepNumbers};
 
 /// What a step does to one parameter: a [`Rule`], and its numbers.
 #[derive(Clone, Copy)]
@@ -120,6 +117,20 @@ impl RuleStep {
         unsafe { (self.rule.cpu)(&self.numbers, dtype, loops, workers, operands) }
     }
 
+    /// Compiles and loads the rule's CUDA program for parameters of type `dtype` before its first step. Nothing on a CPU.
+    ///
+    /// # Errors
+    /// As for [`preload`](crate::preload).
+    pub fn preload(&self, stream: &Stream, dtype: DType) -> Result<()> {
+        if stream.is_cuda() { stream.preload(&[cuda::program_of(&self.rule.cuda, dtype)]) } else { Ok(()) }
+    }
+
+    /// The CUDA program of rules for F32 and F64.
+    #[doc(hidden)]
+    pub fn cuda_source(steps: &[RuleStep]) -> String {
+        cuda::source(&steps.iter().map(|step| step.rule.cuda).collect::<Vec<_>>(), None)
+    }
+
     /// Its numbers and choices.
     pub fn numbers(&self) -> StepNumbers {
         self.numbers
@@ -149,53 +160,6 @@ impl PartialEq for RuleStep {
 impl fmt::Debug for RuleStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RuleStep").field("op", &self.op()).field("numbers", &self.numbers).finish()
-    }
-}
-
-impl From<SgdStep> for RuleStep {
-    fn from(step: SgdStep) -> Self {
-        let (numbers, flags) = step.numbers();
-        match step.momentum {
-            0.0 => RuleStep::new(Sgd, [numbers[0], numbers[1]], [flags[0]]),
-            _ => RuleStep::new(SgdMomentum, numbers, flags),
-        }
-    }
-}
-
-impl TryFrom<AdamStep> for RuleStep {
-    type Error = Error;
-
-    /// # Errors
-    /// `InvalidArgument` for step 0.
-    fn try_from(step: AdamStep) -> Result<Self> {
-        if step.step == 0 {
-            return Err(Error::new(ErrorKind::InvalidArgument {
-                op: Adam::OP,
-                argument: "step",
-                expected: "at least 1",
-                value: "0".into(),
-            }));
-        }
-        let (numbers, flags) = step.numbers();
-        Ok(RuleStep::new(Adam, numbers, flags))
-    }
-}
-
-impl From<RmsPropStep> for RuleStep {
-    fn from(step: RmsPropStep) -> Self {
-        let (numbers, flags) = step.numbers();
-        match (step.momentum != 0.0, step.centered) {
-            (false, false) => RuleStep::new(RmsProp::<false, false>, numbers, flags),
-            (true, false) => RuleStep::new(RmsProp::<true, false>, numbers, flags),
-            (false, true) => RuleStep::new(RmsProp::<false, true>, numbers, flags),
-            (true, true) => RuleStep::new(RmsProp::<true, true>, numbers, flags),
-        }
-    }
-}
-
-impl From<LionStep> for RuleStep {
-    fn from(step: LionStep) -> Self {
-        RuleStep::new(Lion, step.numbers(), [])
     }
 }
 

@@ -1,21 +1,7 @@
 //! Rules of optimizers: what a step does to a parameter, as formulas that are written once. A CPU evaluates them on vectors; for
 //! CUDA they are written down as source of kernels.
 
-mod adam;
-mod lion;
-mod rmsprop;
-mod sgd;
-
 use std::ops::{Add, Div, Mul, Sub};
-
-pub(crate) use adam::Adam;
-pub use adam::AdamStep;
-pub(crate) use lion::Lion;
-pub use lion::LionStep;
-pub(crate) use rmsprop::RmsProp;
-pub use rmsprop::RmsPropStep;
-pub use sgd::{Accumulated, SgdStep};
-pub(crate) use sgd::{Sgd, SgdMomentum};
 
 /// What the formula of a [`Rule`] computes with: an element of a parameter, of its gradient or of a state, or a number of
 /// the step.
@@ -126,15 +112,16 @@ pub struct StepNumbers {
     pub flags: u32,
 }
 
-/// `g + weight_decay p`, or `g`.
-#[inline(always)]
-fn decayed<V: RuleValue>(decays: V::Flag, weight_decay: V, p: V, g: V) -> V {
-    V::choose(decays, g + weight_decay * p, g)
-}
+/// The rule `param = param + grad`, which adds gradients.
+#[derive(Clone, Copy, Debug)]
+pub struct Accumulated;
 
-/// `mean + fresh (g - mean)`; computed from the end that is nearer, which is `g` where `fresh` is at least 1/2.
-#[inline(always)]
-fn lerp<V: RuleValue>(near_end: V::Flag, mean: V, g: V, fresh: V) -> V {
-    let way = g - mean;
-    V::choose(near_end, g - way * (fresh.constant(1.0) - fresh), mean + fresh * way)
+impl Rule<0, 0> for Accumulated {
+    const OP: &'static str = "accumulate";
+    const STATES: [&'static str; 0] = [];
+
+    #[inline(always)]
+    fn step<V: RuleValue>([]: [V; 0], []: [V::Flag; 0], p: V, g: V, []: [V; 0]) -> (V, [V; 0]) {
+        (p + g, [])
+    }
 }

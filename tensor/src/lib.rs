@@ -84,9 +84,9 @@ pub use embedding_bag::Bags;
 pub use graph::{EachReplay, Graph, Input, Tensors, each_replay, fresh_slot};
 pub use graphs::{GraphCache, Graphs};
 pub use kernels::{
-    AdamStep, Arg, BinaryGradOp, BinaryOp, CompareOp, CustomKernel, Dropout, Grid, KernelLaunch, Layout,
-    LionStep, NormRows, Program, RandomKey, RmsPropStep, Rule, RuleStep, RuleValue, Sampling, Saves, Scalar,
-    SgdStep, StepNumbers, UnaryOp, View, philox, preload,
+    Arg, BinaryGradOp, BinaryOp, CompareOp, CustomKernel, Dropout, Grid, KernelLaunch, Layout, NormRows,
+    Program, RandomKey, Rule, RuleStep, RuleValue, Sampling, Saves, Scalar, StepNumbers, UnaryOp, View,
+    philox, preload,
 };
 pub use normalize::{Norm, NormGradients, Normalized};
 pub use operators::Operand;

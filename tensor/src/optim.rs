@@ -65,12 +65,24 @@ pub fn accumulate(pairs: &[(Tensor, Tensor)]) -> Result<()> {
 /// use of what it writes.
 ///
 /// ```
-/// use tensor::{Device, SgdStep, Tensor, Update, optimizer_step};
+/// use tensor::{Device, Rule, RuleStep, RuleValue, Tensor, Update, optimizer_step};
+///
+/// struct Descent;
+///
+/// impl Rule<0, 1> for Descent {
+///     const OP: &'static str = "descent";
+///     const STATES: [&'static str; 0] = [];
+///
+///     fn step<V: RuleValue>([lr]: [V; 1], _: [V::Flag; 0], p: V, g: V, _: [V; 0]) -> (V, [V; 0]) {
+///         (p - lr * g, [])
+///     }
+/// }
+///
 /// # fn main() -> tensor::Result<()> {
 /// let [param, grad] = [3.0, 2.0].map(|value: f64| Tensor::scalar(value, &Device::cpu()));
 /// let (param, grad) = (param?, grad?);
-/// let step = SgdStep { lr: 0.5, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false, first: true };
-/// optimizer_step(&[Update { param: &param, grad: &grad, master: None, states: &[], step: step.into() }])?;
+/// let step = RuleStep::new(Descent, [0.5], []);
+/// optimizer_step(&[Update { param: &param, grad: &grad, master: None, states: &[], step }])?;
 /// assert_eq!(param.item::<f64>()?, 2.0);
 /// # Ok(())
 /// # }

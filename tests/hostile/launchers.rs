@@ -4,8 +4,10 @@ use streamgrad::DType;
 use streamgrad::kernels::{
     self, Accumulate, Activation, AttentionGrads, AttentionInput, AttentionKind, AttentionResult, Bags,
     BinaryOp, CompareOp, Dropout, Layout, Means, Norm, NormGrads, NormInput, NormRows, RandomKey, ReduceOp,
-    Rotation, Sampling, SgdStep, TotalNorm, UnaryOp, Update, View, Window,
+    Rotation, Sampling, TotalNorm, UnaryOp, Update, View, Window,
 };
+use streamgrad::models::optim::Kind;
+use streamgrad::optim::SgdOptions;
 
 use crate::engine::Call;
 use crate::world::World;
@@ -314,19 +316,13 @@ pub(crate) const CALLS: &[(&str, Call)] = &[
         views!(w, param: dtype, &shape, layout; grad: dtype, &shape, layout; state: dtype, &shape, layout;
             other: dtype, &shape, layout; more: dtype, &shape, layout;);
         let momentum = if w.random.one_in(2) { 0.9 } else { 0.0 };
-        let step =
-            SgdStep { lr: 0.1, momentum, dampening: 0.0, weight_decay: 0.1, nesterov: false, first: false };
+        let options = SgdOptions { lr: 0.1, momentum, weight_decay: 0.1, ..SgdOptions::default() };
+        let step = options.rule(2)?;
         let mut states = |view| if (momentum > 0.0) != w.random.one_in(9) { vec![view] } else { vec![] };
         let (first, second): (Vec<View<'_>>, Vec<View<'_>>) = (states(state), states(more));
         let updates = [
-            Update { param, grad, master: None, states: first.into_iter().collect(), step: step.into() },
-            Update {
-                param: other,
-                grad,
-                master: None,
-                states: second.into_iter().collect(),
-                step: step.into(),
-            },
+            Update { param, grad, master: None, states: first.into_iter().collect(), step },
+            Update { param: other, grad, master: None, states: second.into_iter().collect(), step },
         ];
         kernels::optimizer_step(&w.stream(), &updates[..1 + w.random.below(2)])
     }),

@@ -7,9 +7,9 @@ use streamgrad::allocator::{self, DeviceMemory};
 use streamgrad::device::cuda::Queue;
 use streamgrad::device::{Binder, Buffer, Capture, Cpu, Shared, Work};
 use streamgrad::kernels::RandomKey;
-use streamgrad::tensor::{
-    CustomKernel, EachReplay, KernelLaunch, LionStep, Rule, RuleStep, RuleValue, SgdStep,
-};
+use streamgrad::models::optim::Kind;
+use streamgrad::optim::{LionOptions, SgdOptions};
+use streamgrad::tensor::{CustomKernel, EachReplay, KernelLaunch, Rule, RuleStep, RuleValue};
 use streamgrad::{Device, Error, Graph, Result, Stream, Tensor};
 
 use crate::world::{Hostile, Random, World};
@@ -156,11 +156,14 @@ impl Rule<2, 1> for BadRule {
 
 pub(crate) fn any_step(random: &mut Random) -> RuleStep {
     let [lr, momentum] = [random.float(), random.float()];
-    let (dampening, weight_decay, nesterov, first) = (0.0, 0.0, random.one_in(2), random.one_in(2));
+    let (nesterov, first) = (random.one_in(2), random.one_in(2));
     match random.below(3) {
         0 => RuleStep::new(BadRule, [lr], []),
-        1 => LionStep { lr, beta1: 0.9, beta2: 0.9, weight_decay }.into(),
-        _ => SgdStep { lr, momentum, dampening, weight_decay, nesterov, first }.into(),
+        1 => LionOptions { lr, betas: (0.9, 0.9), weight_decay: 0.0 }.rule(1).expect("steps count from 1"),
+        _ => {
+            let options = SgdOptions { lr, momentum, nesterov, ..SgdOptions::default() };
+            options.rule(if first { 1 } else { 2 }).expect("steps count from 1")
+        }
     }
 }
 

@@ -181,7 +181,6 @@ pub fn preload(stream: &Stream) -> Result<()> {
         &softmax::F32,
         &normalize::F32,
         &elementwise::F32,
-        &*optim::OPTIM,
         &copy::COPY,
         &embedding_bag::F32,
         &clip::F32,

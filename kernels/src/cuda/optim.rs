@@ -13,30 +13,10 @@ use super::tensors::Tensor;
 use super::walk::{ByValue, Walk, blocks, number_bits};
 use crate::command::Address;
 use crate::optim::Stepped;
-use crate::rules::{Adam, Lion, MAX_NUMBERS, OPERANDS, ROUNDED, RmsProp, Sgd, SgdMomentum, StepNumbers};
-
-/// The programs of the rules that are known beforehand, by the type of parameters.
-pub(super) static OPTIM: LazyLock<Program> = LazyLock::new(|| program("optim", &KNOWN, None));
-static BF16: LazyLock<Program> = LazyLock::new(|| program("optim_bf16", &KNOWN, Some("bf16")));
-static F16: LazyLock<Program> = LazyLock::new(|| program("optim_f16", &KNOWN, Some("f16")));
-
-const KNOWN: [Formula; 8] = [
-    Formula::of::<Sgd, _, _, _>(),
-    Formula::of::<SgdMomentum, _, _, _>(),
-    Formula::of::<Adam, _, _, _>(),
-    Formula::of::<RmsProp<false, false>, _, _, _>(),
-    Formula::of::<RmsProp<true, false>, _, _, _>(),
-    Formula::of::<RmsProp<false, true>, _, _, _>(),
-    Formula::of::<RmsProp<true, true>, _, _, _>(),
-    Formula::of::<Lion, _, _, _>(),
-];
-
-fn program(name: &'static str, formulas: &[Formula], half: Option<&str>) -> Program {
-    Program::new(name, source(formulas, half).leak())
-}
+use crate::rules::{MAX_NUMBERS, OPERANDS, ROUNDED, StepNumbers};
 
 /// Kernels for F32 and F64, or for parameters of a half with masters.
-fn source(formulas: &[Formula], half: Option<&str>) -> String {
+pub(crate) fn source(formulas: &[Formula], half: Option<&str>) -> String {
     let half = half.map(|half| format!("#define STORED {half}\n")).unwrap_or_default();
     let kernels = concat!(
         include_str!("prelude.cuh"),
@@ -47,23 +27,16 @@ fn source(formulas: &[Formula], half: Option<&str>) -> String {
     formulas.iter().fold(half + kernels, |source, formula| source + &(formula.source)())
 }
 
-/// The program with a rule's kernels. Those of other rules are made when they are first used, and stay.
-fn program_of(formula: &Formula, stored: DType) -> &'static Program {
-    static OTHERS: LazyLock<Mutex<HashMap<(TypeId, DType), &'static Program>>> =
+/// The program with a rule's kernels for parameters of type `stored`, made on first use.
+pub(crate) fn program_of(formula: &Formula, stored: DType) -> &'static Program {
+    static PROGRAMS: LazyLock<Mutex<HashMap<(TypeId, DType), &'static Program>>> =
         LazyLock::new(Mutex::default);
-    let (known, half): (&'static Program, _) = match stored {
-        DType::BF16 => (&BF16, Some("bf16")),
-        DType::F16 => (&F16, Some("f16")),
-        _ => (&OPTIM, None),
-    };
-    if KNOWN.iter().any(|known| known.is(formula)) {
-        return known;
-    }
+    let half = stored.is_half().then(|| stored.name());
     let key = ((formula.id)(), if half.is_some() { stored } else { DType::F32 });
-    let mut others = OTHERS.lock().unwrap_or_else(PoisonError::into_inner);
-    others
-        .entry(key)
-        .or_insert_with(|| Box::leak(Box::new(program((formula.name)().leak(), &[*formula], half))))
+    let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    programs.entry(key).or_insert_with(|| {
+        Box::leak(Box::new(Program::new((formula.name)().leak(), source(&[*formula], half).leak())))
+    })
 }
 
 const THREADS: u32 = 256;
@@ -171,6 +144,3 @@ impl Kernels {
         [&self.name, kind, "_", self.form.stored.name()].concat()
     }
 }
-
-#[cfg(test)]
-mod tests;

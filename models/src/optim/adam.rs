@@ -1,9 +1,9 @@
 //! Adam and AdamW.
 
-use device::Result;
-use tensor::{AdamStep, RuleStep};
+use device::{Error, Result};
+use tensor::{Rule, RuleStep, RuleValue};
 
-use super::{Field, Fused, Kind};
+use super::{Field, Fused, Kind, decayed, lerp};
 
 /// `m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²; w -= lr m̂ / (sqrt(v̂) + eps)`.
 ///
@@ -27,91 +27,93 @@ pub type Adam = Fused<AdamOptions>;
 /// (Loshchilov and Hutter 2019, in torch's order of operations).
 pub type AdamW = Fused<AdamWOptions>;
 
-/// How [`Adam`] steps; the defaults are torch's.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamOptions {
-    /// The learning rate.
-    pub lr: f64,
-    /// How much of the gradient's mean and of its mean square is kept.
-    pub betas: (f64, f64),
-    /// Added to the root in the denominator.
-    pub eps: f64,
-    /// L2 penalty, added to the gradient.
-    pub weight_decay: f64,
+/// The options of Adam and AdamW, which differ only in what the weight decay does.
+macro_rules! options {
+    ($Options:ident($doc:literal): $name:literal, decoupled: $decoupled:literal, $decay_doc:literal $decay:literal) => {
+        #[doc = $doc]
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub struct $Options {
+            /// The learning rate.
+            pub lr: f64,
+            /// How much of the gradient's mean and of its mean square is kept.
+            pub betas: (f64, f64),
+            /// Added to the root in the denominator.
+            pub eps: f64,
+            #[doc = $decay_doc]
+            pub weight_decay: f64,
+        }
+
+        impl Default for $Options {
+            fn default() -> Self {
+                $Options { lr: 1e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: $decay }
+            }
+        }
+
+        impl Kind for $Options {
+            const NAME: &'static str = $name;
+            const COUNTS_STEPS: bool = true;
+
+            fn rule(&self, step: u64) -> Result<RuleStep> {
+                let $Options { lr, betas, eps, weight_decay } = *self;
+                let decays = weight_decay != 0.0 && !$decoupled;
+                let shrink = if $decoupled { 1.0 - lr * weight_decay } else { 1.0 };
+                rule(step, [lr, betas.0, betas.1, eps, weight_decay, shrink], decays)
+            }
+
+            fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
+                vec![
+                    ("lr", Field::NotNegative(&mut self.lr)),
+                    ("beta1", Field::Share(&mut self.betas.0)),
+                    ("beta2", Field::Share(&mut self.betas.1)),
+                    ("eps", Field::NotNegative(&mut self.eps)),
+                    ("weight_decay", Field::NotNegative(&mut self.weight_decay)),
+                ]
+            }
+
+            fn lr(&mut self) -> &mut f64 {
+                &mut self.lr
+            }
+        }
+    };
 }
 
-/// How [`AdamW`] steps; the defaults are torch's.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamWOptions {
-    /// The learning rate.
-    pub lr: f64,
-    /// How much of the gradient's mean and of its mean square is kept.
-    pub betas: (f64, f64),
-    /// Added to the root in the denominator.
-    pub eps: f64,
-    /// How much of the weight is taken off in each step, times the learning rate.
-    pub weight_decay: f64,
+options!(AdamOptions("How [`Adam`] steps; the defaults are torch's."): "adam", decoupled: false,
+    "L2 penalty, added to the gradient." 0.0);
+options!(AdamWOptions("How [`AdamW`] steps; the defaults are torch's."): "adamw", decoupled: true,
+    "How much of the weight is taken off in each step, times the learning rate." 1e-2);
+
+/// A step with the weight multiplied by `shrink` first, and with `weight_decay` added to the gradient if it `decays`.
+fn rule(step: u64, [lr, beta1, beta2, eps, weight_decay, shrink]: [f64; 6], decays: bool) -> Result<RuleStep> {
+    if step == 0 {
+        return Err(Error::invalid(AdamRule::OP, "step", "at least 1", step));
+    }
+    let power = i32::try_from(step).unwrap_or(i32::MAX);
+    let (fresh1, fresh2) = (1.0 - beta1, 1.0 - beta2);
+    let size = -(lr / (1.0 - beta1.powi(power)));
+    let root = (1.0 - beta2.powi(power)).sqrt();
+    let numbers = [size, root, eps, fresh1, fresh2, beta2, weight_decay, shrink];
+    Ok(RuleStep::new(AdamRule, numbers, [decays, fresh1 >= 0.5]))
 }
 
-impl Default for AdamOptions {
-    fn default() -> Self {
-        AdamOptions { lr: 1e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0 }
+/// `size` is `-lr / (1 - beta1^step)`, `root` is `sqrt(1 - beta2^step)`.
+struct AdamRule;
+
+impl Rule<2, 8, 2> for AdamRule {
+    const OP: &'static str = "adam";
+    const STATES: [&'static str; 2] = ["exp_avg", "exp_avg_sq"];
+
+    #[inline(always)]
+    fn step<V: RuleValue>(
+        [size, root, eps, fresh1, fresh2, keep2, weight_decay, shrink]: [V; 8],
+        [decays, near_end]: [V::Flag; 2],
+        p: V,
+        g: V,
+        [m, v]: [V; 2],
+    ) -> (V, [V; 2]) {
+        let p = p * shrink;
+        let g = decayed(decays, weight_decay, p, g);
+        let m = lerp(near_end, m, g, fresh1);
+        let v = v * keep2 + fresh2 * g * g;
+        (p + size * m / (v.sqrt() / root + eps), [m, v])
     }
-}
-
-impl Default for AdamWOptions {
-    fn default() -> Self {
-        AdamWOptions { lr: 1e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 1e-2 }
-    }
-}
-
-impl Kind for AdamOptions {
-    const NAME: &'static str = "adam";
-    const COUNTS_STEPS: bool = true;
-
-    fn rule(&self, step: u64) -> Result<RuleStep> {
-        let AdamOptions { lr, betas: (beta1, beta2), eps, weight_decay } = *self;
-        AdamStep { step, lr, beta1, beta2, eps, weight_decay, decoupled: false }.try_into()
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        fields(&mut self.lr, &mut self.betas, &mut self.eps, &mut self.weight_decay)
-    }
-
-    fn lr(&mut self) -> &mut f64 {
-        &mut self.lr
-    }
-}
-
-impl Kind for AdamWOptions {
-    const NAME: &'static str = "adamw";
-    const COUNTS_STEPS: bool = true;
-
-    fn rule(&self, step: u64) -> Result<RuleStep> {
-        let AdamWOptions { lr, betas: (beta1, beta2), eps, weight_decay } = *self;
-        AdamStep { step, lr, beta1, beta2, eps, weight_decay, decoupled: true }.try_into()
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        fields(&mut self.lr, &mut self.betas, &mut self.eps, &mut self.weight_decay)
-    }
-
-    fn lr(&mut self) -> &mut f64 {
-        &mut self.lr
-    }
-}
-
-fn fields<'a>(
-    lr: &'a mut f64,
-    betas: &'a mut (f64, f64),
-    eps: &'a mut f64,
-    weight_decay: &'a mut f64,
-) -> Vec<(&'static str, Field<'a>)> {
-    vec![
-        ("lr", Field::NotNegative(lr)),
-        ("beta1", Field::Share(&mut betas.0)),
-        ("beta2", Field::Share(&mut betas.1)),
-        ("eps", Field::NotNegative(eps)),
-        ("weight_decay", Field::NotNegative(weight_decay)),
-    ]
 }

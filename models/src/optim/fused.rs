@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use autograd::{Gradients, Var};
-use device::{Capture, DType, Error, ErrorKind, Result};
+use device::{Capture, DType, Error, Result, Stream};
 use parking_lot::Mutex;
 use tensor::{EachReplay, RuleStep, Tensor, Update, each_replay, fresh_slot, optimizer_step};
 
@@ -124,11 +124,14 @@ impl<K: Kind> Fused<K> {
     ///
     /// # Errors
     /// `InvalidArgument` for no parameters, one twice or one without gradient, and for an option that is not finite or out
-    /// of its range; `DTypeUnsupported` for a parameter that is not of a float type.
+    /// of its range; `DTypeUnsupported` for a parameter that is not of a float type. On a CUDA device, which loads the rule's
+    /// kernels here, also as for [`tensor::preload`].
     pub fn new(parameters: Vec<Var>, options: impl Into<K>) -> Result<Self> {
         let options = options.into();
         check_parameters(K::NAME, &parameters)?;
         check(options)?;
+        let rule = options.rule(1)?;
+        parameters.iter().try_for_each(|one| rule.preload(&Stream::current(one.device()), one.dtype()))?;
         let states = vec![State::default(); parameters.len()];
         Ok(Fused { parameters, inner: Arc::new(Mutex::new(Inner { options, states, replaced: 0 })) })
     }

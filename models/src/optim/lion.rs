@@ -1,7 +1,7 @@
 //! Lion.
 
 use device::Result;
-use tensor::{LionStep, RuleStep};
+use tensor::{Rule, RuleStep, RuleValue};
 
 use super::{Field, Fused, Kind};
 
@@ -47,7 +47,8 @@ impl Kind for LionOptions {
 
     fn rule(&self, _: u64) -> Result<RuleStep> {
         let LionOptions { lr, betas: (beta1, beta2), weight_decay } = *self;
-        Ok(LionStep { lr, beta1, beta2, weight_decay }.into())
+        let numbers = [lr, 1.0 - lr * weight_decay, beta1, 1.0 - beta1, beta2, 1.0 - beta2];
+        Ok(RuleStep::new(LionRule, numbers, []))
     }
 
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
@@ -61,5 +62,24 @@ impl Kind for LionOptions {
 
     fn lr(&mut self) -> &mut f64 {
         &mut self.lr
+    }
+}
+
+struct LionRule;
+
+impl Rule<1, 6> for LionRule {
+    const OP: &'static str = "lion";
+    const STATES: [&'static str; 1] = ["exp_avg"];
+
+    #[inline(always)]
+    fn step<V: RuleValue>(
+        [lr, shrink, keep1, fresh1, keep2, fresh2]: [V; 6],
+        []: [V::Flag; 0],
+        p: V,
+        g: V,
+        [m]: [V; 1],
+    ) -> (V, [V; 1]) {
+        let way = lr * (m * keep1 + g * fresh1).sign();
+        (p * shrink - way, [m * keep2 + g * fresh2])
     }
 }

@@ -8,44 +8,60 @@
 //! its rounded value, so that steps below a rounding error add up. Where something else has written the parameter, the master is
 //! taken from it.
 
-mod adam;
 mod clip;
 mod fused;
-mod lion;
-mod rmsprop;
 mod scaler;
 mod schedule;
-mod sgd;
 
 use std::collections::HashMap;
 
 use autograd::{Gradients, Var};
-use device::{Buffer, Error, ErrorKind, Result};
-use tensor::Tensor;
+use device::{Buffer, Error, Result};
+use tensor::{RuleValue, Tensor};
 
 use fused::zeros_in_order_of;
 
-pub use adam::{Adam, AdamOptions, AdamW, AdamWOptions};
 pub use clip::{clip_grad_norm, clip_grad_value};
 pub use fused::{Field, Fused, Kind};
-pub use lion::{Lion, LionOptions};
-pub use rmsprop::{RmsProp, RmsPropOptions};
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState, UnscaledGradients};
 pub use schedule::LrSchedule;
-pub use sgd::{Sgd, SgdOptions};
 
-macro_rules! from_learning_rate {
-    ($($options:ident)+) => {
-        $(impl From<f64> for $options {
-            /// The defaults with this learning rate.
-            fn from(lr: f64) -> Self {
-                $options { lr, ..$options::default() }
-            }
-        })+
+/// The optimizers, a file each, with the options that a learning rate stands for beside their defaults.
+macro_rules! optimizers {
+    ($($file:ident: $($optimizer:ident($options:ident)),+;)+) => {
+        $(
+            mod $file;
+            pub use $file::{$($optimizer, $options),+};
+
+            $(impl From<f64> for $options {
+                /// The defaults with this learning rate.
+                fn from(lr: f64) -> Self {
+                    $options { lr, ..$options::default() }
+                }
+            })+
+        )+
     };
 }
 
-from_learning_rate!(AdamOptions AdamWOptions LionOptions RmsPropOptions SgdOptions);
+optimizers! {
+    adam: Adam(AdamOptions), AdamW(AdamWOptions);
+    lion: Lion(LionOptions);
+    rmsprop: RmsProp(RmsPropOptions);
+    sgd: Sgd(SgdOptions);
+}
+
+/// `g + weight_decay p`, or `g`.
+#[inline(always)]
+fn decayed<V: RuleValue>(decays: V::Flag, weight_decay: V, p: V, g: V) -> V {
+    V::choose(decays, g + weight_decay * p, g)
+}
+
+/// `mean + fresh (g - mean)`; computed from the end that is nearer, which is `g` where `fresh` is at least 1/2.
+#[inline(always)]
+fn lerp<V: RuleValue>(near_end: V::Flag, mean: V, g: V, fresh: V) -> V {
+    let way = g - mean;
+    V::choose(near_end, g - way * (fresh.constant(1.0) - fresh), mean + fresh * way)
+}
 
 /// Updates parameters in place from their gradients.
 pub trait Optimizer: Send {
@@ -184,5 +200,8 @@ fn wrong(name: &str, detail: String) -> Error {
     Error::new(ErrorKind::Checkpoint { name: name.into(), detail: detail.into() })
 }
 
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod rule_tests;
 #[cfg(test)]
 mod tests;

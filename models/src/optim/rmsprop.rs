@@ -1,9 +1,9 @@
 //! RMSprop.
 
 use device::Result;
-use tensor::{RmsPropStep, RuleStep};
+use tensor::{Rule, RuleStep, RuleValue};
 
-use super::{Field, Fused, Kind};
+use super::{Field, Fused, Kind, decayed, lerp};
 
 /// `v = alpha v + (1 - alpha) g²; w -= lr g / (sqrt(v) + eps)`.
 ///
@@ -55,7 +55,15 @@ impl Kind for RmsPropOptions {
 
     fn rule(&self, _: u64) -> Result<RuleStep> {
         let RmsPropOptions { lr, alpha, eps, weight_decay, momentum, centered } = *self;
-        Ok(RmsPropStep { lr, alpha, eps, weight_decay, momentum, centered }.into())
+        let fresh = 1.0 - alpha;
+        let numbers = [lr, alpha, fresh, eps, weight_decay, momentum];
+        let flags = [weight_decay != 0.0, fresh >= 0.5];
+        Ok(match (momentum != 0.0, centered) {
+            (false, false) => RuleStep::new(Kept::<false, false>, numbers, flags),
+            (true, false) => RuleStep::new(Kept::<true, false>, numbers, flags),
+            (false, true) => RuleStep::new(Kept::<false, true>, numbers, flags),
+            (true, true) => RuleStep::new(Kept::<true, true>, numbers, flags),
+        })
     }
 
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
@@ -72,4 +80,55 @@ impl Kind for RmsPropOptions {
     fn lr(&mut self) -> &mut f64 {
         &mut self.lr
     }
+}
+
+/// The rule by what it keeps: momentum and a centred variance take a state each.
+struct Kept<const MOMENTUM: bool, const CENTERED: bool>;
+
+/// Implements the rule for given positions of the momentum buffer and the mean gradient among its states.
+macro_rules! rule {
+    ($momentum:literal, $centered:literal, $states:literal, $names:expr, $buffer:expr, $mean:expr) => {
+        impl Rule<$states, 6, 2> for Kept<$momentum, $centered> {
+            const OP: &'static str = "rmsprop";
+            const STATES: [&'static str; $states] = $names;
+
+            #[inline(always)]
+            fn step<V: RuleValue>(
+                numbers: [V; 6],
+                flags: [V::Flag; 2],
+                p: V,
+                g: V,
+                states: [V; $states],
+            ) -> (V, [V; $states]) {
+                step(numbers, flags, (p, g), states, $buffer, $mean)
+            }
+        }
+    };
+}
+rule!(false, false, 1, ["square_avg"], None, None);
+rule!(true, false, 2, ["square_avg", "momentum_buffer"], Some(1), None);
+rule!(false, true, 2, ["square_avg", "grad_avg"], None, Some(1));
+rule!(true, true, 3, ["square_avg", "momentum_buffer", "grad_avg"], Some(1), Some(2));
+
+/// The first state is the mean square; the positions of the others are given.
+#[inline(always)]
+fn step<V: RuleValue, const N: usize>(
+    [lr, alpha, fresh, eps, weight_decay, momentum]: [V; 6],
+    [decays, near_end]: [V::Flag; 2],
+    (p, g): (V, V),
+    mut states: [V; N],
+    buffer: Option<usize>,
+    mean: Option<usize>,
+) -> (V, [V; N]) {
+    let g = decayed(decays, weight_decay, p, g);
+    states[0] = states[0] * alpha + fresh * g * g;
+    let mut variance = states[0];
+    if let Some(mean) = mean {
+        states[mean] = lerp(near_end, states[mean], g, fresh);
+        variance = variance - states[mean] * states[mean];
+    }
+    let divisor = variance.sqrt() + eps;
+    let Some(buffer) = buffer else { return (p - lr * g / divisor, states) };
+    states[buffer] = states[buffer] * momentum + g / divisor;
+    (p - lr * states[buffer], states)
 }

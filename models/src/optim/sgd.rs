@@ -1,9 +1,9 @@
 //! Stochastic gradient descent.
 
 use device::{Error, Result};
-use tensor::{RuleStep, SgdStep};
+use tensor::{Rule, RuleStep, RuleValue};
 
-use super::{Field, Fused, Kind};
+use super::{Field, Fused, Kind, decayed};
 
 /// `g += weight_decay * w; b = momentum * b + (1 - dampening) * g; w -= lr * b`.
 ///
@@ -50,7 +50,12 @@ impl Kind for SgdOptions {
 
     fn rule(&self, step: u64) -> Result<RuleStep> {
         let SgdOptions { lr, momentum, dampening, weight_decay, nesterov } = *self;
-        Ok(SgdStep { lr, momentum, dampening, weight_decay, nesterov, first: step == 1 }.into())
+        let decays = weight_decay != 0.0;
+        if momentum == 0.0 {
+            return Ok(RuleStep::new(Plain, [lr, weight_decay], [decays]));
+        }
+        let numbers = [lr, weight_decay, momentum, 1.0 - dampening];
+        Ok(RuleStep::new(Momentum, numbers, [decays, nesterov, step == 1]))
     }
 
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
@@ -77,5 +82,45 @@ impl Kind for SgdOptions {
             ));
         }
         Ok(())
+    }
+}
+
+/// The rule without momentum.
+struct Plain;
+
+impl Rule<0, 2, 1> for Plain {
+    const OP: &'static str = "sgd";
+    const STATES: [&'static str; 0] = [];
+
+    #[inline(always)]
+    fn step<V: RuleValue>(
+        [lr, weight_decay]: [V; 2],
+        [decays]: [V::Flag; 1],
+        p: V,
+        g: V,
+        []: [V; 0],
+    ) -> (V, [V; 0]) {
+        (p - lr * decayed(decays, weight_decay, p, g), [])
+    }
+}
+
+/// The rule with momentum. Its first step takes the gradient as the buffer.
+struct Momentum;
+
+impl Rule<1, 4, 3> for Momentum {
+    const OP: &'static str = "sgd";
+    const STATES: [&'static str; 1] = ["momentum_buffer"];
+
+    #[inline(always)]
+    fn step<V: RuleValue>(
+        [lr, weight_decay, momentum, fresh]: [V; 4],
+        [decays, nesterov, first]: [V::Flag; 3],
+        p: V,
+        g: V,
+        [b]: [V; 1],
+    ) -> (V, [V; 1]) {
+        let d = decayed(decays, weight_decay, p, g);
+        let b = V::choose(first, d, momentum * b + fresh * d);
+        (p - lr * V::choose(nesterov, d + momentum * b, b), [b])
     }
 }

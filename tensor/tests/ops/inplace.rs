@@ -2,7 +2,7 @@
 
 use device::Result;
 use proptest::prelude::*;
-use tensor::{AdamStep, DType, Error, ErrorKind, RuleStep, SgdStep, Tensor, Update, optimizer_step};
+use tensor::{DType, Error, Rule, RuleStep, RuleValue, Tensor, Update, optimizer_step};
 
 use crate::on::device;
 use crate::reference::{Plain, broadcast_pairs};
@@ -101,12 +101,30 @@ fn step(param: &Tensor, grad: &Tensor, states: &[&Tensor], step: RuleStep) -> Re
     optimizer_step(&[Update { param, grad, master: None, states: &states, step }])
 }
 
+struct Momentum;
+
+impl Rule<1, 3, 1> for Momentum {
+    const OP: &'static str = "momentum";
+    const STATES: [&'static str; 1] = ["momentum_buffer"];
+
+    #[inline(always)]
+    fn step<V: RuleValue>(
+        [lr, keep, decay]: [V; 3],
+        [first]: [V::Flag; 1],
+        p: V,
+        g: V,
+        [b]: [V; 1],
+    ) -> (V, [V; 1]) {
+        let d = g + decay * p;
+        let b = V::choose(first, d, keep * b + d);
+        (p - lr * b, [b])
+    }
+}
+
 #[test]
-fn sgd_steps_follow_the_formula() -> Result<()> {
+fn steps_of_a_rule_follow_its_formula() -> Result<()> {
     let (p, g) = (Plain::numbered(&[3, 4], 61), Plain::numbered(&[3, 4], 62));
-    let sgd =
-        SgdStep { lr: 0.1, momentum: 0.9, dampening: 0.0, weight_decay: 0.01, nesterov: false, first: true };
-    let (first, second) = (sgd.into(), SgdStep { first: false, ..sgd }.into());
+    let [first, second] = [true, false].map(|first| RuleStep::new(Momentum, [0.1, 0.9, 0.01], [first]));
     for how in 0..4 {
         let (param, grad) = (p.f64(how)?, g.f64(how)?);
         let buffer = param.zeros_like()?;
@@ -126,38 +144,8 @@ fn sgd_steps_follow_the_formula() -> Result<()> {
         ));
         let turned = grad.t()?;
         assert!(matches!(
-            step(&param, &turned, &[&buffer], first).as_ref().map_err(Error::kind),
-            Err(ErrorKind::ShapeMismatch { op: "sgd", .. })
-        ));
-    }
-    Ok(())
-}
-
-#[test]
-fn adam_steps_follow_the_formula() -> Result<()> {
-    let (p, g) = (Plain::numbered(&[5], 63), Plain::numbered(&[5], 64));
-    let rule = |step, decoupled| {
-        let step =
-            AdamStep { step, lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, decoupled };
-        RuleStep::try_from(step)
-    };
-    for decoupled in [false, true] {
-        let param = p.f64(2)?;
-        let grad = g.f64(0)?;
-        let (m, v) = (param.zeros_like()?, param.zeros_like()?);
-        step(&param, &grad, &[&m, &v], rule(1, decoupled)?)?;
-        // The first step of Adam is the sign of the gradient.
-        let expected = p.data.iter().zip(&g.data).map(|(&p, &g)| {
-            let (p, g) = if decoupled { (p * (1.0 - 0.1 * 0.1), g) } else { (p, g + 0.1 * p) };
-            p - 0.1 * g.signum()
-        });
-        let expected = Plain { shape: vec![5], data: expected.collect() };
-        assert!(expected.matches(&param, 1e-6)?);
-        assert_eq!((param.version(), m.version(), v.version()), (1, 1, 1));
-        let error = rule(0, decoupled);
-        assert!(matches!(
-            error.as_ref().map_err(Error::kind),
-            Err(ErrorKind::InvalidArgument { argument: "step", .. })
+            step(&param, &turned, &[&buffer], first),
+            Err(Error::ShapeMismatch { op: "momentum", .. })
         ));
     }
     Ok(())

@@ -9,21 +9,21 @@ use crate::elementwise::inverse;
 
 const OP: &str = "scaled_dot_product_attention";
 
-/// Which keys a query attends to, and how.
+/// Options of attention.
 #[derive(Clone, Debug, Default)]
 pub struct Attention {
     /// Whether query `i` sees the keys `0..=i` only.
     pub is_causal: bool,
-    /// What products of queries and keys are multiplied with; `1 / sqrt(d)` if not given.
+    /// The factor of the products of queries and keys; `1 / sqrt(d)` if `None`.
     pub scale: Option<f64>,
-    /// Truth values, false for a key that is not seen, or numbers that are added to the scaled products. It broadcasts to
-    /// `[.., s, t]`. Gradients do not flow to it.
+    /// Bools, false for a key that is not seen, or numbers that are added to the scaled products. Broadcasts to `[.., s, t]`.
+    /// No gradients flow to it.
     pub mask: Option<Tensor>,
-    /// Which weights are left out; see [`AttentionKind::dropout`].
+    /// Which weights are dropped; see [`AttentionKind::dropout`].
     pub dropout: Option<Dropout>,
 }
 
-/// What attention gives: its result, and what its gradient needs.
+/// The result of attention, and what its gradient needs.
 #[derive(Clone, Debug)]
 pub struct Attended {
     /// The weighted means of the values, `[.., s, e]`.

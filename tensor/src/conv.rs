@@ -6,16 +6,16 @@ use kernels::{Activation, Conv2d, ConvPass, Layout, View, Window, conv2d_wants_c
 use crate::Tensor;
 use crate::check::{elements_of, is_float, same_kind};
 
-/// How filters move over images; every pair is for the axes `[h, w]`.
+/// Options of a convolution; every pair is for the axes `[h, w]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvOptions {
-    /// Steps from one place of a filter to the next.
+    /// Steps between neighbouring positions of a filter.
     pub stride: [usize; 2],
-    /// Rows and columns of zeros that are added to the images, on either side.
+    /// Rows and columns of zeros added on each side of the images.
     pub padding: [usize; 2],
-    /// Steps between the elements that a filter sees.
+    /// Steps between neighbouring elements of a filter's window.
     pub dilation: [usize; 2],
-    /// Groups of channels, each of which is seen by a group of filters of its own.
+    /// Number of groups of channels; each has its own group of filters.
     pub groups: usize,
 }
 

@@ -6,23 +6,23 @@ use kernels::{Dims, Layout, Means, Window, max_pool2d_index_dtype};
 use crate::Tensor;
 use crate::check::{elements_of, has_shape, is_float, same_device};
 
-/// How [`Tensor::max_pool2d`] moves its window; every pair is for the axes `[h, w]`.
+/// The window of [`Tensor::max_pool2d`]; every pair is for the axes `[h, w]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxPool {
     /// Sizes of the window.
     pub kernel: [usize; 2],
-    /// Steps from one place to the next.
+    /// Steps between neighbouring positions of the window.
     pub stride: [usize; 2],
-    /// Rows and columns around the image, which are never the maximum; at most half of the window.
+    /// Rows and columns added on each side, which are never the maximum; at most half of the window.
     pub padding: [usize; 2],
-    /// Steps between the elements that the window sees.
+    /// Steps between neighbouring elements of the window.
     pub dilation: [usize; 2],
-    /// Whether a last place may leave the padded image.
+    /// Whether sizes are rounded up, so that the last window may extend beyond the padded image.
     pub ceil_mode: bool,
 }
 
 impl MaxPool {
-    /// A window whose places lie side by side.
+    /// A window without overlap, padding or dilation: the stride is the size.
     pub fn new(kernel: [usize; 2]) -> MaxPool {
         MaxPool { kernel, stride: kernel, padding: [0; 2], dilation: [1; 2], ceil_mode: false }
     }
@@ -33,25 +33,25 @@ impl MaxPool {
     }
 }
 
-/// How [`Tensor::avg_pool2d`] moves its window; every pair is for the axes `[h, w]`.
+/// The window of [`Tensor::avg_pool2d`]; every pair is for the axes `[h, w]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AvgPool {
     /// Sizes of the window.
     pub kernel: [usize; 2],
-    /// Steps from one place to the next.
+    /// Steps between neighbouring positions of the window.
     pub stride: [usize; 2],
-    /// Rows and columns of zeros around the image; at most half of the window.
+    /// Rows and columns of zeros added on each side; at most half of the window.
     pub padding: [usize; 2],
-    /// Whether a last place may leave the padded image.
+    /// Whether sizes are rounded up, so that the last window may extend beyond the padded image.
     pub ceil_mode: bool,
-    /// Whether zeros of the padding count in the divisor.
+    /// Whether the divisor counts zeros of the padding.
     pub count_include_pad: bool,
-    /// The divisor, if it is not the number of elements.
+    /// The divisor; the number of elements if `None`.
     pub divisor: Option<u32>,
 }
 
 impl AvgPool {
-    /// A window whose places lie side by side.
+    /// A window without overlap, padding or dilation: the stride is the size.
     pub fn new(kernel: [usize; 2]) -> AvgPool {
         AvgPool {
             kernel,

@@ -16,16 +16,15 @@ const OP: &str = "scaled_dot_product_attention";
 /// Options of [`Var::scaled_dot_product_attention`]: torch's, with torch's defaults.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionOptions {
-    /// Truth values, false for a key that is not seen, or numbers that are added to the scaled products. It broadcasts to
-    /// `[.., s, t]`. Gradients do not flow to it. A key that no query sees is not read, nor is its value, nor a query that sees no key: they
-    /// may hold NaN.
+    /// As [`Attention::mask`]. A key that no query sees is not read, nor is its value, nor a query that sees no key: they may
+    /// be NaN.
     pub attn_mask: Option<Tensor>,
-    /// The probability with which a weight is left out, rounded to a multiple of 2^-15; the others are divided by `1 - p`. Which they are
-    /// follows from a key of this thread's generator, and is drawn again for the gradient.
+    /// The probability with which a weight is dropped, rounded to a multiple of 2^-15; the others are divided by `1 - p`. The
+    /// mask is drawn from the next key of this thread's generator, and again for the gradient.
     pub dropout_p: f64,
-    /// Whether query `i` sees the keys `0..=i` only; there is no other mask then.
+    /// As [`Attention::is_causal`]; excludes a mask.
     pub is_causal: bool,
-    /// What products of queries and keys are multiplied with; `1 / √d` if not given.
+    /// As [`Attention::scale`].
     pub scale: Option<f64>,
     /// Whether keys and values may have fewer heads, `[.., h / r, t, d]`, than queries, `[.., h, s, d]`: heads `r i` to
     /// `r i + r - 1` of the queries share head `i` of these (grouped queries).

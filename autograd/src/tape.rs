@@ -46,6 +46,8 @@ pub(crate) struct Node {
     pub(crate) op: &'static str,
     /// Greater than that of every input.
     pub(crate) sequence: u64,
+    /// The call that recorded the op.
+    location: &'static Location<'static>,
     /// The stream of the op, on which its gradient runs, too.
     pub(crate) place: Place,
     pub(crate) shape: SmallVec<[usize; 4]>,

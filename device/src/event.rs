@@ -41,7 +41,7 @@ impl Stream {
     /// Records an event after everything launched so far.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) if the stream needs a thread that the system does not give.
+    /// `Io` if the stream needs a thread that the system does not give.
     pub fn record(&self) -> Result<Event> {
         let stamp = Arc::new(OnceLock::new());
         let set = Arc::clone(&stamp);

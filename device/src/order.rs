@@ -11,7 +11,7 @@ use crate::fifo::{Tail, find};
 use crate::log::Log;
 use crate::needs::Moments;
 use crate::refused::of_another_step;
-use crate::{Error, Moment, Placement, Result, SpinGuard, Stream, Use};
+use crate::{AtCaller, Error, ErrorKind, Moment, Placement, Result, SpinGuard, Stream, Use};
 
 /// Who runs a command that was ordered.
 #[derive(Clone, Copy, PartialEq)]

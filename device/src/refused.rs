@@ -1,10 +1,10 @@
 //! Errors of captured steps.
 
-use crate::Error;
+use crate::{Error, ErrorKind};
 
 #[cold]
 pub(crate) fn refused(op: &'static str, reason: &str) -> Error {
-    Error::Captured { op, reason: reason.into() }
+    Error::new(ErrorKind::Captured { op, reason: reason.into() })
 }
 
 /// For a use of planned memory outside of its capture.

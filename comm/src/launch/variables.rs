@@ -200,7 +200,10 @@ fn read_token(path: &Path) -> std::result::Result<String, String> {
 }
 
 /// The socket that a launcher has left open for this process; `None` if the descriptor is not one that listens at `address`.
-fn inherited(descriptor: RawFd, address: SocketAddr) -> Option<TcpListener> {
+#[cfg(unix)]
+fn inherited(descriptor: i32, address: SocketAddr) -> Option<TcpListener> {
+    use std::os::fd::{FromRawFd, OwnedFd};
+
     // SAFETY: `fcntl` accepts any number and fails for one that is no descriptor. The duplicate is new, so nothing
     // else owns or closes it.
     let duplicate = unsafe {

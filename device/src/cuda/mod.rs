@@ -24,7 +24,7 @@ pub(crate) use driver::{
 use crate::core::Core;
 use crate::recorder::Kernels;
 use crate::refused::refused;
-use crate::{Device, Error, MemoryDriver, Moment, Result, Stream, StreamId, Work};
+use crate::{Device, Error, ErrorKind, MemoryDriver, Moment, Result, Stream, StreamId, Work};
 
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]

@@ -15,7 +15,7 @@ use super::commands::{ALIGNMENT, Command, Memory};
 use super::plan::{Plan, reserve, room};
 use crate::core::Core;
 use crate::refused::{of_another_step, refused};
-use crate::{Buffer, Device, Error, Result, Shared, Stream, StreamId, Use, Work};
+use crate::{Buffer, Device, Error, ErrorKind, Result, Shared, Stream, StreamId, Use, Work};
 
 /// A step that is being captured, for which `tensor` has `Graph`: commands that are launched in its [`scope`](Capture::scope), on whatever streams of the
 /// device and by whatever threads of a [`Team`](crate::Team), are written down instead of run, and memory that is allocated

@@ -22,24 +22,34 @@ struct BagReader<'a, T> {
 }
 
 impl<T: Real> BagReader<'_, T> {
-    /// The places of a bag's indices. None if the offsets do not go from 0 upwards to at most the number of indices, which is
+    /// The places of a bag's indices; no place for a bag without a [range](Self::range).
+    ///
+    /// # Safety
+    /// As for [`range`](Self::range).
+    #[inline(always)]
+    unsafe fn places(&self, bag: usize) -> Range<usize> {
+        // SAFETY: the caller's `bag` and offsets are as `range` asks.
+        unsafe { self.range(bag) }.unwrap_or(0..0)
+    }
+
+    /// The places of a bag's indices. `None` if the offsets do not ascend from 0 to at most the number of indices, which is
     /// reported as the command's failure.
     ///
     /// # Safety
     /// `bag` is one, and the offsets can be read.
     #[inline(always)]
-    unsafe fn places(&self, bag: usize) -> Range<usize> {
+    unsafe fn range(&self, bag: usize) -> Option<Range<usize>> {
         let BagSizes { op, len, count, offset_step, .. } = *self.sizes;
         let Some(offsets) = self.memory.1 else {
             let each = len / count;
-            return bag * each..(bag + 1) * each;
+            return Some(bag * each..(bag + 1) * each);
         };
         // SAFETY: `bag` is below `count`, the number of offsets at steps of `offset_step`, which the caller promises
         // to be readable.
         let offset = |bag: usize| unsafe { *offsets.at(bag as isize * offset_step) };
         let (begin, end) = (offset(bag), if bag + 1 < count { offset(bag + 1) } else { len as i64 });
         let follows = (begin == 0 || bag > 0) && 0 <= begin && begin <= end && end as u64 <= len as u64;
-        if follows { begin as usize..end as usize } else { bad_offsets(op, (bag, begin..end), len) }
+        if follows { Some(begin as usize..end as usize) } else { bad_offsets(op, (bag, begin..end), len) }
     }
 
     /// The row at a place and its factor; nothing for the padding, nor for an index that is no row, which is reported as the
@@ -65,11 +75,11 @@ impl<T: Real> BagReader<'_, T> {
 
 #[cold]
 #[inline(never)]
-fn bad_offsets(op: &'static str, (bag, range): (usize, Range<i64>), len: usize) -> Range<usize> {
+fn bad_offsets(op: &'static str, (bag, range): (usize, Range<i64>), len: usize) -> Option<Range<usize>> {
     let value = format!("{range:?} for bag {bag} of {len} indices");
     let expected = "ascending from 0 and at most the number of indices";
     failure::report(Error::invalid(op, "offsets", expected, value));
-    0..0
+    None
 }
 
 /// Elements of a part when a kernel is split over threads.
@@ -175,11 +185,17 @@ pub(crate) unsafe fn weights_grad<T: Real>(
 ) {
     let BagSizes { width, table_steps, sum_steps, .. } = *sizes;
     let bags = BagReader { sizes, memory };
+    // SAFETY: each bag is below the number of offsets, which can be read.
+    let is_ascending = |bag| unsafe { bags.range(bag) }.is_some();
+    // Bags that overlap would write the same element from two threads.
+    if !(0..sizes.count).all(is_ascending) {
+        return;
+    }
     for_range(workers, sizes.count, chunk(sizes), &|range| {
         for bag in range {
             let own = Src(g.at(bag as isize * sum_steps[0]));
             // SAFETY: `places` yields only places below `len`, for which `out` has an element, and `member` only rows
-            // of the table. Bags share no place unless offsets decrease, which is reported as the command's failure.
+            // of the table. Bags share no place, since all offsets ascend.
             unsafe {
                 for place in bags.places(bag) {
                     let mut sum = T::ZERO;

@@ -223,7 +223,7 @@ pub(crate) unsafe fn by_library(
     let workspace = workspace.unwrap_or(Address::NULL);
     // SAFETY: the caller promises operands of the form that the algorithm was found for and a workspace of its size,
     // all of which the command uses.
-    unsafe { queue.convolution(algorithm, operands.map(|at| at.0), bias.map(|at| at.0), workspace.0) }
+    unsafe { algorithm.enqueue(queue, operands.map(|at| at.0), bias.map(|at| at.0), workspace.0) }
 }
 
 /// Elements of a workspace, where one image does not need more.

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use autograd::{Gradients, Var};
-use device::{Capture, DType, Error, Result, Stream};
+use device::{Capture, DType, Error, ErrorKind, Result, Stream};
 use parking_lot::Mutex;
 use tensor::{EachReplay, RuleStep, Tensor, Update, each_replay, fresh_slot, optimizer_step};
 

@@ -16,7 +16,7 @@ mod schedule;
 use std::collections::HashMap;
 
 use autograd::{Gradients, Var};
-use device::{Buffer, Error, Result};
+use device::{Buffer, Error, ErrorKind, Result};
 use tensor::{RuleValue, Tensor};
 
 use fused::zeros_in_order_of;

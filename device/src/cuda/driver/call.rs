@@ -34,7 +34,10 @@ pub(super) fn address<T>(ptr: *const T) -> sys::CUdeviceptr {
 }
 
 pub(super) fn no_memory(bytes: usize) -> Error {
-    Error::OutOfMemory { requested_bytes: bytes, report: "the driver has no such range".into() }
+    Error::new(ErrorKind::OutOfMemory {
+        requested_bytes: bytes,
+        report: "the driver has no such range".into(),
+    })
 }
 
 /// The outcome of a call that asks for `bytes` bytes.

@@ -21,7 +21,7 @@ use super::module::{Function, Module};
 use super::pinned::PinnedPool;
 use super::probe::probe;
 use crate::stream::host_is_held;
-use crate::{AddressSpace, DeviceFacts, Error, HeldOutside, MemoryDriver, Result, fork};
+use crate::{AddressSpace, DeviceFacts, Error, ErrorKind, HeldOutside, MemoryDriver, Result, fork};
 
 /// Memory that is no longer used.
 pub(crate) enum Freed {

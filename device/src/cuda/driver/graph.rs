@@ -15,7 +15,7 @@ use super::{Grid, Queue, Target};
 use crate::core::Core;
 use crate::graph::Node;
 use crate::refused::refused;
-use crate::{Error, Moment, Priority, Result, StreamId};
+use crate::{Error, ErrorKind, Moment, Priority, Result, StreamId};
 
 /// A graph that the driver launches, and what its nodes use beside the memory of the plan.
 pub(crate) struct DriverGraph {

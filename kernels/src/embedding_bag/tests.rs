@@ -238,6 +238,28 @@ fn bad_bags_are_errors() {
     assert!(matches!(error.kind(), ErrorKind::InvalidArgument { argument: "out", .. }), "{error}");
 }
 
+/// Two threads would write the gradients of what both bags have.
+#[test]
+fn weights_of_bags_that_overlap_get_no_gradient() {
+    let device = cpu(2);
+    let stream = device.default_stream();
+    let (table, g) = (Array::full(&stream, 1_f32, &[3, 1]), Array::full(&stream, 1_f32, &[4, 1]));
+    let (indices, weights) = (Array::new(&stream, &[0_i64; 8], &[8]), Array::full(&stream, 1_f32, &[8]));
+    let offsets = Array::new(&stream, &[0_i64, 5, 2, 8], &[4]);
+    let bags = Bags {
+        indices: indices.view(),
+        offsets: Some(offsets.view()),
+        count: 4,
+        weights: Some(weights.view()),
+        padding: None,
+    };
+    let out = Array::full(&stream, 7_f32, &[8]);
+    embedding_bag_weights_grad(&stream, g.view(), table.view(), &bags, out.view()).expect("a launch");
+    let error = stream.synchronize().expect_err("decreasing offsets");
+    assert!(matches!(error.kind(), ErrorKind::Async { .. }), "{error}");
+    assert_eq!(out.to_vec(), [7.0; 8]);
+}
+
 #[test]
 fn rows_with_the_weight_zero_are_not_read() {
     let device = cpu(1);

@@ -20,7 +20,8 @@ thread_local! {
 /// fn inner() -> Error {
 ///     Error::new(ErrorKind::NoGradient { op: "test" })
 /// }
-/// assert_eq!(outer().location().line(), 11);
+/// let (line, error) = (line!(), outer());
+/// assert_eq!(error.location().line(), line);
 /// ```
 #[must_use]
 pub struct AtCaller {

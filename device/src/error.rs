@@ -16,9 +16,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// ```
 /// use device::{Device, Error, ErrorKind};
-/// let error: Error = Error::new(ErrorKind::NoGradient { op: "backward" });
+/// let (line, error) = (line!(), Error::new(ErrorKind::NoGradient { op: "backward" }));
 /// assert!(matches!(error.kind(), ErrorKind::NoGradient { op: "backward" }));
-/// assert_eq!(error.location().line(), 3);
+/// assert_eq!(error.location().line(), line);
 /// ```
 #[derive(Clone)]
 pub struct Error(Box<Details>);

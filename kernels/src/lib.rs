@@ -99,8 +99,8 @@ pub use pool::{
     avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 pub use random::{dropout, normal, philox, randint, uniform};
-pub use reduce::{argmax, argmin, logsumexp, reduce, reduce_workspace, std, var};
-pub use reduction::ReduceOp;
+pub use reduce::{reduce, reduce_workspace};
+pub use reduction::{Extreme, ReduceOp, Reduction};
 pub use rules::{Accumulated, Rule, RuleValue, StepNumbers};
 pub use scores::AttentionKind;
 pub use sequence::{Rotation, cumsum, rotary};

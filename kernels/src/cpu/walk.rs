@@ -224,15 +224,12 @@ fn drive<const WIDE: bool, const N: usize>(
         return;
     }
     for_range(workers, walk.elements(), CHUNK, &|range| {
-        simd_of::<WIDE, _>(
-            #[inline(always)]
-            || {
-                let mut runs = walk.runs(range.clone());
-                while let Some((offsets, len)) = runs.next() {
-                    run(offsets, len, runs.steps());
-                }
-            },
-        );
+        simd_of::<WIDE, _>(inlined!(|| {
+            let mut runs = walk.runs(range.clone());
+            while let Some((offsets, len)) = runs.next() {
+                run(offsets, len, runs.steps());
+            }
+        }));
     });
 }
 
@@ -247,8 +244,7 @@ pub(crate) unsafe fn map0<O: Copy + Sync>(walk: &Places<1>, workers: &Workers, o
         workers,
         // SAFETY: all offsets come from `walk`.
         |[oo]| unsafe { *out.at(oo) = value },
-        #[inline(always)]
-        |[oo], len, [so]| {
+        inlined!(|[oo], len, [so]| {
             let mut out = Output::new((out.at(oo), so), len);
             // SAFETY: as above.
             unsafe {
@@ -263,7 +259,7 @@ pub(crate) unsafe fn map0<O: Copy + Sync>(walk: &Places<1>, workers: &Workers, o
                     out.push(value);
                 }
             }
-        },
+        }),
     );
 }
 
@@ -285,8 +281,7 @@ pub(crate) unsafe fn map1<const WIDE: bool, O: Copy, A: Copy>(
         workers,
         // SAFETY: all offsets come from `walk`.
         |[oo, ox]| unsafe { *out.at(oo) = f(*x.at(ox)) },
-        #[inline(always)]
-        |[oo, ox], len, [so, sx]| {
+        inlined!(|[oo, ox], len, [so, sx]| {
             let mut out = Output::new((out.at(oo), so), len);
             // SAFETY: as above; a block is read before it is written.
             unsafe {
@@ -297,7 +292,7 @@ pub(crate) unsafe fn map1<const WIDE: bool, O: Copy, A: Copy>(
                     out.push(f(x.one(out.done)));
                 }
             }
-        },
+        }),
     );
 }
 
@@ -410,8 +405,7 @@ pub(crate) unsafe fn map3<O: Copy, A: Copy, B: Copy, C: Copy>(
         workers,
         // SAFETY: all offsets come from `walk`.
         |[oo, ox, oy, oz]| unsafe { *out.at(oo) = f(*x.at(ox), *y.at(oy), *z.at(oz)) },
-        #[inline(always)]
-        |[oo, ox, oy, oz], len, [so, sx, sy, sz]| {
+        inlined!(|[oo, ox, oy, oz], len, [so, sx, sy, sz]| {
             let mut out = Output::new((out.at(oo), so), len);
             // SAFETY: as above; a block is read before it is written.
             unsafe {
@@ -431,7 +425,7 @@ pub(crate) unsafe fn map3<O: Copy, A: Copy, B: Copy, C: Copy>(
                     out.push(f(x.one(out.done), y.one(out.done), z.one(out.done)));
                 }
             }
-        },
+        }),
     );
 }
 

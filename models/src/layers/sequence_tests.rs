@@ -49,8 +49,10 @@ fn norms_start_as_the_plain_functions() {
     close(&group.forward(&x).unwrap(), &values(&x.layer_norm(&[3], None, None, 1e-5).unwrap()));
     assert_eq!((names(&group).len(), group.parameters()[0].shape()), (2, &[2][..]));
     assert!(matches!(GroupNorm::new(3, 4, &dev), Err(Error::InvalidArgument { .. })));
-    assert!(LayerNorm::with_options(&[2], 1e-5, false, DType::I64, &dev).is_err());
-    assert_eq!(names(&LayerNorm::with_options(&[2], 1e-5, false, DType::F64, &dev).unwrap()), ["weight"]);
+    let of = |dtype| NormOptions { bias: false, dtype, ..NormOptions::default() };
+    assert!(LayerNorm::with_options(&[2], of(DType::I64), &dev).is_err());
+    assert_eq!(names(&LayerNorm::with_options(&[2], of(DType::F64), &dev).unwrap()), ["weight"]);
+    assert_eq!(names(&GroupNorm::with_options(1, 2, of(DType::F64), &dev).unwrap()), ["weight"]);
 }
 
 #[test]

@@ -28,7 +28,7 @@ impl RuleStep {
 
     /// The CUDA program of rules for F32 and F64.
     #[doc(hidden)]
-    pub fn cuda_source(steps: &[RuleStep]) -> String {
+    pub fn kernel_source(steps: &[RuleStep]) -> String {
         cuda::source(&steps.iter().map(|step| *step.formula()).collect::<Vec<_>>(), None)
     }
 }

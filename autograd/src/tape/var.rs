@@ -5,8 +5,7 @@ use std::fmt;
 use device::Shared;
 use tensor::{DType, Device, Error, Result, Tensor, Tensors};
 
-use crate::HookHandle;
-use crate::tape::Node;
+use super::{HookHandle, Node};
 
 /// A tensor that gradients can flow through. A cheap handle: clones are the same value.
 ///

@@ -91,8 +91,8 @@ pub mod nn {
     pub use models::{
         AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
         Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, LayerNorm, Linear,
-        LinearOptions, MaxPool2d, MultiheadAttention, MultiheadOptions, Recompute, Relu, RmsNorm, Sequential,
-        Sigmoid, Silu, Tanh, Unflatten, mlp,
+        LinearOptions, MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Relu,
+        RmsNorm, Sequential, Sigmoid, Silu, Tanh, Unflatten, mlp,
     };
 }
 
@@ -138,8 +138,8 @@ pub mod prelude {
     pub use crate::nn::{
         AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
         Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, LayerNorm, Linear,
-        LinearOptions, MaxPool2d, MultiheadAttention, MultiheadOptions, Recompute, Relu, RmsNorm, Sequential,
-        Sigmoid, Silu, Tanh, Unflatten, mlp,
+        LinearOptions, MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Relu,
+        RmsNorm, Sequential, Sigmoid, Silu, Tanh, Unflatten, mlp,
     };
     pub use crate::optim::{
         Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, Lion, LionOptions, LrSchedule, Optimizer,

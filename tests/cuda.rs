@@ -39,7 +39,7 @@ fn value_and_gradients(sample: &Sample, inputs: &[Tensor], device: &Device) -> R
 fn compare_with_cpu(op: &OpEntry, device: &Device) -> Result<Vec<String>> {
     let cpu = Device::cpu();
     let mut differences = Vec::new();
-    for (here, there) in (op.samples)(&cpu)?.iter().zip((op.samples)(device)?.iter()) {
+    for (here, there) in op.samples(&cpu)?.iter().zip(op.samples(device)?.iter()) {
         let inputs: Vec<Tensor> =
             here.inputs.iter().map(|input| input.to_device(device)).collect::<Result<_>>()?;
         let expected = value_and_gradients(here, &here.inputs, &cpu)?;

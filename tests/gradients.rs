@@ -19,7 +19,7 @@ fn main() -> std::process::ExitCode {
         Trial::test("check::names_are_unique", || failed(names())),
     ];
     for op in ALL {
-        match (op.samples)(&Device::cpu()) {
+        match op.samples(&Device::cpu()) {
             Ok(samples) => {
                 samples.into_iter().enumerate().for_each(|(at, sample)| add(&mut trials, op, at, sample))
             }
@@ -171,7 +171,7 @@ fn half_on(op: &OpEntry, at: usize, dtype: DType, device: &Device) -> Result<(),
 
 /// Drawn again for each test, so that tests share nothing.
 fn drawn(op: &OpEntry, at: usize, device: &Device) -> Result<Sample, Failed> {
-    (op.samples)(device)?.into_iter().nth(at).ok_or_else(|| "no such sample".into())
+    op.samples(device)?.into_iter().nth(at).ok_or_else(|| "no such sample".into())
 }
 
 fn failed(result: Result<()>) -> Result<(), Failed> {
@@ -303,7 +303,7 @@ fn bad_input() -> Result<()> {
 fn names() -> Result<()> {
     let mut seen = std::collections::HashSet::new();
     for op in ALL {
-        for sample in (op.samples)(&Device::cpu())? {
+        for sample in op.samples(&Device::cpu())? {
             assert!(seen.insert((op.name, sample.name)), "{} has {} twice", op.name, sample.name);
         }
     }

@@ -7,23 +7,21 @@ use std::sync::Arc;
 
 use device::{Capture, Shared};
 use parking_lot::Mutex;
-use tensor::{DType, Error, Result, Tensor};
+use tensor::{DType, Error, OnDrop, Result, Tensor};
 
 use crate::Var;
 use crate::mode::is_recording;
-use crate::ops::{Autocast, record_conversion};
-use crate::tape::Node;
+use crate::tape::{Node, one, record};
 
-/// Where an autocast changes the type in which an op runs, by the list of ops, returns the op of operands in that type.
-macro_rules! autocast {
-    ($op:expr, [$($operand:expr),+], |$($name:ident),+| $body:expr) => {
-        if let Some(cast) = $crate::autocast::Cast::of(const { $crate::ops::autocast_of($op) }) {
-            return cast.run(|cast| {
-                $(let $name = $crate::autocast::Operand::cast($operand, cast)?;)+
-                $body
-            });
-        }
-    };
+/// The type in which an op runs under an [`autocast`](autocast()), by PyTorch's lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Autocast {
+    /// The type of the autocast: matrix products, convolutions and attention.
+    Half,
+    /// F32: sums, norms, losses, and functions that overflow.
+    F32,
+    /// The type of its operands; several types promote.
+    Operands,
 }
 
 thread_local! {
@@ -88,26 +86,15 @@ pub(crate) fn suspended<R>(f: impl FnOnce() -> R) -> R {
 }
 
 fn with<R>(half: Option<DType>, f: impl FnOnce() -> R) -> R {
-    struct Restore(Option<DType>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            HALF.set(self.0);
-        }
-    }
-    let _restore = Restore(HALF.replace(half));
+    let outer = HALF.replace(half);
+    let _restore = OnDrop(|| HALF.set(outer));
     f()
 }
 
 fn with_cache<R>(cache: Cache, f: impl FnOnce() -> R) -> R {
-    struct Restore(Option<Cache>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            let inner = CACHE.replace(ManuallyDrop::new(self.0.take()));
-            drop(ManuallyDrop::into_inner(inner));
-        }
-    }
-    let outer = CACHE.replace(ManuallyDrop::new(Some(cache)));
-    let _restore = Restore(ManuallyDrop::into_inner(outer));
+    let swap = |cache| ManuallyDrop::into_inner(CACHE.replace(ManuallyDrop::new(cache)));
+    let mut outer = swap(Some(cache));
+    let _restore = OnDrop(|| drop(swap(outer.take())));
     f()
 }
 
@@ -213,6 +200,12 @@ impl Cache {
             }
         }
     }
+}
+
+/// Records `value`, the elements of `x` in another type.
+pub(crate) fn record_conversion(x: &Var, value: Tensor) -> Var {
+    let from = x.dtype();
+    record("to_dtype", &[x], &[], value, move |_, g| Ok(one(g.to_dtype(from)?)))
 }
 
 /// How autocast runs one op.

@@ -7,25 +7,21 @@
 
 #![forbid(unsafe_code)]
 
-#[macro_use]
 mod autocast;
 mod backward;
 mod gradcheck;
 mod gradients;
-mod hook;
 mod mode;
 pub mod ops;
 pub mod pipeline;
 mod place;
 mod recompute;
 mod tape;
-mod var;
 
 pub use autocast::autocast;
 pub use backward::{BackwardOptions, GradOptions, grad};
 pub use gradcheck::{GradCheck, GradCheckReport, gradcheck, gradgradcheck};
 pub use gradients::Gradients;
-pub use hook::HookHandle;
 pub use mode::{is_recording, no_grad};
 pub use ops::{PadMode, Reduction};
 pub use pipeline::{
@@ -33,9 +29,10 @@ pub use pipeline::{
     PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport, Step, defer,
 };
 pub use recompute::recompute;
-pub use tape::{Grads, Save, TapeEntry, Vjp, record};
+#[doc(hidden)]
+pub use tape::one;
+pub use tape::{Grads, HookHandle, Save, TapeEntry, Var, VarId, Vjp, record};
 pub use tensor::{
     DType, Device, Error, ErrorKind, Graph, GraphOptions, Operand, Order, PlanReport, PlannedCommand, Result,
     Stream, Tensor, Tensors,
 };
-pub use var::{Var, VarId};

@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 
+use tensor::OnDrop;
+
 struct Mode {
     recording: Cell<Recording>,
     sequence: Cell<u64>,
@@ -53,13 +55,8 @@ pub fn no_grad<R>(f: impl FnOnce() -> R) -> R {
 
 /// Runs `f` in another state; the former one is restored on return and on panic.
 pub(crate) fn with_recording<R>(recording: Recording, f: impl FnOnce() -> R) -> R {
-    struct Restore(Recording);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            MODE.with(|mode| mode.recording.set(self.0));
-        }
-    }
-    let _restore = Restore(MODE.with(|mode| mode.recording.replace(recording)));
+    let outer = MODE.with(|mode| mode.recording.replace(recording));
+    let _restore = OnDrop(|| MODE.with(|mode| mode.recording.set(outer)));
     f()
 }
 

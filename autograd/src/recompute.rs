@@ -1,17 +1,12 @@
 //! Activation checkpointing: what a part of a model saves is made again when the backward pass needs it.
 
-use std::cell::RefCell;
-use std::mem::ManuallyDrop;
-
-use device::Shared;
-use rustc_hash::{FxHashMap, FxHashSet};
 use tensor::{Error, Generator, Result, Tensor, with_generator};
 
 use crate::autocast::Inherited;
 use crate::backward::grad_within;
 use crate::mode::{Recording, is_recording, with_recording};
 use crate::pipeline::discard_deferred;
-use crate::tape::Node;
+use crate::tape::noticed::{NoticedAgain, name_of, noticing, noticing_again};
 use crate::{Grads, Save, Var, Vjp, record};
 
 /// Computes `f(x)`, keeps none of what its ops save, and computes it once more in the backward pass: memory for time.
@@ -113,74 +108,7 @@ fn is_same(a: &Var, b: &Var) -> bool {
     }
 }
 
-/// What ops have used since the innermost [`noticing`] began, each at least once.
-#[derive(Default)]
-struct Noticed {
-    on_tape: Vec<Var>,
-    /// What is on no tape, but for what has no other owner: an activation is not kept for having been used.
-    constants: Vec<Tensor>,
-}
-
-impl Noticed {
-    fn add(&mut self, inputs: &[&Var], saved: &[Save<'_>]) {
-        self.constants.retain(|tensor| !tensor.is_unique());
-        for &input in inputs {
-            match input.node {
-                Some(_) => self.on_tape.push(input.clone()),
-                None => self.add_constant(&input.value),
-            }
-        }
-        for save in saved {
-            if let Save::Tensor(tensor) = save {
-                self.add_constant(tensor);
-            }
-        }
-    }
-
-    fn add_constant(&mut self, tensor: &Tensor) {
-        if !self.constants.iter().any(|known| known.same_storage(tensor)) {
-            self.constants.push(tensor.clone());
-        }
-    }
-}
-
-thread_local! {
-    /// Empty outside of [`noticing`]. It has no destructor, since ops also run while a thread or the process ends.
-    static NOTICED: RefCell<ManuallyDrop<Noticed>> = RefCell::default();
-}
-
-/// Runs `f` without recording, and gives what its ops used and somebody still has.
-fn noticing<R>(f: impl FnOnce() -> R) -> (R, Noticed) {
-    struct Restore(Noticed);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            NOTICED.with_borrow_mut(|noticed| std::mem::swap(&mut **noticed, &mut self.0));
-        }
-    }
-    let _outer = Restore(NOTICED.with_borrow_mut(|noticed| std::mem::take(&mut **noticed)));
-    let result = with_recording(Recording::Noticed, f);
-    let mut noticed = NOTICED.with_borrow_mut(|noticed| std::mem::take(&mut **noticed));
-    noticed.constants.retain(|tensor| !tensor.is_unique());
-    (result, noticed)
-}
-
-/// What ops of a second run have used since the innermost [`noticing_again`] began.
-#[derive(Default)]
-struct NoticedAgain {
-    /// The nodes of the run's own ops, by address.
-    made: FxHashSet<usize>,
-    /// Other nodes that its ops used, by address, with what they are called in errors.
-    used: FxHashMap<usize, String>,
-}
-
 impl NoticedAgain {
-    fn add(&mut self, input: &Var) {
-        let Some(node) = input.node.as_ref().filter(|node| !self.made.contains(&node.address())) else {
-            return;
-        };
-        self.used.entry(node.address()).or_insert_with(|| name_of(input, node));
-    }
-
     /// Compares with the first run, which used all `inputs` but perhaps the first one.
     fn check(mut self, inputs: &[Var], uses_argument: bool, y: &Var) -> Result<()> {
         self.add(y);
@@ -205,46 +133,8 @@ impl NoticedAgain {
     }
 }
 
-fn name_of(var: &Var, node: &Node) -> String {
-    format!("the result of {} of shape {:?}", node.op, var.shape())
-}
-
 fn differs(found: &str) -> Error {
     Error::invalid(OP, "f", "a function that does the same both times", found)
-}
-
-thread_local! {
-    static NOTICED_AGAIN: RefCell<NoticedAgain> = RefCell::default();
-}
-
-/// Runs `f`, a second run, and gives what its ops used.
-fn noticing_again<R>(f: impl FnOnce() -> R) -> (R, NoticedAgain) {
-    struct Restore(NoticedAgain);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            NOTICED_AGAIN.replace(std::mem::take(&mut self.0));
-        }
-    }
-    let _outer = Restore(NOTICED_AGAIN.take());
-    (f(), NOTICED_AGAIN.take())
-}
-
-/// Takes note of what an op of a second run uses.
-#[cold]
-pub(crate) fn notice_again(inputs: &[&Var]) {
-    NOTICED_AGAIN.with_borrow_mut(|noticed| inputs.iter().for_each(|input| noticed.add(input)));
-}
-
-/// Takes note of the node of an op of a second run.
-#[cold]
-pub(crate) fn made_again(node: &Shared<Node>) {
-    NOTICED_AGAIN.with_borrow_mut(|noticed| noticed.made.insert(node.address()));
-}
-
-/// Takes note of what an op uses.
-#[cold]
-pub(crate) fn notice(inputs: &[&Var], saved: &[Save<'_>]) {
-    NOTICED.with_borrow_mut(|noticed| noticed.add(inputs, saved));
 }
 
 #[cfg(test)]

@@ -1,5 +1,9 @@
 //! The tape: recorded ops with their streams, and what their gradients need.
 
+mod hook;
+pub(crate) mod noticed;
+mod var;
+
 use std::cell::RefCell;
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -10,16 +14,28 @@ use device::{AtCaller, Shared, SpinLock, StreamId};
 use smallvec::SmallVec;
 use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
-use crate::Var;
-use crate::hook::{Hook, Hooks};
 use crate::mode::{Recording, next_sequence, recording};
 use crate::place::Place;
-use crate::recompute::{made_again, notice, notice_again};
+
+use hook::{Hook, Hooks};
+use noticed::{made_again, notice, notice_again};
+
+pub use hook::HookHandle;
+pub use var::{Var, VarId};
 
 /// One gradient for each input of an op; `None` where none flows or none is needed.
 pub type Grads = SmallVec<[Option<Var>; 2]>;
 
-/// A tensor that an op saves for its gradient.
+/// The gradient of an op's only input.
+#[doc(hidden)]
+#[inline]
+pub fn one(gradient: Var) -> Grads {
+    let mut grads = Grads::new();
+    grads.push(Some(gradient));
+    grads
+}
+
+/// What an op keeps for its gradient.
 #[derive(Clone, Copy, Debug)]
 pub enum Save<'a> {
     /// The op's input with this index.

@@ -48,12 +48,8 @@ impl Dlrm {
         let DlrmOptions { dense, categories, width, bottom, top } = options;
         let sizes = [*dense, *width].into_iter().chain(categories.iter().chain(bottom).chain(top).copied());
         if sizes.into_iter().any(|size| size == 0) {
-            return Err(Error::invalid(
-                "dlrm",
-                "options",
-                "sizes of at least 1",
-                format_args!("{options:?}"),
-            ));
+            let value = format_args!("{options:?}");
+            return Err(Error::invalid("dlrm", "options", "sizes of at least 1", value));
         }
         let mut op = 0;
         let mut key = || {

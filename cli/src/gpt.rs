@@ -145,12 +145,9 @@ impl Gpt {
         let length = input.shape().last().copied().unwrap_or(0);
         let GptOptions { context, .. } = self.options;
         if length > context || length == 0 {
-            return Err(Error::invalid(
-                "gpt",
-                "tokens",
-                "a sequence of at least one place that fits the context",
-                format_args!("{length} places of {context}"),
-            ));
+            let value = format_args!("{length} places of {context}");
+            let expected = "a sequence of at least one place that fits the context";
+            return Err(Error::invalid("gpt", "tokens", expected, value));
         }
         let places = self.wpe.weight();
         let places = if length == context { places.clone() } else { places.narrow(0, 0, length)? };

@@ -17,6 +17,8 @@ mod lenet;
 mod plan;
 mod ranks;
 
+use std::sync::LazyLock;
+
 use autograd::{Var, no_grad};
 use device::{DType, Device, Error, Result};
 use tensor::Tensor;
@@ -100,7 +102,7 @@ pub fn find(name: &str) -> Result<&'static dyn Workload> {
     ALL.iter()
         .copied()
         .find(|workload| workload.name() == name)
-        .ok_or_else(|| Error::invalid("workload", "name", NAMES, name))
+        .ok_or_else(|| Error::invalid("workload", "name", &NAMES, name))
 }
 
 /// The workload at a scale, if one is asked for.
@@ -113,7 +115,11 @@ pub fn scaled(workload: &'static dyn Workload, scale: Option<Scale>) -> Result<&
     workload.at_scale(scale).ok_or_else(one_size)
 }
 
-const NAMES: &str = "one of two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment, prefetch, branches";
+/// The names of all workloads, as in "one of two-batch, mlp".
+pub static NAMES: LazyLock<String> = LazyLock::new(|| {
+    let names: Vec<&str> = ALL.iter().map(|workload| workload.name()).collect();
+    format!("one of {}", names.join(", "))
+});
 
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,5 @@
 use super::*;
-use device::ErrorKind;
+use device::Error;
 use models::data::{LoaderSteps, Position};
 use models::{DataLoader, LoaderOptions, Optimizer};
 
@@ -150,12 +150,17 @@ fn there_are_images_for_every_batch() {
 }
 
 #[test]
-fn the_message_lists_every_name() {
+fn the_message_and_the_readme_list_every_name() {
     let names: Vec<_> = ALL.iter().map(|workload| workload.name()).collect();
-    let error = find("two_batch").map(drop).unwrap_err();
-    let ErrorKind::InvalidArgument { expected, value, .. } = error.kind() else { panic!("{error}") };
-    assert_eq!(*expected, format!("one of {}", names.join(", ")));
-    assert_eq!(&**value, "two_batch");
+    let Err(Error::InvalidArgument { expected, value, .. }) = find("two_batch") else { panic!("found") };
+    assert_eq!(expected, format!("one of {}", names.join(", ")));
+    assert_eq!(&*value, "two_batch");
+    for name in names {
+        assert!(
+            include_str!("../../README.md").contains(&format!("`{name}`")),
+            "{name} is not in the README"
+        );
+    }
 }
 
 #[test]

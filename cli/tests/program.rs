@@ -490,7 +490,7 @@ fn training_writes_a_page_with_losses_and_a_profile() {
 
 #[test]
 fn bad_arguments_get_one_clear_line() {
-    let unknown = "unknown workload \"two_batch\"; there are: two-batch, mlp, cnn, gpt, dlrm, ";
+    let unknown = "unknown workload \"two_batch\"; expected one of two-batch, mlp, cnn, gpt, dlrm, ";
     assert!(bad(&["compare", "two_batch"]).contains(unknown));
     assert!(bad(&["train", "--workload", "nothing"]).contains("unknown workload"));
     for count in ["--batch", "--steps", "--streams"] {

@@ -369,12 +369,8 @@ impl<'a, M: Module> Pass<'a, M> {
         let unused = trained(&parallel.parameters).into_iter().rfind(|&parameter| !here[parameter]);
         if let (Some(unused), false) = (unused, parallel.options.find_unused) {
             let name = &parallel.parameters[unused].0;
-            return Err(Error::invalid(
-                op,
-                "loss",
-                "one that depends on every parameter, or `find_unused`",
-                name,
-            ));
+            let expected = "one that depends on every parameter, or `find_unused`";
+            return Err(Error::invalid(op, "loss", expected, name));
         }
         while self.next < self.buckets.len() {
             self.launch()?;

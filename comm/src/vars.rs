@@ -3,7 +3,7 @@
 //! The gradient of a collective is a collective, on the stream of the forward one. So all ranks have to run it: each rank's loss
 //! has to depend on the result, and its input has to require a gradient, on all ranks or on none.
 
-use autograd::{Grads, Save, Var, record};
+use autograd::{Grads, Save, Var, one, record};
 use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
 use crate::{Communicator, Reduce, TensorCollectives};
@@ -179,8 +179,4 @@ fn once(op: &'static str, recorded: bool) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(op, "create_graph", "false: messages have no second derivative", true))
-}
-
-fn one(gradient: Var) -> Grads {
-    Grads::from_iter([Some(gradient)])
 }

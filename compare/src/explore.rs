@@ -214,16 +214,8 @@ fn run(
     let device = Device::cpu_with(config);
     let tensors = program(&device)?;
     device.synchronize()?;
-    let results = tensors.iter().map(to_bytes).collect::<Result<_>>()?;
+    let results = tensors.iter().map(Tensor::to_bytes).collect::<Result<_>>()?;
     Ok(Outcome { results, choices: device.choices() })
-}
-
-fn to_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
-    let dense = tensor.contiguous()?;
-    let (view, size) = (dense.view(), dense.dtype().size_bytes());
-    let start = view.layout.offset() * size;
-    let end = start + dense.elements() * size;
-    view.buffer.download(|bytes| bytes.get(start..end).unwrap_or_default().to_vec())
 }
 
 /// The error for two outcomes that differ, with the shortest start of the schedule that still makes them differ.

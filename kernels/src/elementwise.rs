@@ -211,125 +211,60 @@ pub fn where_cond(
     launch(stream, OP, (Where(out.dtype), 1), [out, condition, x, y])
 }
 
-impl Elements<2> for (UnaryOp, DType) {
-    #[inline(always)]
-    unsafe fn run(self, places: &Places<2>, workers: &Workers, [out, x]: [Dst<u8>; 2]) {
-        // SAFETY: the contract of `Elements::run` is that of `cpu::unary` for elements of this type.
-        unsafe { cpu::unary(self.0, self.1, places, workers, out, x.src()) }
-    }
+/// Implements [`Elements`]: the type, its number of operands, the body for a CPU, that for CUDA, and the function.
+macro_rules! elements {
+    ($(
+        $This:ty, $count:literal: |$this:ident, $places:ident, $workers:ident, [$($operand:ident),+]| $cpu:expr,
+        |$queue:ident, $operands:ident| $cuda:expr, $function:expr;
+    )+) => {$(
+        impl Elements<$count> for $This {
+            #[inline(always)]
+            unsafe fn run(self, $places: &Places<$count>, $workers: &Workers, [$($operand),+]: [Dst<u8>; $count]) {
+                let $this = self;
+                // SAFETY: the contract is the same.
+                unsafe { $cpu }
+            }
 
-    fn enqueue(self, queue: &Queue<'_>, places: &Places<2>, operands: [Address; 2]) -> Result<()> {
-        cuda::run(queue, self.0, self.1, places, operands)
-    }
+            fn enqueue(self, $queue: &Queue<'_>, $places: &Places<$count>, $operands: [Address; $count]) -> Result<()> {
+                let $this = self;
+                $cuda
+            }
 
-    fn function(self) -> Function {
-        Function::Unary(self.0, self.1)
-    }
-}
-
-impl Elements<3> for (Gradient, DType) {
-    #[inline(always)]
-    unsafe fn run(self, places: &Places<3>, workers: &Workers, [out, saved, g]: [Dst<u8>; 3]) {
-        // SAFETY: the contract of `Elements::run` is that of `cpu::unary_grad` for elements of this type.
-        unsafe { cpu::unary_grad(self.0.0, self.1, places, workers, out, (saved.src(), g.src())) }
-    }
-
-    fn enqueue(self, queue: &Queue<'_>, places: &Places<3>, operands: [Address; 3]) -> Result<()> {
-        cuda::run(queue, self.0, self.1, places, operands)
-    }
-
-    fn function(self) -> Function {
-        Function::Gradient(self.0.0, self.1)
-    }
-}
-
-impl Elements<3> for (BinaryOp, DType) {
-    #[inline(always)]
-    unsafe fn run(self, places: &Places<3>, workers: &Workers, [out, x, y]: [Dst<u8>; 3]) {
-        // SAFETY: the contract of `Elements::run` is that of `cpu::binary` for elements of this type.
-        unsafe { cpu::binary(self.0, self.1, places, workers, out, (x.src(), y.src())) }
-    }
-
-    fn enqueue(self, queue: &Queue<'_>, places: &Places<3>, operands: [Address; 3]) -> Result<()> {
-        cuda::run(queue, self.0, self.1, places, operands)
-    }
-
-    fn function(self) -> Function {
-        Function::Binary(self.0, self.1)
-    }
-}
-
-impl Elements<4> for (BinaryGradOp, DType) {
-    #[inline(always)]
-    unsafe fn run(self, places: &Places<4>, workers: &Workers, [out, x, y, g]: [Dst<u8>; 4]) {
-        let inputs = (x.src(), y.src(), g.src());
-        // SAFETY: the contract of `Elements::run` is that of `cpu::binary_grad` for elements of this type.
-        unsafe { cpu::binary_grad(self.0, self.1, places, workers, out, inputs) }
-    }
-
-    fn enqueue(self, queue: &Queue<'_>, places: &Places<4>, operands: [Address; 4]) -> Result<()> {
-        cuda::run(queue, self.0, self.1, places, operands)
-    }
-
-    fn function(self) -> Function {
-        Function::BinaryGradient(self.0, self.1)
-    }
-}
-
-impl Elements<3> for (CompareOp, DType) {
-    #[inline(always)]
-    unsafe fn run(self, places: &Places<3>, workers: &Workers, [out, x, y]: [Dst<u8>; 3]) {
-        // SAFETY: the contract of `Elements::run` is that of `cpu::compare` for elements of this type.
-        unsafe { cpu::compare(self.0, self.1, places, workers, out, (x.src(), y.src())) }
-    }
-
-    fn enqueue(self, queue: &Queue<'_>, places: &Places<3>, operands: [Address; 3]) -> Result<()> {
-        cuda::compare(queue, self.0, self.1, places, operands)
-    }
-
-    fn function(self) -> Function {
-        Function::Compare(self.0, self.1)
-    }
+            fn function(self) -> Function {
+                let $this = self;
+                $function
+            }
+        }
+    )+};
 }
 
 #[derive(Clone, Copy)]
 struct Not;
 
-impl Elements<2> for Not {
-    #[inline(always)]
-    unsafe fn run(self, places: &Places<2>, workers: &Workers, [out, x]: [Dst<u8>; 2]) {
-        // SAFETY: the contract of `Elements::run` is that of `cpu::logical_not` for bools.
-        unsafe { cpu::logical_not(places, workers, out, x.src()) }
-    }
-
-    fn enqueue(self, queue: &Queue<'_>, places: &Places<2>, operands: [Address; 2]) -> Result<()> {
-        copy_cuda::logical_not(queue, places, operands)
-    }
-
-    fn function(self) -> Function {
-        Function::Not
-    }
-}
-
-/// Of elements of a type.
 #[derive(Clone, Copy)]
 struct Where(DType);
 
-impl Elements<4> for Where {
-    #[inline(always)]
-    unsafe fn run(self, places: &Places<4>, workers: &Workers, [out, condition, x, y]: [Dst<u8>; 4]) {
-        let inputs = (condition.src(), x.src(), y.src());
-        // SAFETY: the contract of `Elements::run` is that of `cpu::where_cond` for elements of this size.
-        unsafe { cpu::where_cond(self.0.size_bytes(), places, workers, out, inputs) }
-    }
-
-    fn enqueue(self, queue: &Queue<'_>, places: &Places<4>, operands: [Address; 4]) -> Result<()> {
-        copy_cuda::where_cond(queue, self.0.size_bytes(), places, operands)
-    }
-
-    fn function(self) -> Function {
-        Function::Where(self.0)
-    }
+elements! {
+    (UnaryOp, DType), 2: |this, places, workers, [out, x]|
+        cpu::unary(this.0, this.1, places, workers, out, x.src()),
+        |queue, operands| cuda::run(queue, this.0, this.1, places, operands), Function::Unary(this.0, this.1);
+    (Gradient, DType), 3: |this, places, workers, [out, saved, g]|
+        cpu::unary_grad(this.0.0, this.1, places, workers, out, (saved.src(), g.src())),
+        |queue, operands| cuda::run(queue, this.0, this.1, places, operands), Function::Gradient(this.0.0, this.1);
+    (BinaryOp, DType), 3: |this, places, workers, [out, x, y]|
+        cpu::binary(this.0, this.1, places, workers, out, (x.src(), y.src())),
+        |queue, operands| cuda::run(queue, this.0, this.1, places, operands), Function::Binary(this.0, this.1);
+    (BinaryGradOp, DType), 4: |this, places, workers, [out, x, y, g]|
+        cpu::binary_grad(this.0, this.1, places, workers, out, (x.src(), y.src(), g.src())),
+        |queue, operands| cuda::run(queue, this.0, this.1, places, operands), Function::BinaryGradient(this.0, this.1);
+    (CompareOp, DType), 3: |this, places, workers, [out, x, y]|
+        cpu::compare(this.0, this.1, places, workers, out, (x.src(), y.src())),
+        |queue, operands| cuda::compare(queue, this.0, this.1, places, operands), Function::Compare(this.0, this.1);
+    Not, 2: |_this, places, workers, [out, x]| cpu::logical_not(places, workers, out, x.src()),
+        |queue, operands| copy_cuda::logical_not(queue, places, operands), Function::Not;
+    Where, 4: |this, places, workers, [out, condition, x, y]|
+        cpu::where_cond(this.0.size_bytes(), places, workers, out, (condition.src(), x.src(), y.src())),
+        |queue, operands| copy_cuda::where_cond(queue, this.0.size_bytes(), places, operands), Function::Where(this.0);
 }
 
 #[cfg(test)]

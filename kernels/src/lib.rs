@@ -60,6 +60,7 @@ mod pool;
 mod random;
 mod reduce;
 mod reduction;
+mod rule_step;
 mod rules;
 mod scores;
 mod sequence;
@@ -95,13 +96,14 @@ pub use loss::{cross_entropy, cross_entropy_grad};
 pub use matmul::{Accumulate, MatrixProduct, linear, matmul};
 pub use normalize::{NormGrads, NormInput, normalize, normalize_grad, normalize_workspace};
 pub use norms::{NormRows, norm_parts};
-pub use optim::{RuleStep, Update, optimizer_step};
+pub use optim::{Update, optimizer_step};
 pub use pool::{
     avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 pub use random::{dropout, normal, philox, randint, uniform};
-pub use reduce::{argmax, argmin, logsumexp, reduce, reduce_workspace, std, var};
-pub use reduction::ReduceOp;
+pub use reduce::{reduce, reduce_workspace};
+pub use reduction::{Extreme, ReduceOp, Reduction};
+pub use rule_step::RuleStep;
 pub use rules::{Accumulated, Rule, RuleValue, StepNumbers};
 pub use scores::AttentionKind;
 pub use sequence::{Rotation, cumsum, rotary};

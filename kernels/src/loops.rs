@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::layout::Layout;
+use crate::layout::strided::Layout;
 
 /// One axis of [`Loops`]: its size, and each operand's step along it.
 #[derive(Clone, Copy, Debug, PartialEq)]

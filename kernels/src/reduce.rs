@@ -23,7 +23,7 @@ pub fn reduce_workspace(stream: &Stream, x: &Layout, axes: &[isize]) -> Result<u
     needs(stream, needed).unwrap_or(Ok(0))
 }
 
-/// Joins elements along axes, `out[kept] = x[kept, r0] op x[kept, r1] op ..`. No axes at all mean all axes.
+/// Reduces elements along axes. No axes at all mean all axes.
 ///
 /// Shapes: `out` has the axes of `x` without the reduced ones, or with size 1 in their place, and is contiguous. All
 /// element types but Bool; integers wrap around.
@@ -40,94 +40,34 @@ pub fn reduce_workspace(stream: &Stream, x: &Layout, axes: &[isize]) -> Result<u
 /// `InvalidArgument` for a doubled axis, or for `Max` and `Min` of no elements; those of [`Stream::launch`].
 pub fn reduce(
     stream: &Stream,
-    op: ReduceOp,
+    how: impl Into<Reduction>,
     x: View<'_>,
     axes: &[isize],
     workspace: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    let name = op.name();
-    let axes = split_axes(name, x.layout, axes, &out)?;
-    if matches!(op, ReduceOp::Max | ReduceOp::Min) && axes.reduced.elements == 0 && axes.kept.elements > 0 {
-        return Err(Error::invalid(
-            name,
-            "axes",
-            "axes with elements",
-            format_args!("shape {:?}", x.shape()),
-        ));
+    let how = how.into();
+    let op = how.name();
+    if let Reduction::Index(which) = how {
+        let [axis] = axes[..] else {
+            return Err(Error::invalid(op, "axes", "one axis", format_args!("{axes:?}")));
+        };
+        return index(stream, which, x, axis, workspace, out);
     }
-    let how = Reduction::Join(op);
-    match op {
-        ReduceOp::Mean => {
-            for_float!(name, x.dtype, T => launch(stream, name, how, x, axes, (workspace, out), cpu::of_floats::<T>))
+    let axes = split_axes(op, x.layout, axes, &out)?;
+    let extreme = matches!(how, Reduction::Join(ReduceOp::Max | ReduceOp::Min));
+    if extreme && axes.reduced.elements == 0 && axes.kept.elements > 0 {
+        let shape = format_args!("shape {:?}", x.shape());
+        return Err(Error::invalid(op, "axes", "axes with elements", shape));
+    }
+    match how {
+        Reduction::Join(ReduceOp::Mean) | Reduction::Var { .. } | Reduction::LogSumExp => {
+            for_float!(op, x.dtype, T => launch(stream, op, how, x, axes, (workspace, out), cpu::of_floats::<T>))
         }
         _ => {
-            for_number!(name, x.dtype, T => launch(stream, name, how, x, axes, (workspace, out), cpu::of_numbers::<T>))
+            for_number!(op, x.dtype, T => launch(stream, op, how, x, axes, (workspace, out), cpu::of_numbers::<T>))
         }
     }
-}
-
-/// Variance along axes, `out = sum (x - mean)^2 / (n - correction)`, for floats. No axes mean all axes.
-///
-/// Shapes, workspace and order of both sums: as for [`reduce`]; on CUDA it is one pass, whose lanes, blocks and parts are joined by
-/// their means and their squared distances from them. With `n <= correction` the divisor is 0.
-///
-/// # Errors
-/// As for [`reduce`].
-pub fn var(
-    stream: &Stream,
-    x: View<'_>,
-    axes: &[isize],
-    correction: f64,
-    workspace: Option<View<'_>>,
-    out: View<'_>,
-) -> Result<()> {
-    of_floats(stream, "var", Reduction::Var { correction, root: false }, x, axes, (workspace, out))
-}
-
-/// Standard deviation along axes: the root of [`var`], also where that is too large or too small for the type.
-///
-/// # Errors
-/// As for [`reduce`].
-pub fn std(
-    stream: &Stream,
-    x: View<'_>,
-    axes: &[isize],
-    correction: f64,
-    workspace: Option<View<'_>>,
-    out: View<'_>,
-) -> Result<()> {
-    of_floats(stream, "std", Reduction::Var { correction, root: true }, x, axes, (workspace, out))
-}
-
-/// Launches a reduction that is for floats only.
-fn of_floats(
-    stream: &Stream,
-    op: &'static str,
-    how: Reduction,
-    x: View<'_>,
-    axes: &[isize],
-    (workspace, out): (Option<View<'_>>, View<'_>),
-) -> Result<()> {
-    let axes = split_axes(op, x.layout, axes, &out)?;
-    for_float!(op, x.dtype, T => launch(stream, op, how, x, axes, (workspace, out), cpu::of_floats::<T>))
-}
-
-/// Logarithm of a sum of exponentials, `out = m + log(sum exp(x - m))` with `m = max x`, for floats. No axes
-/// mean all axes. The result of no elements is -infinity.
-///
-/// Shapes, workspace and order of the sum: as for [`reduce`].
-///
-/// # Errors
-/// As for [`reduce`].
-pub fn logsumexp(
-    stream: &Stream,
-    x: View<'_>,
-    axes: &[isize],
-    workspace: Option<View<'_>>,
-    out: View<'_>,
-) -> Result<()> {
-    of_floats(stream, "logsumexp", Reduction::LogSumExp, x, axes, (workspace, out))
 }
 
 /// The workspace, if one is needed.
@@ -163,40 +103,8 @@ fn launch<T: Number>(
     )
 }
 
-/// Index of the largest element along an axis, the first if there are several; NaN counts as larger than all others.
-///
-/// Shapes: `out` is I64, contiguous, and has the axes of `x` without `axis`, or with size 1 in its place. All element
-/// types but Bool.
-///
-/// # Errors
-/// As for [`reduce`]; `InvalidArgument` if the axis has no elements.
-pub fn argmax(
-    stream: &Stream,
-    x: View<'_>,
-    axis: isize,
-    workspace: Option<View<'_>>,
-    out: View<'_>,
-) -> Result<()> {
-    extreme(stream, Extreme::Largest, x, axis, workspace, out)
-}
-
-/// Index of the smallest element along an axis, the first if there are several; NaN counts as smaller than all others.
-///
-/// Shapes and element types: as for [`argmax`].
-///
-/// # Errors
-/// As for [`argmax`].
-pub fn argmin(
-    stream: &Stream,
-    x: View<'_>,
-    axis: isize,
-    workspace: Option<View<'_>>,
-    out: View<'_>,
-) -> Result<()> {
-    extreme(stream, Extreme::Smallest, x, axis, workspace, out)
-}
-
-fn extreme(
+/// The index of the largest or smallest element along an axis, the first if there are several; NaN counts as more extreme.
+fn index(
     stream: &Stream,
     which: Extreme,
     x: View<'_>,
@@ -209,12 +117,8 @@ fn extreme(
     let axes = split_axes(op, x.layout, &[axis as isize], &out)?;
     let (len, step, dtype) = (x.shape()[axis], x.layout.strides()[axis], x.dtype);
     if len == 0 && axes.kept.elements > 0 {
-        return Err(Error::invalid(
-            op,
-            "axis",
-            "an axis with elements",
-            format_args!("axis {axis} of shape {:?}", x.shape()),
-        ));
+        let value = format_args!("axis {axis} of shape {:?}", x.shape());
+        return Err(Error::invalid(op, "axis", "an axis with elements", value));
     }
     let workspace = expect_workspace(op, stream, &axes, workspace)?;
     for_number!(op, dtype, T => Command::new(op, (x.read::<T>(), out.write::<i64>().exact(), workspace))

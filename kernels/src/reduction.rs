@@ -35,28 +35,55 @@ impl ReduceOp {
 
 /// What is made of the elements.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Reduction {
+#[non_exhaustive]
+pub enum Reduction {
+    /// `x0 op x1 op ..`
     Join(ReduceOp),
-    /// The index of an element.
+    /// The index along one axis, as I64, of the first element that is largest or smallest; NaN counts as more extreme.
     Index(Extreme),
-    /// The sum of squared distances from the mean over `elements - correction`, or over 0 if that is negative; or its square
-    /// root, which is finite where the sum may not be.
+    /// The sum of squared distances from the mean over `elements - correction`, or over 0 if that is negative. Floats only. On CUDA it
+    /// is one pass, whose lanes, blocks and parts are joined by their means and their squared distances from them.
     Var {
+        /// Subtracted from the number of elements.
         correction: f64,
+        /// Whether to take the square root, which is finite where the sum may not be.
         root: bool,
     },
+    /// `m + log(sum exp(x - m))` with `m = max x`; -infinity without elements. Floats only.
     LogSumExp,
+}
+
+impl Reduction {
+    /// The op's name in errors and profiles.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reduction::Join(op) => op.name(),
+            Reduction::Index(which) => which.op(),
+            Reduction::Var { root: false, .. } => "var",
+            Reduction::Var { root: true, .. } => "std",
+            Reduction::LogSumExp => "logsumexp",
+        }
+    }
+}
+
+impl From<ReduceOp> for Reduction {
+    fn from(op: ReduceOp) -> Self {
+        Reduction::Join(op)
+    }
 }
 
 /// Which element an index is asked of.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Extreme {
+pub enum Extreme {
+    /// The largest.
     Largest,
+    /// The smallest.
     Smallest,
 }
 
 impl Extreme {
-    pub(crate) const fn op(self) -> &'static str {
+    /// The op's name in errors and profiles.
+    pub const fn op(self) -> &'static str {
         match self {
             Extreme::Largest => "argmax",
             Extreme::Smallest => "argmin",

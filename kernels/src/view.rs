@@ -3,7 +3,7 @@
 use device::{Buffer, DType, Error, Result};
 use smallvec::SmallVec;
 
-use crate::layout::{Layout, same_shape};
+use crate::layout::strided::{Layout, same_shape, shape_mismatch};
 
 /// A buffer seen through a layout: the operand of a launcher.
 #[derive(Clone, Copy, Debug)]

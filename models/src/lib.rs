@@ -44,8 +44,8 @@ pub use device::file;
 pub use layers::{
     AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
     Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, LayerNorm, Linear,
-    LinearOptions, MaxPool2d, MultiheadAttention, MultiheadOptions, Recompute, Relu, RmsNorm, Sequential,
-    Sigmoid, Silu, Tanh, Unflatten, mlp,
+    LinearOptions, MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Relu, RmsNorm,
+    Sequential, Sigmoid, Silu, Tanh, Unflatten, mlp,
 };
 pub use loss::{accuracy, correct, cross_entropy, mse};
 #[doc(hidden)]

@@ -2,16 +2,7 @@
 
 /// One well-mixed number out of several; order matters.
 pub fn mix(values: &[u64]) -> u64 {
-    values.iter().fold(0, |state, &value| finish((state ^ value).wrapping_add(STEP)))
-}
-
-const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// The output function of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
-fn finish(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    values.iter().fold(0, |state, &value| tensor::mix(state ^ value))
 }
 
 /// SplitMix64 with its state, which is also its seed.
@@ -20,8 +11,9 @@ pub struct SplitMix(pub u64);
 
 impl SplitMix {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(STEP);
-        finish(self.0)
+        let next = tensor::mix(self.0);
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        next
     }
 
     /// A number in `0..bound`; the bias of the multiplication is below `bound / 2^64`.

@@ -48,24 +48,16 @@ impl ConvOptions {
         for axis in 0..2 {
             if output_padding[axis] >= self.stride[axis].max(self.dilation[axis]) {
                 let expected = "below the stride or the dilation";
-                return Err(Error::invalid(
-                    OP,
-                    "output_padding",
-                    expected,
-                    format_args!("{output_padding:?}"),
-                ));
+                let value = format_args!("{output_padding:?}");
+                return Err(Error::invalid(OP, "output_padding", expected, value));
             }
             let spread = size[axis].saturating_sub(1).saturating_mul(self.stride[axis]);
             let whole = spread.saturating_add(window.extent(axis)).saturating_add(output_padding[axis]);
             match whole.checked_sub(2 * self.padding[axis]) {
                 Some(size) if size > 0 => image[axis] = size,
                 _ => {
-                    return Err(Error::invalid(
-                        OP,
-                        "padding",
-                        "less than the result",
-                        format_args!("{self:?}"),
-                    ));
+                    let value = format_args!("{self:?}");
+                    return Err(Error::invalid(OP, "padding", "less than the result", value));
                 }
             }
         }

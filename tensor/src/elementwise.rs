@@ -192,48 +192,7 @@ impl Tensor {
         self.comparison(op.name(), op, rhs)
     }
 
-    /// `self + rhs`, with broadcasting. Operands of different types are converted to their
-    /// [`result_type`](Self::result_type) first. Integers wrap around.
-    ///
-    /// ```
-    /// # use tensor::{DType, Device, Tensor};
-    /// # fn main() -> tensor::Result<()> {
-    /// let device = Device::cpu();
-    /// let column = Tensor::from_slice(&[1.0_f32, 2.0], &[2, 1], &device)?;
-    /// let row = Tensor::from_slice(&[10.0_f32, 20.0, 30.0], &[3], &device)?;
-    /// let sum = column.add(&row)?;
-    /// assert_eq!(sum.shape(), [2, 3]);
-    /// assert_eq!(sum.to_vec::<f32>()?, [11.0, 21.0, 31.0, 12.0, 22.0, 32.0]);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// `DeviceMismatch`, `DTypeUnsupported` for bool, `ShapeMismatch`.
-    #[inline]
-    pub fn add(&self, rhs: &Tensor) -> Result<Tensor> {
-        self.arithmetic("add", BinaryOp::Add, rhs)
-    }
-
-    /// `self - rhs`, with broadcasting; types as for [`Tensor::add`].
-    ///
-    /// # Errors
-    /// As for [`Tensor::add`].
-    #[inline]
-    pub fn sub(&self, rhs: &Tensor) -> Result<Tensor> {
-        self.arithmetic("sub", BinaryOp::Sub, rhs)
-    }
-
-    /// `self * rhs`, with broadcasting; types as for [`Tensor::add`].
-    ///
-    /// # Errors
-    /// As for [`Tensor::add`].
-    #[inline]
-    pub fn mul(&self, rhs: &Tensor) -> Result<Tensor> {
-        self.arithmetic("mul", BinaryOp::Mul, rhs)
-    }
-
-    /// `self / rhs`, with broadcasting. Integers and bool are divided as F32, so no quotient is rounded to an integer.
+    /// `self / rhs`, broadcasting. Integers and truth values are divided as F32: no quotient is rounded to an integer.
     ///
     /// # Errors
     /// `DeviceMismatch`, `ShapeMismatch`.
@@ -264,82 +223,6 @@ impl Tensor {
     pub fn to_divide(&self, number: f64) -> Result<(DType, Tensor)> {
         let dtype = if self.dtype.is_float() { self.dtype } else { DType::F32 };
         Ok((dtype, Tensor::full(&[], number, dtype.compute_dtype(), self.device())?))
-    }
-
-    /// `self^rhs`, with broadcasting; types as for [`Tensor::add`]. Negative powers of integers round towards 0.
-    ///
-    /// # Errors
-    /// As for [`Tensor::add`].
-    #[inline]
-    pub fn pow(&self, rhs: &Tensor) -> Result<Tensor> {
-        self.arithmetic("pow", BinaryOp::Pow, rhs)
-    }
-
-    /// The larger of each pair, with broadcasting; NaN if either is.
-    ///
-    /// # Errors
-    /// As for [`Tensor::add`].
-    #[inline]
-    pub fn maximum(&self, rhs: &Tensor) -> Result<Tensor> {
-        self.arithmetic("maximum", BinaryOp::Maximum, rhs)
-    }
-
-    /// The smaller of each pair, with broadcasting; NaN if either is.
-    ///
-    /// # Errors
-    /// As for [`Tensor::add`].
-    #[inline]
-    pub fn minimum(&self, rhs: &Tensor) -> Result<Tensor> {
-        self.arithmetic("minimum", BinaryOp::Minimum, rhs)
-    }
-
-    /// `self == rhs` as bool, broadcasting; false where either is NaN. Operands of different types are converted to
-    /// their [`result_type`](Self::result_type) first.
-    ///
-    /// # Errors
-    /// `DeviceMismatch`, `ShapeMismatch`.
-    pub fn eq(&self, rhs: &Tensor) -> Result<Tensor> {
-        self.comparison("eq", CompareOp::Eq, rhs)
-    }
-
-    /// `self != rhs` as bool, broadcasting; true where either is NaN.
-    ///
-    /// # Errors
-    /// As [`Tensor::eq`].
-    pub fn ne(&self, rhs: &Tensor) -> Result<Tensor> {
-        self.comparison("ne", CompareOp::Ne, rhs)
-    }
-
-    /// `self < rhs` as bool, broadcasting; false where either is NaN.
-    ///
-    /// # Errors
-    /// As [`Tensor::eq`].
-    pub fn lt(&self, rhs: &Tensor) -> Result<Tensor> {
-        self.comparison("lt", CompareOp::Lt, rhs)
-    }
-
-    /// `self <= rhs` as bool, broadcasting; false where either is NaN.
-    ///
-    /// # Errors
-    /// As [`Tensor::eq`].
-    pub fn le(&self, rhs: &Tensor) -> Result<Tensor> {
-        self.comparison("le", CompareOp::Le, rhs)
-    }
-
-    /// `self > rhs` as bool, broadcasting; false where either is NaN.
-    ///
-    /// # Errors
-    /// As [`Tensor::eq`].
-    pub fn gt(&self, rhs: &Tensor) -> Result<Tensor> {
-        self.comparison("gt", CompareOp::Gt, rhs)
-    }
-
-    /// `self >= rhs` as bool, broadcasting; false where either is NaN.
-    ///
-    /// # Errors
-    /// As [`Tensor::eq`].
-    pub fn ge(&self, rhs: &Tensor) -> Result<Tensor> {
-        self.comparison("ge", CompareOp::Ge, rhs)
     }
 
     /// A comparison with one number, which takes the tensor's type.
@@ -380,6 +263,108 @@ impl Tensor {
             kernels::where_cond(stream, cond.view(), a.view(), b.view(), out)
         })
     }
+}
+
+/// Methods of pairs of elements, which broadcast.
+macro_rules! pairs {
+    ($($(#[$doc:meta])* $name:ident: $kind:ident $op:expr;)+) => {
+        impl Tensor {
+            $($(#[$doc])*
+            #[inline]
+            pub fn $name(&self, rhs: &Tensor) -> Result<Tensor> {
+                self.$kind(stringify!($name), $op, rhs)
+            })+
+        }
+    };
+}
+
+pairs! {
+    /// `self + rhs`, broadcasting. Operands of different types are converted to their [`result_type`](Self::result_type)
+    /// first.
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let device = Device::cpu();
+    /// let column = Tensor::from_slice(&[1.0_f32, 2.0], &[2, 1], &device)?;
+    /// let row = Tensor::from_slice(&[10.0_f32, 20.0, 30.0], &[3], &device)?;
+    /// let sum = column.add(&row)?;
+    /// assert_eq!(sum.shape(), [2, 3]);
+    /// assert_eq!(sum.to_vec::<f32>()?, [11.0, 21.0, 31.0, 12.0, 22.0, 32.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `DeviceMismatch`, `DTypeUnsupported` for bool, `ShapeMismatch`.
+    add: arithmetic BinaryOp::Add;
+
+    /// `self - rhs`, broadcasting.
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    sub: arithmetic BinaryOp::Sub;
+
+    /// `self * rhs`, broadcasting.
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    mul: arithmetic BinaryOp::Mul;
+
+    /// `self ^ rhs`, broadcasting.
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    pow: arithmetic BinaryOp::Pow;
+
+    /// The larger of each pair, broadcasting; NaN if either is.
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    maximum: arithmetic BinaryOp::Maximum;
+
+    /// The smaller of each pair, broadcasting; NaN if either is.
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    minimum: arithmetic BinaryOp::Minimum;
+
+    /// `self == rhs` as bool, broadcasting; false where either is NaN. Operands of different types are converted to
+    /// their [`result_type`](Self::result_type) first.
+    ///
+    /// # Errors
+    /// `DeviceMismatch`, `ShapeMismatch`.
+    eq: comparison CompareOp::Eq;
+
+    /// `self != rhs` as bool, broadcasting; true where either is NaN.
+    ///
+    /// # Errors
+    /// As [`Tensor::eq`].
+    ne: comparison CompareOp::Ne;
+
+    /// `self < rhs` as bool, broadcasting; false where either is NaN.
+    ///
+    /// # Errors
+    /// As [`Tensor::eq`].
+    lt: comparison CompareOp::Lt;
+
+    /// `self <= rhs` as bool, broadcasting; false where either is NaN.
+    ///
+    /// # Errors
+    /// As [`Tensor::eq`].
+    le: comparison CompareOp::Le;
+
+    /// `self > rhs` as bool, broadcasting; false where either is NaN.
+    ///
+    /// # Errors
+    /// As [`Tensor::eq`].
+    gt: comparison CompareOp::Gt;
+
+    /// `self >= rhs` as bool, broadcasting; false where either is NaN.
+    ///
+    /// # Errors
+    /// As [`Tensor::eq`].
+    ge: comparison CompareOp::Ge;
 }
 
 /// A gradient of a binary op, from both operands, which broadcast to its shape, and the gradient `g` of the result.

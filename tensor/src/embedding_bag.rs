@@ -37,12 +37,8 @@ impl Bags {
             (shape, offsets) => {
                 let given = if offsets.is_some() { "with" } else { "without" };
                 let expected = "of rank 1 with offsets, or of rank 2 without";
-                return Err(Error::invalid(
-                    OP,
-                    "indices",
-                    expected,
-                    format_args!("shape {shape:?} {given} offsets"),
-                ));
+                let value = format_args!("shape {shape:?} {given} offsets");
+                return Err(Error::invalid(OP, "indices", expected, value));
             }
         };
         let indices = indices.reshape(&[indices.elements()])?;

@@ -208,12 +208,8 @@ impl<B: Tensors, R: Tensors> FormGraph<B, R> {
         let (mut own, tensors, _) = parts(&own)?;
         if Form::of(&own, &tensors).tensors != form.tensors {
             let value = "a batch that shows others when it is rebuilt";
-            return Err(Error::invalid(
-                "replay",
-                "batch",
-                "the same tensors in the same order each time",
-                value,
-            ));
+            let expected = "the same tensors in the same order each time";
+            return Err(Error::invalid("replay", "batch", expected, value));
         }
         let mut seeds = Vec::new();
         own.seeds(&mut |seed| {

@@ -103,12 +103,8 @@ impl Tensor {
         has_dtype(op, indices, DType::I64)?;
         let at = normalize_axis(op, axis, self.rank())?;
         if indices.rank() != 1 {
-            return Err(Error::invalid(
-                op,
-                "indices",
-                "of rank 1",
-                format_args!("shape {:?}", indices.shape()),
-            ));
+            let value = format_args!("shape {:?}", indices.shape());
+            return Err(Error::invalid(op, "indices", "of rank 1", value));
         }
         Ok(at)
     }

@@ -13,12 +13,8 @@ impl Tensor {
     pub(crate) fn writable(&self, op: &'static str) -> Result<()> {
         if self.layout.overlaps_itself() {
             let strides = self.strides();
-            return Err(Error::invalid(
-                op,
-                "self",
-                "without expanded axes",
-                format_args!("strides {strides:?}"),
-            ));
+            let value = format_args!("strides {strides:?}");
+            return Err(Error::invalid(op, "self", "without expanded axes", value));
         }
         Ok(())
     }

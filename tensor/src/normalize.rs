@@ -68,12 +68,8 @@ impl Norm {
         const OP: &str = "group_norm";
         is_float(OP, x)?;
         let &[_, channels, ref inner @ ..] = x.shape() else {
-            return Err(Error::invalid(
-                OP,
-                "input",
-                "of rank 2 or more",
-                format_args!("shape {:?}", x.shape()),
-            ));
+            let value = format_args!("shape {:?}", x.shape());
+            return Err(Error::invalid(OP, "input", "of rank 2 or more", value));
         };
         if groups == 0 || channels % groups != 0 {
             let value = format_args!("{groups} for {channels} channels");

@@ -108,12 +108,23 @@ pub(crate) struct Forked {
     pub(crate) index: u64,
 }
 
-/// The output function of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-fn mix(state: u64) -> u64 {
+/// The next number of SplitMix64 after `state`, which mixes its bits (Steele, Lea and Flood, OOPSLA 2014).
+#[doc(hidden)]
+pub fn mix(state: u64) -> u64 {
     let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+/// Calls its function when it is dropped, also by a panic.
+#[doc(hidden)]
+pub struct OnDrop<F: FnMut()>(pub F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        self.0();
+    }
 }
 
 /// Runs `run` with `generator` as this thread's default one. The former one is back afterwards, also after a panic.
@@ -123,13 +134,8 @@ pub fn with_generator<R>(generator: Generator, run: impl FnOnce() -> R) -> R {
 
 /// As [`with_generator`], and gives the generator as `run` left it.
 pub(crate) fn with_generator_after<R>(generator: Generator, run: impl FnOnce() -> R) -> (R, Generator) {
-    struct Restore(Current);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            DEFAULT.set(self.0);
-        }
-    }
-    let _restore = Restore(DEFAULT.replace(Current::Given(generator)));
+    let outer = DEFAULT.replace(Current::Given(generator));
+    let _restore = OnDrop(|| DEFAULT.set(outer));
     (run(), Generator::current())
 }
 

@@ -1,7 +1,10 @@
 //! Reductions over axes, and the softmax family.
 
 use device::{DType, Error, Result, Stream};
-use kernels::{Dims, Layout, ReduceOp, Strides, View, normalize_axes, normalize_axis, reduce_workspace};
+use kernels::{
+    Dims, Extreme, Layout, ReduceOp, Reduction, Strides, View, normalize_axes, normalize_axis,
+    reduce_workspace,
+};
 
 use crate::Tensor;
 use crate::check::{has_shape, is_float, is_number, same_kind};
@@ -39,12 +42,8 @@ impl Tensor {
     fn axes_not_empty(&self, op: &'static str, axes: &[usize]) -> Result<()> {
         if axes.iter().any(|&axis| self.shape()[axis] == 0) {
             let shape = self.shape();
-            return Err(Error::invalid(
-                op,
-                "axes",
-                "axes that are not empty",
-                format_args!("{axes:?} of {shape:?}"),
-            ));
+            let value = format_args!("{axes:?} of {shape:?}");
+            return Err(Error::invalid(op, "axes", "axes that are not empty", value));
         }
         Ok(())
     }
@@ -65,10 +64,25 @@ impl Tensor {
         })
     }
 
-    fn reduce(&self, op: ReduceOp, axes: &[usize], keepdim: bool) -> Result<Tensor> {
+    fn reduce(&self, how: impl Into<Reduction>, axes: &[usize], keepdim: bool) -> Result<Tensor> {
+        let how = how.into();
         self.reduce_to(axes, keepdim, self.dtype, |stream, axes, memory, out| {
-            kernels::reduce(stream, op, self.view(), axes, memory, out)
+            kernels::reduce(stream, how, self.view(), axes, memory, out)
         })
+    }
+
+    /// A reduction of floats over `axes`.
+    fn reduce_floats(&self, how: Reduction, axes: &[isize], keepdim: bool) -> Result<Tensor> {
+        is_float(how.name(), self)?;
+        self.reduce(how, &self.axes(how.name(), axes)?, keepdim)
+    }
+
+    /// The largest or smallest element over `axes`.
+    fn extreme(&self, op: ReduceOp, axes: &[isize], keepdim: bool) -> Result<Tensor> {
+        is_number(op.name(), self)?;
+        let axes = self.axes(op.name(), axes)?;
+        self.axes_not_empty(op.name(), &axes)?;
+        self.reduce(op, &axes, keepdim)
     }
 
     /// Sums of bool and u8 are counted in i64.
@@ -116,9 +130,7 @@ impl Tensor {
     /// # Errors
     /// As for [`Tensor::sum`], and `DTypeUnsupported` unless the elements are floats.
     pub fn mean(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
-        is_float("mean", self)?;
-        let axes = self.axes("mean", axes)?;
-        self.reduce(ReduceOp::Mean, &axes, keepdim)
+        self.reduce_floats(ReduceOp::Mean.into(), axes, keepdim)
     }
 
     /// The largest element over `axes`; no axes means all of them. It is NaN if any element is.
@@ -128,10 +140,7 @@ impl Tensor {
     /// # Errors
     /// As for [`Tensor::sum`]; `InvalidArgument` over an empty axis, `DTypeUnsupported` for bool.
     pub fn max(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
-        is_number("max", self)?;
-        let axes = self.axes("max", axes)?;
-        self.axes_not_empty("max", &axes)?;
-        self.reduce(ReduceOp::Max, &axes, keepdim)
+        self.extreme(ReduceOp::Max, axes, keepdim)
     }
 
     /// The smallest element over `axes`; no axes means all of them. It is NaN if any element is.
@@ -139,10 +148,7 @@ impl Tensor {
     /// # Errors
     /// As for [`Tensor::max`].
     pub fn min(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
-        is_number("min", self)?;
-        let axes = self.axes("min", axes)?;
-        self.axes_not_empty("min", &axes)?;
-        self.reduce(ReduceOp::Min, &axes, keepdim)
+        self.extreme(ReduceOp::Min, axes, keepdim)
     }
 
     /// The index of the first largest element along `axis`, as i64; the first NaN if there is one.
@@ -150,7 +156,7 @@ impl Tensor {
     /// # Errors
     /// `AxisOutOfRange`; `InvalidArgument` over an empty axis, `DTypeUnsupported` for bool.
     pub fn argmax(&self, axis: isize, keepdim: bool) -> Result<Tensor> {
-        self.index_along("argmax", axis, keepdim, kernels::argmax)
+        self.index_along(Extreme::Largest, axis, keepdim)
     }
 
     /// The index of the first smallest element along `axis`, as i64; the first NaN if there is one.
@@ -158,17 +164,12 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::argmax`].
     pub fn argmin(&self, axis: isize, keepdim: bool) -> Result<Tensor> {
-        self.index_along("argmin", axis, keepdim, kernels::argmin)
+        self.index_along(Extreme::Smallest, axis, keepdim)
     }
 
     /// The index of one element along `axis`, as i64.
-    fn index_along(
-        &self,
-        op: &'static str,
-        axis: isize,
-        keepdim: bool,
-        launch: fn(&Stream, View<'_>, isize, Option<View<'_>>, View<'_>) -> Result<()>,
-    ) -> Result<Tensor> {
+    fn index_along(&self, which: Extreme, axis: isize, keepdim: bool) -> Result<Tensor> {
+        let op = which.op();
         is_number(op, self)?;
         if self.rank() == 0 {
             normalize_axis(op, axis, 1)?;
@@ -176,8 +177,8 @@ impl Tensor {
         }
         let axis = normalize_axis(op, axis, self.rank())?;
         self.axes_not_empty(op, &[axis])?;
-        self.reduce_to(&[axis], keepdim, DType::I64, |stream, _, memory, out| {
-            launch(stream, self.view(), axis as isize, memory, out)
+        self.reduce_to(&[axis], keepdim, DType::I64, |stream, axes, memory, out| {
+            kernels::reduce(stream, Reduction::Index(which), self.view(), axes, memory, out)
         })
     }
 
@@ -191,11 +192,7 @@ impl Tensor {
     /// # Errors
     /// As for [`Tensor::mean`].
     pub fn var(&self, axes: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
-        is_float("var", self)?;
-        let axes = self.axes("var", axes)?;
-        self.reduce_to(&axes, keepdim, self.dtype, |stream, axes, memory, out| {
-            kernels::var(stream, self.view(), axes, correction, memory, out)
-        })
+        self.reduce_floats(Reduction::Var { correction, root: false }, axes, keepdim)
     }
 
     /// The standard deviation over `axes`: the root of [`Tensor::var`], also where the variance exceeds F32.
@@ -203,11 +200,7 @@ impl Tensor {
     /// # Errors
     /// As for [`Tensor::mean`].
     pub fn std(&self, axes: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
-        is_float("std", self)?;
-        let axes = self.axes("std", axes)?;
-        self.reduce_to(&axes, keepdim, self.dtype, |stream, axes, memory, out| {
-            kernels::std(stream, self.view(), axes, correction, memory, out)
-        })
+        self.reduce_floats(Reduction::Var { correction, root: true }, axes, keepdim)
     }
 
     /// `log(sum(e^x))` over `axes`, without overflow; no axes means all of them. It is -inf over no elements.
@@ -217,11 +210,7 @@ impl Tensor {
     /// # Errors
     /// As for [`Tensor::mean`].
     pub fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
-        is_float("logsumexp", self)?;
-        let axes = self.axes("logsumexp", axes)?;
-        self.reduce_to(&axes, keepdim, self.dtype, |stream, axes, memory, out| {
-            kernels::logsumexp(stream, self.view(), axes, memory, out)
-        })
+        self.reduce_floats(Reduction::LogSumExp, axes, keepdim)
     }
 
     /// The sum over the axes along which `shape` would be broadcast to this shape: the gradient of [`Tensor::expand`].

@@ -73,12 +73,8 @@ impl Tensor {
         match shape.last_mut() {
             Some(width) if width.is_multiple_of(2) => *width /= 2,
             _ => {
-                return Err(Error::invalid(
-                    OP,
-                    "input",
-                    "an even last axis",
-                    format_args!("shape {:?}", self.shape()),
-                ));
+                let value = format_args!("shape {:?}", self.shape());
+                return Err(Error::invalid(OP, "input", "an even last axis", value));
             }
         }
         let (cos, sin) = (cos.expand(&shape)?, sin.expand(&shape)?);

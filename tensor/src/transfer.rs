@@ -18,6 +18,15 @@ impl Tensor {
         read(&self.contiguous()?, from_bytes)
     }
 
+    /// The bytes of all elements in row-major order; waits as [`Tensor::to_vec`].
+    ///
+    /// # Errors
+    /// `Async` if a command that led here failed.
+    #[track_caller]
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        read(&self.contiguous()?, <[u8]>::to_vec)
+    }
+
     /// The only element; waits as [`Tensor::to_vec`].
     ///
     /// ```
@@ -84,7 +93,7 @@ impl Tensor {
             return Ok(copy);
         }
         // The bytes are kept: a device must not be called from within another's read.
-        let bytes = read(&x, <[u8]>::to_vec)?;
+        let bytes = x.to_bytes()?;
         Tensor::from_bytes(&bytes, x.shape(), x.dtype, device)
     }
 
@@ -113,8 +122,7 @@ impl Tensor {
             self.copy_across(op, &src)?;
         } else if !self.is_empty() {
             // The bytes are kept: a device must not be called from within another's read.
-            let (bytes, start) =
-                (read(&src, <[u8]>::to_vec)?, self.layout.offset() * self.dtype.size_bytes());
+            let (bytes, start) = (src.to_bytes()?, self.layout.offset() * self.dtype.size_bytes());
             Stream::with_current(self.device(), |stream| stream.upload(op, &self.storage, start, &bytes))?;
         }
         self.storage.bump_version();

@@ -166,12 +166,8 @@ impl Tensor {
         let at = normalize_axis(OP, axis, self.rank())?;
         let total = sizes.iter().try_fold(0_usize, |sum, &n| sum.checked_add(n));
         if total != Some(self.shape()[at]) {
-            return Err(Error::invalid(
-                OP,
-                "sizes",
-                "sizes that add up to the axis",
-                format_args!("{sizes:?}"),
-            ));
+            let value = format_args!("{sizes:?}");
+            return Err(Error::invalid(OP, "sizes", "sizes that add up to the axis", value));
         }
         let mut start = 0;
         let mut parts = Vec::with_capacity(sizes.len());
@@ -250,12 +246,8 @@ impl Tensor {
     pub fn channels_last(&self) -> Result<Tensor> {
         const OP: &str = "channels_last";
         if self.layout.rank() != 4 {
-            return Err(Error::invalid(
-                OP,
-                "input",
-                "[n, c, h, w]",
-                format_args!("shape {:?}", self.shape()),
-            ));
+            let value = format_args!("shape {:?}", self.shape());
+            return Err(Error::invalid(OP, "input", "[n, c, h, w]", value));
         }
         if self.layout.is_channels_last() {
             return Ok(self.clone());

@@ -3,8 +3,8 @@
 use streamgrad::DType;
 use streamgrad::kernels::{
     self, Accumulate, Activation, AttentionGrads, AttentionInput, AttentionKind, AttentionResult, Bags,
-    BinaryOp, CompareOp, Dropout, Layout, Means, Norm, NormGrads, NormInput, NormRows, RandomKey, ReduceOp,
-    Rotation, Sampling, TotalNorm, UnaryOp, Update, View, Window,
+    BinaryOp, CompareOp, Dropout, Extreme, Layout, Means, Norm, NormGrads, NormInput, NormRows, RandomKey,
+    ReduceOp, Reduction, Rotation, Sampling, TotalNorm, UnaryOp, Update, View, Window,
 };
 use streamgrad::models::optim::Kind;
 use streamgrad::optim::SgdOptions;
@@ -111,9 +111,16 @@ pub(crate) const CALLS: &[(&str, Call)] = &[
         views!(w, memory: DType::U8, &[bytes], dense;);
         let memory = Some(memory).filter(|_| !w.random.one_in(8));
         match w.random.below(5) {
-            0 => kernels::var(&stream, x, &axes, w.random.float(), memory, out),
-            1 => kernels::logsumexp(&stream, x, &axes, memory, out),
-            2 => kernels::argmax(&stream, x, axis, memory, index),
+            0 => {
+                let how = Reduction::Var { correction: w.random.float(), root: w.random.one_in(2) };
+                kernels::reduce(&stream, how, x, &axes, memory, out)
+            }
+            1 => kernels::reduce(&stream, Reduction::LogSumExp, x, &axes, memory, out),
+            // Also several axes, or none.
+            2 => {
+                let axes = if w.random.one_in(4) { &axes[..] } else { &[axis] };
+                kernels::reduce(&stream, Reduction::Index(Extreme::Largest), x, axes, memory, index)
+            }
             _ => kernels::reduce(&stream, op, x, &axes, memory, out),
         }
     }),

@@ -1,9 +1,8 @@
 //! `y = |x|`; `x' = g sign(x)`, 0 at 0.
 
-use tensor::{Device, Result};
+use tensor::Result;
 
 use super::one;
-use super::samples::{Draw, Sample, unary};
 use crate::{Save, Var, record};
 
 #[derive::located]
@@ -19,10 +18,6 @@ impl Var {
             Ok(one(g.mul(&sign)?))
         }))
     }
-}
-
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    unary(device, Draw::nonzero, Var::abs)
 }
 
 #[cfg(test)]

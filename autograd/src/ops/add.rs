@@ -1,10 +1,9 @@
 //! `y = a + b`; the gradient goes to both as it is.
 
-use tensor::{Device, Result};
+use tensor::Result;
 
 use super::binary::{promoted, record_binary};
 use super::one;
-use super::samples::{Draw, Sample, binary, unary};
 use crate::{Var, record};
 
 #[derive::located]
@@ -33,14 +32,6 @@ impl Var {
         let value = self.value().add_scalar(c)?;
         Ok(record("add_scalar", &[self], &[], value, |_, g| Ok(one(g.clone()))))
     }
-}
-
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    binary(device, Draw::normal, Draw::normal, Var::add)
-}
-
-pub(super) fn scalar_samples(device: &Device) -> Result<Vec<Sample>> {
-    unary(device, Draw::normal, |x| x.add_scalar(-1.5))
 }
 
 #[cfg(test)]

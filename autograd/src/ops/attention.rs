@@ -1,9 +1,7 @@
 //! `Y = P V` with `P = softmax(s Q Kᵀ + mask)`; with `U = P (G Vᵀ - Σ G Y)`: `Q' = s U K`, `K' = s Uᵀ Q`, `V' = Pᵀ G`.
 
 use smallvec::SmallVec;
-use tensor::{
-    Attended, Attention, CompareOp, DType, Device, Dropout, Error, RandomKey, Result, Tensor, next_key,
-};
+use tensor::{Attended, Attention, CompareOp, DType, Dropout, Error, RandomKey, Result, Tensor, next_key};
 
 use super::Dims;
 use super::one;
@@ -226,12 +224,8 @@ fn broadcast([q, k, v]: [&Var; 3]) -> Result<[Var; 3]> {
 fn unpack(qkv: &Var, heads: usize) -> Result<[Var; 3]> {
     let packed = qkv.shape().last().copied().unwrap_or(0);
     if heads == 0 || !packed.is_multiple_of(3 * heads) {
-        return Err(Error::invalid(
-            "self_attention",
-            "qkv",
-            "three times the heads' width",
-            format_args!("shape {:?} for {heads} heads", qkv.shape()),
-        ));
+        let value = format_args!("shape {:?} for {heads} heads", qkv.shape());
+        return Err(Error::invalid("self_attention", "qkv", "three times the heads' width", value));
     }
     let part = |index: usize| split_heads(&qkv.narrow(-1, index * packed / 3, packed / 3)?, heads);
     Ok([part(0)?, part(1)?, part(2)?])
@@ -311,8 +305,7 @@ fn recorded_gradients(
     Ok([u.matmul(k)?, u.transpose(-2, -1)?.matmul(q)?, p.transpose(-2, -1)?.matmul(g)?])
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, [q, k, v]: [&[usize]; 3], options: AttentionOptions| -> Result<Sample> {
         let inputs = [d.normal(q)?, d.normal(k)?, d.normal(v)?];
         let run = move |v: &[Var]| v[0].scaled_dot_product_attention(&v[1], &v[2], &options);
@@ -322,7 +315,7 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     let causal = || AttentionOptions { is_causal: true, ..plain() };
     let truth = d.normal(&[3, 4])?.compare_scalar(CompareOp::Gt, -0.5)?;
     // The second query sees nothing.
-    let hidden = Tensor::from_slice(&[0.0, f64::NEG_INFINITY, 1.0], &[3, 1], device)?;
+    let hidden = Tensor::from_slice(&[0.0, f64::NEG_INFINITY, 1.0], &[3, 1], &d.device)?;
     let masked = |mask: &Tensor| AttentionOptions { attn_mask: Some(mask.clone()), ..plain() };
     let still = Var::constant(d.normal(&[3, 2])?);
     let dropped = |name, [q, k, v]: [&[usize]; 3], attention: Attention| -> Result<Sample> {
@@ -367,8 +360,7 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn packed_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn packed_samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, shape: &[usize], heads: usize, is_causal: bool| -> Result<Sample> {
         let options = AttentionOptions { is_causal, ..AttentionOptions::default() };
         Ok(sample(name, [d.normal(shape)?], move |v| v[0].self_attention(heads, &options)))
@@ -387,6 +379,8 @@ pub(super) fn packed_samples(device: &Device) -> Result<Vec<Sample>> {
 
 #[cfg(test)]
 mod tests {
+    use tensor::Device;
+
     use super::super::testing::{close, close_values, gradient, leaf, tensor};
     use super::*;
     use tensor::ErrorKind;

@@ -1,6 +1,6 @@
 //! `y` = the mean at each place of a window, or over a fixed number of ranges; the gradient is shared by what was seen.
 
-use tensor::{AvgPool, Device, Result, grad};
+use tensor::{AvgPool, Result, grad};
 
 use super::max_pool2d::last_two;
 use super::one;
@@ -46,8 +46,7 @@ fn shared_by_ranges(g: &Var, image: [usize; 2]) -> Result<Var> {
     }))
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, shape: &[usize], pool: AvgPool| -> Result<Sample> {
         Ok(sample(name, [d.normal(shape)?], move |v| v[0].avg_pool2d(&pool)?.square()))
     };
@@ -64,8 +63,7 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn adaptive_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn adaptive_samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, shape: &[usize], size| -> Result<Sample> {
         Ok(sample(name, [d.normal(shape)?], move |v| v[0].adaptive_avg_pool2d(size)?.square()))
     };

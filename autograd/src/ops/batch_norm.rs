@@ -3,7 +3,7 @@
 //! mean and variance are given, the last bracket is `g` alone. With a ReLU, `g` counts where `y > 0`.
 
 use tensor::fused::{self, Activation};
-use tensor::{BatchStatistics, CompareOp, Device, Result, Tensor, grad};
+use tensor::{BatchStatistics, CompareOp, Result, Tensor, grad};
 
 use super::normalize::parameter;
 use super::samples::{Draw, Sample, sample};
@@ -157,9 +157,8 @@ fn expressed(
     Ok([x_grad, with_x.reshape(&[c])?, sum.reshape(&[c])?])
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     const EPS: f64 = 1e-2;
-    let d = Draw::new(device);
     let of = |name, shape: &[usize]| -> Result<Sample> {
         let c = &shape[1..2];
         let inputs = [d.normal(shape)?, d.normal(c)?, d.normal(c)?];
@@ -188,9 +187,8 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
 }
 
 /// Positive parts whose bends are far from where differences are taken.
-pub(super) fn relu_samples(device: &Device) -> Result<Vec<Sample>> {
+pub(super) fn relu_samples(d: &Draw) -> Result<Vec<Sample>> {
     const EPS: f64 = 1e-2;
-    let d = Draw::new(device);
     let (mean, var) = (d.normal(&[2])?, d.positive(&[2])?);
     let same = [mean.clone(), var.clone()];
     Ok(vec![
@@ -217,6 +215,8 @@ pub(super) fn relu_samples(device: &Device) -> Result<Vec<Sample>> {
 
 #[cfg(test)]
 mod tests {
+    use tensor::Device;
+
     use super::super::testing::{close, close_values, gradient, leaf, tensor, vector};
     use super::*;
     use crate::{GradOptions, grad};
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn the_expression_gives_what_the_kernel_does() -> Result<()> {
         let device = Device::cpu();
-        for sample in samples(&device)?.into_iter().chain(relu_samples(&device)?) {
+        for sample in samples(&Draw::new(&device))?.into_iter().chain(relu_samples(&Draw::new(&device))?) {
             let leaves: Vec<Var> = sample.inputs.iter().cloned().map(Var::leaf).collect();
             let weights = Var::constant((sample.run)(&leaves)?.value().sin()?);
             let gradients = |create_graph| {

@@ -1,12 +1,11 @@
 //! `loss = max(x, 0) - x t + ln(1 + e^-|x|)`; `x' = g (σ(x) - t)`, `t' = -g x`.
 
-use tensor::{BinaryGradOp, CompareOp, Device, Result, Tensor};
+use tensor::{BinaryGradOp, CompareOp, Result, Tensor};
 
 use super::Reduction;
 use super::binary::{binary_slope, computed, if_needed};
 use super::cross_entropy::not_empty;
-use super::mse_loss::{by_element, same_shape};
-use super::samples::Sample;
+use super::mse_loss::same_shape;
 use crate::{Grads, Save, Var, record};
 
 #[derive::located]
@@ -44,10 +43,6 @@ fn losses(x: &Var, target: &Var) -> Result<Var> {
             if_needed(ctx, 1, || x.mul(g)?.neg())?,
         ]))
     }))
-}
-
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    by_element(device, Var::bce_with_logits)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `cat` and `stack`: values side by side; each gets its part of the gradient.
 
 use smallvec::SmallVec;
-use tensor::{DType, Device, Result, Tensor};
+use tensor::{DType, Result, Tensor};
 
 use super::binary::if_needed;
 use super::position;
@@ -47,8 +47,7 @@ fn tensors<'a>(vars: &[&'a Var]) -> SmallVec<[&'a Tensor; 4]> {
     vars.iter().map(|v| v.value()).collect()
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let constant = Var::constant(d.normal(&[2])?);
     Ok(vec![
         sample("rows", [d.normal(&[2, 3])?, d.normal(&[1, 3])?], |v| Var::cat(&[&v[0], &v[1]], 0)),
@@ -66,8 +65,7 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn stack_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn stack_samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("first", [d.normal(&[2, 3])?, d.normal(&[2, 3])?], |v| Var::stack(&[&v[0], &v[1]], 0)),
         sample("last", [d.normal(&[2, 3])?, d.normal(&[2, 3])?], |v| Var::stack(&[&v[0], &v[1]], -1)),
@@ -80,6 +78,8 @@ pub(super) fn stack_samples(device: &Device) -> Result<Vec<Sample>> {
 
 #[cfg(test)]
 mod tests {
+    use tensor::Device;
+
     use super::super::testing::{close, close_values, gradient, leaf};
     use super::*;
 

@@ -1,6 +1,6 @@
 //! `y = min(max(x, low), high)`; `x' = g` where `low < x < high`, else 0.
 
-use tensor::{CompareOp, Device, Result};
+use tensor::{CompareOp, Result};
 
 use super::samples::{Draw, Sample, sample, unary};
 use super::{one, scalar_like};
@@ -26,9 +26,8 @@ impl Var {
     }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let mut samples = unary(device, Draw::distinct, |x| x.clamp(-0.11, 0.17))?;
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
+    let mut samples = unary(d, Draw::distinct, |x| x.clamp(-0.11, 0.17))?;
     samples.push(sample("below_only", [d.nonzero(&[7])?], |v| v[0].clamp(0.0, f64::INFINITY)?.mul(&v[0])));
     samples
         .push(sample("above_only", [d.nonzero(&[7])?], |v| v[0].clamp(f64::NEG_INFINITY, 0.0)?.mul(&v[0])));

@@ -3,7 +3,7 @@
 //! `Y = W * X + b`: `X' = transposed(W) * G`, `W' = G * X`, `b' = Σ G` over images and places.
 
 use tensor::fused::{self, Activation};
-use tensor::{ConvOptions, Device, Error, Result, Tensor, grad};
+use tensor::{ConvOptions, Error, Result, Tensor, grad};
 
 use super::binary::if_needed;
 use super::crossed::{Crossed, record_crossed};
@@ -169,8 +169,7 @@ fn options(stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups
     ConvOptions { stride, padding, dilation, groups }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, x: &[usize], weight: &[usize], options: ConvOptions| -> Result<Sample> {
         let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&weight[..1])?];
         Ok(sample(name, inputs, move |v| v[0].conv2d(&v[1], Some(&v[2]), &options)))
@@ -210,8 +209,7 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn relu_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn relu_samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, x: &[usize], weight: &[usize], options: ConvOptions| -> Result<Sample> {
         let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&weight[..1])?];
         Ok(sample(name, inputs, move |v| conv2d(&v[0], &v[1], Some(&v[2]), &options, Activation::Relu)))
@@ -229,8 +227,7 @@ pub(super) fn relu_samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn transpose_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn transpose_samples(d: &Draw) -> Result<Vec<Sample>> {
     let of =
         |name, x: &[usize], weight: &[usize], out: usize, extra, options: ConvOptions| -> Result<Sample> {
             let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&[out])?];
@@ -250,8 +247,7 @@ pub(super) fn transpose_samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn transpose_relu_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn transpose_relu_samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, x: &[usize], weight: &[usize], extra, options: ConvOptions| -> Result<Sample> {
         let out = weight[1] * options.groups;
         let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&[out])?];

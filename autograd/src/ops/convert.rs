@@ -1,9 +1,10 @@
 //! `contiguous`, `to_dtype`, `to_device`: the same numbers in another form; the gradient takes the old form.
 
-use tensor::{DType, Device, Result, Tensor};
+use tensor::{DType, Device, Result};
 
 use super::one;
 use super::samples::{Draw, Sample, sample};
+use crate::autocast::record_conversion;
 use crate::{Var, record};
 
 #[derive::located]
@@ -45,14 +46,7 @@ impl Var {
     }
 }
 
-/// Records `value`, the elements of `x` in another type.
-pub(crate) fn record_conversion(x: &Var, value: Tensor) -> Var {
-    let from = x.dtype();
-    record("to_dtype", &[x], &[], value, move |_, g| Ok(one(g.to_dtype(from)?)))
-}
-
-pub(super) fn contiguous_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn contiguous_samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("already", [d.normal(&[2, 3])?], |v| v[0].contiguous()),
         sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], |v| v[0].contiguous()?.mul(&v[0])),

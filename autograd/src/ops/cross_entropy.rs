@@ -1,6 +1,6 @@
 //! `loss = -log_softmax(x)[label]` of each row; `x' = g (softmax(x) - one_hot(label))`.
 
-use tensor::{CompareOp, Device, Error, Result, Tensor, grad};
+use tensor::{CompareOp, Error, Result, Tensor, grad};
 
 use super::binary::if_needed;
 use super::binary::widened;
@@ -217,11 +217,7 @@ pub(super) fn cross_entropy_grad(logits: &Var, log_sums: &Tensor, labels: &Tenso
 }
 
 /// The samples of a loss by label.
-pub(super) fn by_label(
-    device: &Device,
-    f: fn(&Var, &Tensor, Reduction) -> Result<Var>,
-) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn by_label(d: &Draw, f: fn(&Var, &Tensor, Reduction) -> Result<Var>) -> Result<Vec<Sample>> {
     let of = |name, shape: &[usize], labels: &[i64], labels_shape: &[usize], reduction| -> Result<Sample> {
         let labels = d.indices(labels, labels_shape)?;
         Ok(sample(name, [d.normal(shape)?], move |v| f(&v[0], &labels, reduction)))
@@ -242,12 +238,7 @@ pub(super) fn by_label(
     ])
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    by_label(device, Var::cross_entropy)
-}
-
-pub(super) fn option_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn option_samples(d: &Draw) -> Result<Vec<Sample>> {
     let weight = d.positive(&[4])?;
     let labels = d.indices(&[2, -1, 3, 0, -1], &[5])?;
     let of = |name, weight: Option<&Tensor>, label_smoothing, reduction| -> Result<Sample> {

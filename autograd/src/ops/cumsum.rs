@@ -1,6 +1,6 @@
 //! `y[i] = x[0] + .. + x[i]` along an axis; `x'[i] = g[i] + .. + g[n - 1]`.
 
-use tensor::{Device, Result};
+use tensor::Result;
 
 use super::one;
 use super::samples::{Draw, Sample, sample};
@@ -26,8 +26,7 @@ fn from_end(x: &Var, axis: isize) -> Result<Var> {
     Ok(record("cumsum_from_end", &[x], &[], value, move |_, g| Ok(one(g.cumsum(axis)?))))
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let along = |name, shape: &[usize], axis| -> Result<Sample> {
         Ok(sample(name, [d.normal(shape)?], move |v| v[0].cumsum(axis)))
     };

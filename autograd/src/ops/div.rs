@@ -1,10 +1,9 @@
 //! `y = a / b`; `a' = g / b`, `b' = -g a / b²`.
 
-use tensor::{BinaryGradOp, Device, Result};
+use tensor::{BinaryGradOp, Result};
 
 use super::binary::{binary_slope, if_needed, promoted, record_binary};
 use super::one;
-use super::samples::{Draw, Sample, binary, unary};
 use crate::{Save, Var, record};
 
 #[derive::located]
@@ -37,14 +36,6 @@ impl Var {
         let value = self.value().div_scalar(c)?;
         Ok(record("div_scalar", &[self], &[], value, move |_, g| Ok(one(g.div_scalar(c)?))))
     }
-}
-
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    binary(device, Draw::normal, Draw::nonzero, |a, b| a.div(b))
-}
-
-pub(super) fn scalar_samples(device: &Device) -> Result<Vec<Sample>> {
-    unary(device, Draw::normal, |x| x.div_scalar(-1.5))
 }
 
 #[cfg(test)]

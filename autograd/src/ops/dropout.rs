@@ -1,6 +1,6 @@
 //! `y = x m / (1 - p)` with a mask `m` of zeros and ones drawn from a key; `x' = g m / (1 - p)`.
 
-use tensor::{Device, RandomKey, Result, next_key};
+use tensor::{RandomKey, Result, next_key};
 
 use super::one;
 use super::samples::{Draw, Sample, sample};
@@ -20,8 +20,7 @@ impl Var {
     }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let with = |name, shape: &[usize], p, op| -> Result<Sample> {
         let key = RandomKey { seed: 7, op };
         Ok(sample(name, [d.normal(shape)?], move |v| v[0].dropout(p, key)?.mul(&v[0])))

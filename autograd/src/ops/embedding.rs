@@ -1,7 +1,7 @@
 //! `embedding`: rows of a table by number; the gradient is added back there, in the order of the indices.
 
 use smallvec::SmallVec;
-use tensor::{CompareOp, Device, Error, Result, Tensor, grad};
+use tensor::{CompareOp, Error, Result, Tensor, grad};
 
 use super::samples::{Draw, Sample, sample};
 use super::{Dims, one};
@@ -73,8 +73,7 @@ pub(super) fn padding_row(index: isize, rows: usize) -> Result<usize> {
     }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, indices: &[i64], shape: &[usize]| -> Result<Sample> {
         let indices = d.indices(indices, shape)?;
         Ok(sample(name, [d.normal(&[4, 3])?], move |v| v[0].embedding(&indices, None)?.square()))

@@ -2,7 +2,7 @@
 //! and 1 for a sum; `t'[r] = Σ w[j] / m[i] g[i]` over the places with index `r`, `w'[j] = <g[i], t[index j]>`.
 
 use smallvec::SmallVec;
-use tensor::{Bags, Device, Error, Result, Tensor, grad};
+use tensor::{Bags, Error, Result, Tensor, grad};
 
 use super::binary::if_needed;
 use super::embedding::{padding_row, table};
@@ -185,8 +185,7 @@ fn weights_grad(g: &Var, table: &Var, form: &Form) -> Result<Var> {
     }))
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let rows = d.indices(&[0, 2, 2, 1, 3, 0], &[2, 3])?;
     let flat = rows.reshape(&[6])?;
     // The second bag is empty.
@@ -225,6 +224,8 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
 
 #[cfg(test)]
 mod tests {
+    use tensor::Device;
+
     use super::super::testing::{close, close_values, gradient, leaf, tensor};
     use super::*;
     use tensor::ErrorKind;

@@ -1,7 +1,7 @@
 //! `expand`: repeats along axes; the gradient is summed back over them.
 
 use smallvec::SmallVec;
-use tensor::{Device, Result};
+use tensor::Result;
 
 use super::samples::{Draw, Sample, sample};
 use super::{Dims, one};
@@ -24,8 +24,7 @@ impl Var {
     }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("rows", [d.normal(&[3])?], |v| v[0].expand(&[2, 3])),
         sample("columns", [d.normal(&[2, 1])?], |v| v[0].expand(&[2, 3])),

@@ -1,30 +1,28 @@
 //! Functions of one element whose gradient is one kernel: `x' = g f'`, with `f'` of what the function saves.
 
-use tensor::{Result, Saves, Tensor, UnaryOp, grad};
+use tensor::{Result, Saves, UnaryOp, grad};
 
 use super::binary::if_needed;
 use super::one;
 use crate::{Grads, Save, Var, record};
 
-/// Records `value = f(x)`. `bend` is the derivative of `f'` for what it is a function of, `None` where `f'` is flat.
+/// `f(x)`. `bend` is the derivative of `f'` for what it is a function of, [`STRAIGHT`] where `f'` is flat.
 #[inline]
-pub(super) fn function<B>(x: &Var, f: UnaryOp, value: Tensor, bend: Option<B>) -> Result<Var>
+pub(super) fn function<B>(x: &Var, f: UnaryOp, bend: Option<B>) -> Result<Var>
 where
     B: Fn(&Var) -> Result<Var> + Copy + Send + Sync + 'static,
 {
+    let value = x.value().unary(f)?;
     let saved = if f.saves() == Some(Saves::Result) { Save::Output } else { Save::Input(0) };
     Ok(record(f.name(), &[x], &[saved], value, move |ctx, g| Ok(one(slope(&ctx.saved(0), f, bend, g)?))))
 }
 
-/// Records `value = f(x)` for a function that is flat or straight wherever it has a gradient.
-#[inline]
-pub(super) fn straight(x: &Var, f: UnaryOp, value: Tensor) -> Result<Var> {
-    function(x, f, value, None::<fn(&Var) -> Result<Var>>)
-}
+/// Of a function that is flat or straight wherever it has a gradient.
+pub(super) const STRAIGHT: Option<fn(&Var) -> Result<Var>> = None;
 
-/// The gradient of [`straight`] of `f`, for that of its value.
+/// The gradient of a [straight](STRAIGHT) function, for that of its value.
 pub(super) fn straight_slope(saved: &Var, f: UnaryOp, g: &Var) -> Result<Var> {
-    slope(saved, f, None::<fn(&Var) -> Result<Var>>, g)
+    slope(saved, f, STRAIGHT, g)
 }
 
 /// `g f'(saved)` in one kernel; `saved' = h g f''` and `g' = h f'` for its own gradient `h`.

@@ -1,7 +1,7 @@
 //! `gather`: one element of an axis for each index; the gradient is added back there. `scatter_add` adds to them.
 
 use smallvec::SmallVec;
-use tensor::{Device, Result, Tensor, grad};
+use tensor::{Result, Tensor, grad};
 
 use super::binary::{if_needed, promoted};
 use super::samples::{Draw, Sample, sample};
@@ -66,8 +66,7 @@ fn pad_to(mut g: Var, shape: &[usize]) -> Result<Var> {
     g.reshape(shape)
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let along = |name, shape: &[usize], axis, indices: &[i64], indices_shape: &[usize]| -> Result<Sample> {
         let indices = d.indices(indices, indices_shape)?;
         Ok(sample(name, [d.normal(shape)?], move |v| v[0].gather(axis, &indices)?.square()))
@@ -86,8 +85,7 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn scatter_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn scatter_samples(d: &Draw) -> Result<Vec<Sample>> {
     let to = |name, shape: &[usize], axis, indices: &[i64], indices_shape: &[usize], src: &[usize]| {
         let indices = d.indices(indices, indices_shape)?;
         Ok(sample(name, [d.normal(shape)?, d.normal(src)?], move |v| {

@@ -3,10 +3,9 @@
 
 use std::f64::consts::{FRAC_2_PI, PI};
 
-use tensor::{Device, Gelu, Result, UnaryOp};
+use tensor::{Gelu, Result, UnaryOp};
 
 use super::function::function;
-use super::samples::{Draw, Sample, unary};
 use crate::Var;
 
 const CUBIC: f64 = 0.044_715;
@@ -19,8 +18,8 @@ impl Var {
     /// As for [`Tensor::gelu`](tensor::Tensor::gelu).
     pub fn gelu(&self, kind: Gelu) -> Result<Var> {
         match kind {
-            Gelu::Erf => function(self, UnaryOp::GeluErf, self.value().gelu_erf()?, Some(erf_curvature)),
-            Gelu::Tanh => function(self, UnaryOp::GeluTanh, self.value().gelu_tanh()?, Some(tanh_curvature)),
+            Gelu::Erf => function(self, UnaryOp::GeluErf, Some(erf_curvature)),
+            Gelu::Tanh => function(self, UnaryOp::GeluTanh, Some(tanh_curvature)),
         }
     }
 }
@@ -41,14 +40,6 @@ fn tanh_curvature(x: &Var) -> Result<Var> {
     let bend = x.mul_scalar(3.0 * CUBIC * scale)?.sub(&t.mul(&slope.square()?)?)?;
     let flatness = t.square()?.neg()?.add_scalar(1.0)?;
     flatness.mul(&slope.add(&x.mul(&bend)?)?)
-}
-
-pub(super) fn erf_samples(device: &Device) -> Result<Vec<Sample>> {
-    unary(device, Draw::normal, |x| x.gelu(Gelu::Erf))
-}
-
-pub(super) fn tanh_samples(device: &Device) -> Result<Vec<Sample>> {
-    unary(device, Draw::normal, |x| x.gelu(Gelu::Tanh))
 }
 
 #[cfg(test)]

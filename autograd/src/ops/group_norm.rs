@@ -1,6 +1,6 @@
 //! `group_norm`: groups of channels with mean 0 and variance 1, times a weight, plus a bias for each channel.
 
-use tensor::{Device, Norm, Result};
+use tensor::{Norm, Result};
 
 use super::normalize::normalize;
 use super::samples::{Draw, Sample, sample};
@@ -27,8 +27,7 @@ impl Var {
     }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, shape: &[usize], groups: usize| -> Result<Sample> {
         let inputs = [d.normal(shape)?, d.normal(&[shape[1]])?, d.normal(&[shape[1]])?];
         Ok(sample(name, inputs, move |v| v[0].group_norm(groups, Some(&v[1]), Some(&v[2]), 1e-5)))

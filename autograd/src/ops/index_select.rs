@@ -1,6 +1,6 @@
 //! `index_select`: places of an axis by number; the gradient is added back there. `index_add` adds to places.
 
-use tensor::{Device, Result, Tensor, grad};
+use tensor::{Result, Tensor, grad};
 
 use super::binary::{if_needed, promoted};
 use super::samples::{Draw, Sample, sample};
@@ -49,8 +49,7 @@ fn index_select_grad(g: &Var, axis: isize, indices: &Tensor, size: usize) -> Res
     }))
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let along = |name, shape: &[usize], axis, indices: &[i64]| -> Result<Sample> {
         let indices = d.indices(indices, &[indices.len()])?;
         Ok(sample(name, [d.normal(shape)?], move |v| v[0].index_select(axis, &indices)))
@@ -68,8 +67,7 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn add_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn add_samples(d: &Draw) -> Result<Vec<Sample>> {
     let rows = d.indices(&[2, 0, 2], &[3])?;
     let columns = d.indices(&[1], &[1])?;
     let inner = rows.clone();

@@ -1,13 +1,13 @@
 //! `loss = |x - target|`, and the same rounded off near 0: `d² / 2β` where `d = |x - target|` is below `β`, `d - β / 2`
 //! elsewhere.
 
-use tensor::{Device, Error, Result};
+use tensor::{Error, Result};
 
 use super::Reduction;
 use super::binary::computed;
 use super::cross_entropy::not_empty;
 use super::mse_loss::{by_element, same_shape};
-use super::samples::Sample;
+use super::samples::{Draw, Sample};
 use crate::Var;
 
 #[derive::located]
@@ -52,13 +52,9 @@ impl Var {
     }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let shifted = |x: &Var, target: &Var, reduction| x.mul_scalar(3.0)?.l1_loss(target, reduction);
-    by_element(device, shifted)
-}
-
-pub(super) fn smooth_samples(device: &Device) -> Result<Vec<Sample>> {
-    by_element(device, |x, target, reduction| x.smooth_l1_loss(target, 0.613, reduction))
+    by_element(d, shifted)
 }
 
 #[cfg(test)]

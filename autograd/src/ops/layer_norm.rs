@@ -1,6 +1,6 @@
 //! `layer_norm`: rows over the last axes with mean 0 and variance 1, times a weight, plus a bias.
 
-use tensor::{Device, Norm, Result};
+use tensor::{Norm, Result};
 
 use super::normalize::normalize;
 use super::samples::{Draw, Sample, sample};
@@ -27,8 +27,7 @@ impl Var {
     }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, shape: &[usize], normalized: &'static [usize]| -> Result<Sample> {
         let inputs = [d.normal(shape)?, d.normal(normalized)?, d.normal(normalized)?];
         Ok(sample(name, inputs, |v| v[0].layer_norm(normalized, Some(&v[1]), Some(&v[2]), 1e-5)))

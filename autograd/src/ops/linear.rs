@@ -1,8 +1,8 @@
 //! `Y = X Wᵀ + b`; `X' = G W`, `W' = Gᵀ X`, `b' = Σ G` over the rows. With a ReLU, `G` counts where the result is positive.
 
 use smallvec::SmallVec;
+use tensor::Result;
 use tensor::fused::{self, Activation};
-use tensor::{Device, Result};
 
 use super::Dims;
 use super::binary::if_needed;
@@ -60,8 +60,7 @@ fn sizes(x: &[usize], result: &[usize]) -> (usize, usize, usize) {
     (rows, x.last().copied().unwrap_or(1), result.last().copied().unwrap_or(1))
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let with_bias = |name, x: &[usize], out: usize| -> Result<Sample> {
         let inputs = x.last().copied().unwrap_or(1);
         let inputs = [d.normal(x)?, d.normal(&[out, inputs])?, d.normal(&[out])?];
@@ -104,8 +103,7 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn relu_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn relu_samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("rows", [d.normal(&[2, 3])?, d.normal(&[4, 3])?, d.normal(&[4])?], |v| {
             linear(&v[0], &v[1], Some(&v[2]), Activation::Relu)

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use smallvec::SmallVec;
-use tensor::{Device, Error, Result, Tensor};
+use tensor::{Error, Result, Tensor};
 
 use super::Reduction;
 use super::cross_entropy::{cross_entropy_grad, not_empty};
@@ -141,8 +141,7 @@ fn add(sum: &mut Option<Var>, part: Var, is_recorded: bool) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, rows: &[usize], labels: &[i64], chunk, reduction| -> Result<Sample> {
         let labels = d.indices(labels, rows)?;
         let x = [rows, &[2]].concat();
@@ -164,7 +163,7 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
 
 #[cfg(test)]
 mod tests {
-    use device::CpuConfig;
+    use device::{CpuConfig, Device};
     use tensor::{DType, RandomKey};
 
     use super::super::testing::tensor;

@@ -1,10 +1,8 @@
 //! `y = ln Σ e^x` over axes; `x' = g e^(x - y)`.
 
-use tensor::{Device, Result};
+use tensor::Result;
 
 use super::binary::widened;
-use super::samples::{Draw, Sample};
-use super::sum::reductions;
 use super::{kept_shape, one};
 use crate::{Save, Var, record};
 
@@ -27,10 +25,6 @@ impl Var {
             Ok(one(share.mul(&g.reshape(&kept)?)?))
         }))
     }
-}
-
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    reductions(device, Draw::normal, Var::logsumexp)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `Y = A B`; `A' = G Bᵀ`, `B' = Aᵀ G`, summed over the axes along which a stack was broadcast.
 
 use smallvec::SmallVec;
-use tensor::{Device, Result};
+use tensor::Result;
 
 use super::Dims;
 use super::binary::if_needed;
@@ -89,8 +89,7 @@ impl Shapes {
     }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, lhs: &[usize], rhs: &[usize]| -> Result<Sample> {
         Ok(sample(name, [d.normal(lhs)?, d.normal(rhs)?], |v| v[0].matmul(&v[1])))
     };

@@ -1,9 +1,8 @@
 //! `y = max x` or `min x` over axes; the gradient goes to the extreme elements.
 
-use tensor::{Device, Result, Tensor};
+use tensor::{Result, Tensor};
 
 use super::samples::{Draw, Sample, sample};
-use super::sum::reductions;
 use super::{kept_shape, one};
 use crate::{Save, Var, Vjp, record};
 
@@ -80,16 +79,7 @@ fn shares(ctx: &Vjp<'_>, kept: &[usize]) -> Result<Var> {
     Ok(Var::constant(extreme.div(&count)?))
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    reductions(device, Draw::distinct, Var::max)
-}
-
-pub(super) fn min_samples(device: &Device) -> Result<Vec<Sample>> {
-    reductions(device, Draw::distinct, Var::min)
-}
-
-pub(super) fn indices_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn indices_samples(d: &Draw) -> Result<Vec<Sample>> {
     let along = |name, shape: &[usize], axis, keepdim| -> Result<Sample> {
         Ok(sample(name, [d.distinct(shape)?], move |v| Ok(v[0].max_with_indices(axis, keepdim)?.0)))
     };

@@ -1,6 +1,6 @@
 //! `y` = the largest element at each place of a window; the gradient goes to the first of the largest.
 
-use tensor::{Device, MaxPool, Result, Tensor, grad};
+use tensor::{MaxPool, Result, Tensor, grad};
 
 use super::one;
 use super::samples::{Draw, Sample, sample};
@@ -46,8 +46,7 @@ fn picked(x: &Var, index: &Tensor, pool: MaxPool) -> Result<Var> {
     }))
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, shape: &[usize], pool: MaxPool| -> Result<Sample> {
         Ok(sample(name, [d.distinct(shape)?], move |v| v[0].max_pool2d(&pool)?.square()))
     };

@@ -1,6 +1,6 @@
 //! `y = max(a, b)` or `min(a, b)`; the gradient goes to the chosen operand, half to each where they are equal.
 
-use tensor::{Device, Result, Tensor};
+use tensor::{Result, Tensor};
 
 use super::binary::{if_needed, promoted, record_binary};
 use super::samples::{Draw, Sample, binary};
@@ -63,12 +63,12 @@ fn beside(draw: &Draw, shape: &[usize]) -> Result<Tensor> {
     draw.distinct(shape)?.neg()?.add_scalar(0.05)
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    binary(device, Draw::distinct, beside, Var::maximum)
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
+    binary(d, Draw::distinct, beside, Var::maximum)
 }
 
-pub(super) fn minimum_samples(device: &Device) -> Result<Vec<Sample>> {
-    binary(device, Draw::distinct, beside, Var::minimum)
+pub(super) fn minimum_samples(d: &Draw) -> Result<Vec<Sample>> {
+    binary(d, Draw::distinct, beside, Var::minimum)
 }
 
 #[cfg(test)]

@@ -1,10 +1,8 @@
 //! `y = Σ x / n` over axes; the gradient repeats `g / n` along them.
 
 use smallvec::SmallVec;
-use tensor::{Device, Result};
+use tensor::Result;
 
-use super::samples::{Draw, Sample};
-use super::sum::reductions;
 use super::{Dims, kept_shape, one, reduced_elements, spread};
 use crate::{Var, record};
 
@@ -31,10 +29,6 @@ impl Var {
     pub fn mean_all(&self) -> Result<Var> {
         self.mean(&[], false)
     }
-}
-
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    reductions(device, Draw::normal, Var::mean)
 }
 
 #[cfg(test)]

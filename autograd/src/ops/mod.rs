@@ -9,8 +9,19 @@
 //!
 //! [`record`]: crate::record
 
+/// Where an autocast changes the type in which an op runs, by the list of ops, returns the op of operands in that type.
+macro_rules! autocast {
+    ($op:expr, [$($operand:expr),+], |$($name:ident),+| $body:expr) => {
+        if let Some(cast) = $crate::autocast::Cast::of(const { $crate::ops::autocast_of($op) }) {
+            return cast.run(|cast| {
+                $(let $name = $crate::autocast::Operand::cast($operand, cast)?;)+
+                $body
+            });
+        }
+    };
+}
+
 mod abs;
-mod activations;
 mod add;
 mod attention;
 mod avg_pool2d;
@@ -28,9 +39,9 @@ mod div;
 mod dropout;
 mod embedding;
 mod embedding_bag;
-mod exp;
 mod expand;
 mod function;
+mod functions;
 mod gather;
 mod gelu;
 mod group_norm;
@@ -39,7 +50,6 @@ mod l1_loss;
 mod layer_norm;
 mod linear;
 mod linear_cross_entropy;
-mod log;
 mod logsumexp;
 mod matmul;
 mod max;
@@ -56,31 +66,23 @@ mod operators;
 mod pad;
 mod permute;
 mod pow;
-mod reciprocal;
 mod reduction;
-mod relu;
 mod reshape;
 mod rms_norm;
 mod rotary_embedding;
 mod samples;
-mod sigmoid;
-mod silu;
 mod softmax;
-mod sqrt;
-mod square;
 mod sub;
 mod sum;
-mod tanh;
 #[cfg(test)]
 mod testing;
 mod triangle;
-mod trigonometry;
 mod upsample;
 mod variance;
 mod where_cond;
 
 use smallvec::SmallVec;
-use tensor::{Device, Result, Tensor};
+use tensor::{Device, Gelu, Result, Tensor};
 
 /// Ops with their activation in the same command, for layers.
 #[doc(hidden)]
@@ -92,16 +94,17 @@ pub mod fused {
     pub use super::linear::linear;
 }
 
+pub use crate::autocast::Autocast;
 pub use attention::AttentionOptions;
-pub(crate) use convert::record_conversion;
 pub use cross_entropy::CrossEntropy;
 pub use embedding_bag::{BagMode, BagOptions};
 pub use pad::PadMode;
 pub use reduction::Reduction;
 pub use rotary_embedding::{RotaryPairs, rotary_angles};
+use samples::{Draw, binary, unary};
 pub use samples::{Run, Sample};
 
-use crate::{Grads, Var};
+use crate::{Var, one};
 
 /// A differentiable op with the inputs to check it at.
 #[derive(Clone, Copy)]
@@ -112,8 +115,17 @@ pub struct OpEntry {
     pub autocast: Autocast,
     /// Whether its gradient can be differentiated again.
     pub twice_differentiable: bool,
+    samples: fn(&Draw) -> Result<Vec<Sample>>,
+}
+
+impl OpEntry {
     /// Draws the samples on a device, the same numbers on every device.
-    pub samples: fn(&Device) -> Result<Vec<Sample>>,
+    ///
+    /// # Errors
+    /// Those of the ops that draw.
+    pub fn samples(&self, device: &Device) -> Result<Vec<Sample>> {
+        (self.samples)(&Draw::new(device))
+    }
 }
 
 impl std::fmt::Debug for OpEntry {
@@ -126,20 +138,9 @@ impl std::fmt::Debug for OpEntry {
     }
 }
 
-/// The type in which an op runs under an [`autocast`](crate::autocast()), by PyTorch's lists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Autocast {
-    /// The type of the autocast: matrix products, convolutions and attention.
-    Half,
-    /// F32: sums, norms, losses, and functions that overflow.
-    F32,
-    /// The type of its operands; several types promote.
-    Operands,
-}
-
 use Autocast::{F32, Half, Operands};
 
-const fn op(name: &'static str, autocast: Autocast, samples: fn(&Device) -> Result<Vec<Sample>>) -> OpEntry {
+const fn op(name: &'static str, autocast: Autocast, samples: fn(&Draw) -> Result<Vec<Sample>>) -> OpEntry {
     OpEntry { name, autocast, twice_differentiable: true, samples }
 }
 
@@ -167,7 +168,7 @@ const fn is_same(a: &[u8], b: &[u8]) -> bool {
 /// cannot be taken.
 pub static ALL: &[OpEntry] = LIST;
 
-const LIST: &[OpEntry] = &joined::<{ OPS.len() + activations::OPS.len() }>(OPS, activations::OPS);
+const LIST: &[OpEntry] = &joined::<{ OPS.len() + functions::OPS.len() }>(OPS, functions::OPS);
 
 const fn joined<const N: usize>(first: &[OpEntry], second: &[OpEntry]) -> [OpEntry; N] {
     let mut all = [first[0]; N];
@@ -181,15 +182,15 @@ const fn joined<const N: usize>(first: &[OpEntry], second: &[OpEntry]) -> [OpEnt
 
 /// The ops with a file of their own.
 const OPS: &[OpEntry] = &[
-    op("abs", Operands, abs::samples),
+    op("abs", Operands, |d| unary(d, Draw::nonzero, Var::abs)),
     op("adaptive_avg_pool2d", Operands, avg_pool2d::adaptive_samples),
-    op("add", Operands, add::samples),
-    op("add_scalar", Operands, add::scalar_samples),
+    op("add", Operands, |d| binary(d, Draw::normal, Draw::normal, Var::add)),
+    op("add_scalar", Operands, |d| unary(d, Draw::normal, |x| x.add_scalar(-1.5))),
     op("attention", Half, attention::samples),
     op("avg_pool2d", Operands, avg_pool2d::samples),
     op("batch_norm", Operands, batch_norm::samples),
     op("batch_norm_relu", Operands, batch_norm::relu_samples),
-    op("bce_with_logits", F32, bce_with_logits::samples),
+    op("bce_with_logits", F32, |d| mse_loss::by_element(d, Var::bce_with_logits)),
     op("cat", Operands, cat::samples),
     op("clamp", Operands, clamp::samples),
     op("contiguous", Operands, convert::contiguous_samples),
@@ -197,77 +198,69 @@ const OPS: &[OpEntry] = &[
     op("conv2d_relu", Half, conv2d::relu_samples),
     op("conv_transpose2d", Half, conv2d::transpose_samples),
     op("conv_transpose2d_relu", Half, conv2d::transpose_relu_samples),
-    op("cos", Operands, trigonometry::cos_samples),
-    op("cross_entropy", F32, cross_entropy::samples),
+    op("cross_entropy", F32, |d| cross_entropy::by_label(d, Var::cross_entropy)),
     op("cross_entropy_with", F32, cross_entropy::option_samples),
     op("linear_cross_entropy", Half, linear_cross_entropy::samples),
     op("cumsum", F32, cumsum::samples),
-    op("div", Operands, div::samples),
-    op("div_scalar", Operands, div::scalar_samples),
+    op("div", Operands, |d| binary(d, Draw::normal, Draw::nonzero, |a, b| a.div(b))),
+    op("div_scalar", Operands, |d| unary(d, Draw::normal, |x| x.div_scalar(-1.5))),
     op("dropout", Operands, dropout::samples),
     op("embedding", Operands, embedding::samples),
     op("embedding_bag", Operands, embedding_bag::samples),
-    op("exp", F32, exp::samples),
     op("expand", Operands, expand::samples),
     op("flatten", Operands, reshape::flatten_samples),
     op("gather", Operands, gather::samples),
-    op("gelu", Operands, gelu::erf_samples),
-    op("gelu_tanh", Operands, gelu::tanh_samples),
+    op("gelu", Operands, |d| unary(d, Draw::normal, |x| x.gelu(Gelu::Erf))),
+    op("gelu_tanh", Operands, |d| unary(d, Draw::normal, |x| x.gelu(Gelu::Tanh))),
     op("group_norm", F32, group_norm::samples),
     op("index_add", Operands, index_select::add_samples),
     op("index_select", Operands, index_select::samples),
     op("l1_loss", F32, l1_loss::samples),
     op("layer_norm", F32, layer_norm::samples),
+    op("leaky_relu", Operands, |d| unary(d, Draw::nonzero, |x| x.leaky_relu(0.1))),
     op("linear", Half, linear::samples),
     op("linear_relu", Half, linear::relu_samples),
-    op("log", F32, log::samples),
-    op("log_softmax", F32, softmax::log_samples),
-    op("logsumexp", F32, logsumexp::samples),
+    op("log_softmax", F32, |d| softmax::along_axes(d, Var::log_softmax)),
+    op("logsumexp", F32, |d| sum::reductions(d, Draw::normal, Var::logsumexp)),
+    op("masked_fill", Operands, where_cond::masked_fill_samples),
     op("matmul", Half, matmul::samples),
-    op("max", Operands, max::samples),
+    op("max", Operands, |d| sum::reductions(d, Draw::distinct, Var::max)),
     op("max_pool2d", Operands, max_pool2d::samples),
     op("max_with_indices", Operands, max::indices_samples),
     op("maximum", Operands, maximum::samples),
-    op("mean", Operands, mean::samples),
-    op("min", Operands, max::min_samples),
+    op("mean", Operands, |d| sum::reductions(d, Draw::normal, Var::mean)),
+    op("min", Operands, |d| sum::reductions(d, Draw::distinct, Var::min)),
     op("minimum", Operands, maximum::minimum_samples),
-    op("mse_loss", F32, mse_loss::samples),
-    op("mul", Operands, mul::samples),
-    op("mul_scalar", Operands, mul::scalar_samples),
+    op("mse_loss", F32, |d| mse_loss::by_element(d, Var::mse_loss)),
+    op("mul", Operands, |d| binary(d, Draw::normal, Draw::normal, Var::mul)),
+    op("mul_scalar", Operands, |d| unary(d, Draw::normal, |x| x.mul_scalar(-1.5))),
     op("narrow", Operands, narrow::samples),
-    op("neg", Operands, neg::samples),
-    op("nll_loss", F32, nll_loss::samples),
+    op("neg", Operands, |d| unary(d, Draw::normal, Var::neg)),
+    op("nll_loss", F32, |d| cross_entropy::by_label(d, Var::nll_loss)),
     op("pad", Operands, pad::samples),
     op("permute", Operands, permute::samples),
-    op("pow", F32, pow::samples),
+    op("pow", F32, |d| binary(d, Draw::positive, Draw::normal, Var::pow)),
     op("pow_scalar", F32, pow::scalar_samples),
-    op("reciprocal", F32, reciprocal::samples),
-    op("relu", Operands, relu::samples),
     op("reshape", Operands, reshape::samples),
     op("rms_norm", F32, rms_norm::samples),
     op("rotary_embedding", Operands, rotary_embedding::samples),
-    op("rsqrt", F32, sqrt::rsqrt_samples),
     op("scatter_add", Operands, gather::scatter_samples),
     op("select", Operands, narrow::select_samples),
     op("self_attention", Half, attention::packed_samples),
-    op("sigmoid", Operands, sigmoid::samples),
-    op("silu", Operands, silu::samples),
-    op("sin", Operands, trigonometry::sin_samples),
-    op("smooth_l1_loss", F32, l1_loss::smooth_samples),
-    op("softmax", F32, softmax::samples),
+    op("smooth_l1_loss", F32, |d| {
+        mse_loss::by_element(d, |x, target, reduction| x.smooth_l1_loss(target, 0.613, reduction))
+    }),
+    op("softmax", F32, |d| softmax::along_axes(d, Var::softmax)),
     op("split", Operands, narrow::split_samples),
-    op("sqrt", Operands, sqrt::samples),
-    op("square", F32, square::samples),
     op("squeeze", Operands, reshape::squeeze_samples),
     op("stack", Operands, cat::stack_samples),
     op("std", Operands, variance::std_samples),
-    op("sub", Operands, sub::samples),
-    op("sum", F32, sum::samples),
+    op("sub", Operands, |d| binary(d, Draw::normal, Draw::normal, Var::sub)),
+    op("sum", F32, |d| sum::reductions(d, Draw::normal, Var::sum)),
     op("sum_to", Operands, sum::to_samples),
-    op("tanh", Operands, tanh::samples),
     op("transpose", Operands, permute::transpose_samples),
-    op("tril", Operands, triangle::tril_samples),
-    op("triu", Operands, triangle::triu_samples),
+    op("tril", Operands, |d| triangle::both(d, Var::tril)),
+    op("triu", Operands, |d| triangle::both(d, Var::triu)),
     op("unbind", Operands, narrow::unbind_samples),
     op("unsqueeze", Operands, reshape::unsqueeze_samples),
     op("upsample", F32, upsample::samples),
@@ -277,14 +270,6 @@ const OPS: &[OpEntry] = &[
 
 /// A shape that an op keeps for its gradient.
 type Dims = SmallVec<[usize; 4]>;
-
-/// The gradient of an op's only input.
-#[inline]
-fn one(gradient: Var) -> Grads {
-    let mut grads = Grads::new();
-    grads.push(Some(gradient));
-    grads
-}
 
 /// A constant of rank 0 with the type and device of `like`.
 fn scalar_like(like: &Tensor, value: f64) -> Result<Var> {

@@ -1,6 +1,6 @@
 //! `loss = (x - target)²`; `x' = 2 g (x - target)`.
 
-use tensor::{Device, Error, Result};
+use tensor::{Error, Result};
 
 use super::Reduction;
 use super::binary::computed;
@@ -34,11 +34,7 @@ pub(super) fn same_shape(op: &'static str, x: &Var, target: &Var) -> Result<()> 
 }
 
 /// The samples of a loss by element; the targets are between 0.1 and 0.8.
-pub(super) fn by_element(
-    device: &Device,
-    f: fn(&Var, &Var, Reduction) -> Result<Var>,
-) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn by_element(d: &Draw, f: fn(&Var, &Var, Reduction) -> Result<Var>) -> Result<Vec<Sample>> {
     let target = |shape: &[usize]| d.positive(shape)?.mul_scalar(0.4)?.add_scalar(-0.1);
     let of = |name, shape: &[usize], reduction| -> Result<Sample> {
         Ok(sample(name, [d.nonzero(shape)?, target(shape)?], move |v| f(&v[0], &v[1], reduction)))
@@ -56,10 +52,6 @@ pub(super) fn by_element(
         }),
         sample("constant_target", [d.nonzero(&[2, 3])?], move |v| f(&v[0], &fixed, Reduction::Mean)),
     ])
-}
-
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    by_element(device, Var::mse_loss)
 }
 
 #[cfg(test)]

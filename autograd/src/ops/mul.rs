@@ -1,11 +1,10 @@
 //! `y = a b`; `a' = g b`, `b' = g a`.
 
-use tensor::{Device, Result};
+use tensor::Result;
 
 use super::binary::{if_needed, promoted, record_binary};
 use super::crossed::Crossed;
 use super::one;
-use super::samples::{Draw, Sample, binary, unary};
 use crate::{Var, record};
 
 #[derive::located]
@@ -36,14 +35,6 @@ impl Var {
         let value = self.value().mul_scalar(c)?;
         Ok(record("mul_scalar", &[self], &[], value, move |_, g| Ok(one(g.mul_scalar(c)?))))
     }
-}
-
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    binary(device, Draw::normal, Draw::normal, Var::mul)
-}
-
-pub(super) fn scalar_samples(device: &Device) -> Result<Vec<Sample>> {
-    unary(device, Draw::normal, |x| x.mul_scalar(-1.5))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `narrow`, `select`, `split`, `unbind`: part of an axis; the gradient is 0 elsewhere.
 
 use smallvec::SmallVec;
-use tensor::{Device, Error, ErrorKind, Result};
+use tensor::{Error, ErrorKind, Result};
 
 use super::samples::{Draw, Sample, sample};
 use super::{Dims, one, position};
@@ -45,12 +45,8 @@ impl Var {
             rank,
         }))?;
         if sizes.iter().try_fold(0_usize, |sum, &n| sum.checked_add(n)) != Some(size) {
-            return Err(Error::invalid(
-                "split",
-                "sizes",
-                "sizes that add up to the axis",
-                format_args!("{sizes:?} for {size}"),
-            ));
+            let value = format_args!("{sizes:?} for {size}");
+            return Err(Error::invalid("split", "sizes", "sizes that add up to the axis", value));
         }
         let mut start = 0;
         let part = |&len: &usize| {
@@ -87,8 +83,7 @@ impl Var {
     }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("first_axis", [d.normal(&[4, 3])?], |v| v[0].narrow(0, 1, 2)),
         sample("last_axis", [d.normal(&[2, 5])?], |v| v[0].narrow(-1, 2, 3)),
@@ -99,8 +94,7 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn select_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn select_samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("row", [d.normal(&[3, 2])?], |v| v[0].select(0, 1)),
         sample("column", [d.normal(&[3, 2])?], |v| v[0].select(-1, 0)?.mul(&v[0].select(1, 1)?)),
@@ -108,8 +102,7 @@ pub(super) fn select_samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn unbind_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn unbind_samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("product_of_rows", [d.normal(&[3, 2])?], |v| {
             let rows = v[0].unbind(0)?;
@@ -119,8 +112,7 @@ pub(super) fn unbind_samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn split_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn split_samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("product_of_parts", [d.normal(&[5, 2])?], |v| {
             let parts = v[0].split(&[2, 1, 2], 0)?;

@@ -1,9 +1,8 @@
 //! `y = -x`; `x' = -g`.
 
-use tensor::{Device, Result};
+use tensor::Result;
 
 use super::one;
-use super::samples::{Draw, Sample, unary};
 use crate::{Var, record};
 
 #[derive::located]
@@ -16,10 +15,6 @@ impl Var {
         let value = self.value().neg()?;
         Ok(record("neg", &[self], &[], value, |_, g| Ok(one(g.neg()?))))
     }
-}
-
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    unary(device, Draw::normal, Var::neg)
 }
 
 #[cfg(test)]

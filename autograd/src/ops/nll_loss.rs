@@ -1,10 +1,9 @@
 //! `loss = -x[label]` of each row of log-probabilities; the gradient is `-g` there.
 
-use tensor::{Device, Result, Tensor};
+use tensor::{Result, Tensor};
 
 use super::Reduction;
-use super::cross_entropy::{by_label, not_empty, rows};
-use super::samples::Sample;
+use super::cross_entropy::{not_empty, rows};
 use crate::Var;
 
 #[derive::located]
@@ -24,10 +23,6 @@ impl Var {
         let losses = log_probs.gather(1, &flat.unsqueeze(1)?)?.neg()?.reshape(labels.shape())?;
         reduction.apply(losses)
     }
-}
-
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    by_label(device, Var::nll_loss)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Borders around the last axes: one value, or what lies within, mirrored or repeated; the gradient goes where elements
 //! came from.
 
-use tensor::{Device, Error, Result, Tensor};
+use tensor::{Error, Result, Tensor};
 
 use super::one;
 use super::samples::{Draw, Sample, sample};
@@ -101,8 +101,7 @@ fn constant(x: &Var, axis: usize, [before, behind]: [usize; 2], value: f64) -> R
     Ok(record("pad", &[x], &[], padded, move |_, g| Ok(one(g.narrow(axis as isize, before, size)?))))
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, shape: &[usize], borders: &'static [[isize; 2]], mode| -> Result<Sample> {
         Ok(sample(name, [d.normal(shape)?], move |v| v[0].pad(borders, mode)?.square()))
     };

@@ -1,7 +1,7 @@
 //! `permute`, `transpose`, `t`: axes in another order; the gradient's axes go back.
 
 use smallvec::SmallVec;
-use tensor::{Device, Result};
+use tensor::Result;
 
 use super::samples::{Draw, Sample, sample};
 use super::{one, position};
@@ -44,8 +44,7 @@ impl Var {
     }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("cycle", [d.normal(&[2, 3, 4])?], |v| v[0].permute(&[2, 0, 1])),
         sample("negative_axes", [d.normal(&[2, 3, 1, 2])?], |v| v[0].permute(&[-1, 0, -2, 1])),
@@ -55,8 +54,7 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn transpose_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn transpose_samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("matrix", [d.normal(&[2, 3])?], |v| v[0].transpose(0, 1)),
         sample("outer_axes", [d.normal(&[2, 3, 4])?], |v| v[0].transpose(0, -1)),

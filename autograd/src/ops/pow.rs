@@ -1,10 +1,10 @@
 //! `y = a^b`; `a' = g b a^(b-1)`, 0 where `b = 0`; `b' = g y ln a`, 0 where `a = 0` and `b >= 0`.
 
-use tensor::{BinaryGradOp, Device, Result, UnaryOp};
+use tensor::{BinaryGradOp, Result, UnaryOp};
 
 use super::binary::{binary_slope, if_needed, promoted, record_binary};
 use super::function::function;
-use super::samples::{Draw, Sample, binary, sample, unary};
+use super::samples::{Draw, Sample, sample, unary};
 use crate::{Save, Var};
 
 #[derive::located]
@@ -39,23 +39,17 @@ impl Var {
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn pow_scalar(&self, p: f64) -> Result<Var> {
         autocast!("pow_scalar", [self], |x| x.pow_scalar(p));
-        let value = self.value().pow_scalar(p)?;
         // y'' = p (p - 1) x^(p - 2), 0 for a straight line.
         let bend = move |x: &Var| match p {
             0.0 | 1.0 => Ok(Var::constant(x.value().zeros_like()?)),
             _ => x.pow_scalar(p - 2.0)?.mul_scalar(p * (p - 1.0)),
         };
-        function(self, UnaryOp::PowScalar(p), value, Some(bend))
+        function(self, UnaryOp::PowScalar(p), Some(bend))
     }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    binary(device, Draw::positive, Draw::normal, Var::pow)
-}
-
-pub(super) fn scalar_samples(device: &Device) -> Result<Vec<Sample>> {
-    let mut samples = unary(device, Draw::positive, |x| x.pow_scalar(-1.5))?;
-    let d = Draw::new(device);
+pub(super) fn scalar_samples(d: &Draw) -> Result<Vec<Sample>> {
+    let mut samples = unary(d, Draw::positive, |x| x.pow_scalar(-1.5))?;
     samples.push(sample("zeroth", [d.normal(&[3])?], |v| v[0].pow_scalar(0.0)?.mul(&v[0])));
     samples.push(sample("first", [d.normal(&[3])?], |v| v[0].pow_scalar(1.0)));
     samples.push(sample("second", [d.normal(&[3])?], |v| v[0].pow_scalar(2.0)));

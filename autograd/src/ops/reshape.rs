@@ -2,7 +2,7 @@
 //! shape.
 
 use smallvec::SmallVec;
-use tensor::{Device, Result, Tensor};
+use tensor::{Result, Tensor};
 
 use super::samples::{Draw, Sample, sample};
 use super::{Dims, one};
@@ -51,8 +51,7 @@ impl Var {
     }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("to_rows", [d.normal(&[2, 3])?], |v| v[0].reshape(&[3, 2])),
         sample("to_vector", [d.normal(&[2, 3, 1])?], |v| v[0].reshape(&[6])),
@@ -65,8 +64,7 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn flatten_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn flatten_samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("all", [d.normal(&[2, 3])?], |v| v[0].flatten(0, -1)),
         sample("middle", [d.normal(&[2, 3, 2, 1])?], |v| v[0].flatten(1, 2)),
@@ -74,8 +72,7 @@ pub(super) fn flatten_samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn squeeze_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn squeeze_samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("first", [d.normal(&[1, 3])?], |v| v[0].squeeze(0)),
         sample("last", [d.normal(&[3, 1])?], |v| v[0].squeeze(-1)?.square()),
@@ -83,8 +80,7 @@ pub(super) fn squeeze_samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn unsqueeze_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn unsqueeze_samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("first", [d.normal(&[3])?], |v| v[0].unsqueeze(0)),
         sample("last", [d.normal(&[3])?], |v| v[0].unsqueeze(-1)?.mul(&v[0])),

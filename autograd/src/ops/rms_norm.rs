@@ -1,6 +1,6 @@
 //! `rms_norm`: rows over the last axes divided by the root of their mean square, times a weight.
 
-use tensor::{Device, Norm, Result};
+use tensor::{Norm, Result};
 
 use super::normalize::normalize;
 use super::samples::{Draw, Sample, sample};
@@ -23,8 +23,7 @@ impl Var {
     }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, shape: &[usize], normalized: &'static [usize]| -> Result<Sample> {
         let inputs = [d.normal(shape)?, d.normal(normalized)?];
         Ok(sample(name, inputs, |v| v[0].rms_norm(normalized, Some(&v[1]), None)))

@@ -70,14 +70,13 @@ pub fn rotary_angles(
     Ok((of(f64::cos)?, of(f64::sin)?))
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, shape: &[usize], pairs| -> Result<Sample> {
         let [.., places, width] = *shape else { return Ok(sample(name, [d.normal(shape)?], |v| v[0].neg())) };
-        let (cos, sin) = rotary_angles(places, width, 10_000.0, DType::F64, device)?;
+        let (cos, sin) = rotary_angles(places, width, 10_000.0, DType::F64, &d.device)?;
         Ok(sample(name, [d.normal(shape)?], move |v| v[0].rotary_embedding(&cos, &sin, pairs)))
     };
-    let (cos, sin) = rotary_angles(3, 4, 100.0, DType::F64, device)?;
+    let (cos, sin) = rotary_angles(3, 4, 100.0, DType::F64, &d.device)?;
     Ok(vec![
         of("halves", &[2, 3, 4], RotaryPairs::Halves)?,
         of("neighbours", &[2, 3, 4], RotaryPairs::Neighbours)?,

@@ -38,7 +38,7 @@ pub(super) fn sample<const N: usize>(
 
 /// Draws inputs; each draw gives new numbers.
 pub(super) struct Draw {
-    device: Device,
+    pub(super) device: Device,
     drawn: Cell<u64>,
 }
 
@@ -96,32 +96,30 @@ fn gcd(a: usize, b: usize) -> usize {
 pub(super) type Drawn = fn(&Draw, &[usize]) -> Result<Tensor>;
 
 /// The samples of an elementwise op of one operand.
-pub(super) fn unary(device: &Device, draw: Drawn, f: fn(&Var) -> Result<Var>) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn unary(d: &Draw, draw: Drawn, f: fn(&Var) -> Result<Var>) -> Result<Vec<Sample>> {
     Ok(vec![
-        sample("matrix", [draw(&d, &[2, 3])?], move |v| f(&v[0])),
-        sample("odd", [draw(&d, &[17])?], move |v| f(&v[0])),
-        sample("one", [draw(&d, &[1, 1])?], move |v| f(&v[0])),
-        sample("scalar", [draw(&d, &[])?], move |v| f(&v[0])),
-        sample("transposed", [draw(&d, &[3, 2])?.transpose(0, 1)?], move |v| f(&v[0])),
-        sample("narrowed_inside", [draw(&d, &[3, 4])?], move |v| f(&v[0].narrow(1, 1, 2)?)),
-        sample("expanded_inside", [draw(&d, &[3, 1])?], move |v| f(&v[0].expand(&[3, 2])?)),
-        sample("used_twice", [draw(&d, &[5])?], move |v| f(&v[0])?.mul(&v[0])),
+        sample("matrix", [draw(d, &[2, 3])?], move |v| f(&v[0])),
+        sample("odd", [draw(d, &[17])?], move |v| f(&v[0])),
+        sample("one", [draw(d, &[1, 1])?], move |v| f(&v[0])),
+        sample("scalar", [draw(d, &[])?], move |v| f(&v[0])),
+        sample("transposed", [draw(d, &[3, 2])?.transpose(0, 1)?], move |v| f(&v[0])),
+        sample("narrowed_inside", [draw(d, &[3, 4])?], move |v| f(&v[0].narrow(1, 1, 2)?)),
+        sample("expanded_inside", [draw(d, &[3, 1])?], move |v| f(&v[0].expand(&[3, 2])?)),
+        sample("used_twice", [draw(d, &[5])?], move |v| f(&v[0])?.mul(&v[0])),
     ])
 }
 
 /// The samples of an elementwise op of two operands.
 pub(super) fn binary(
-    device: &Device,
+    d: &Draw,
     lhs: Drawn,
     rhs: Drawn,
     f: fn(&Var, &Var) -> Result<Var>,
 ) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
     let pair = |name, l: &[usize], r: &[usize]| -> Result<Sample> {
-        Ok(sample(name, [lhs(&d, l)?, rhs(&d, r)?], move |v| f(&v[0], &v[1])))
+        Ok(sample(name, [lhs(d, l)?, rhs(d, r)?], move |v| f(&v[0], &v[1])))
     };
-    let (fixed_lhs, fixed_rhs) = (lhs(&d, &[2, 3])?, rhs(&d, &[2, 3])?);
+    let (fixed_lhs, fixed_rhs) = (lhs(d, &[2, 3])?, rhs(d, &[2, 3])?);
     Ok(vec![
         pair("same_shape", &[2, 3], &[2, 3])?,
         pair("one", &[1], &[1])?,
@@ -134,18 +132,16 @@ pub(super) fn binary(
         pair("both_broadcast", &[2, 1, 3], &[4, 1])?,
         pair("scalar_on_the_right", &[2, 3], &[])?,
         pair("scalar_on_the_left", &[], &[2, 3])?,
-        sample("transposed", [lhs(&d, &[3, 2])?.transpose(0, 1)?, rhs(&d, &[2, 3])?], move |v| {
-            f(&v[0], &v[1])
-        }),
-        sample("transposed_inside", [lhs(&d, &[2, 3])?, rhs(&d, &[3, 2])?], move |v| {
+        sample("transposed", [lhs(d, &[3, 2])?.transpose(0, 1)?, rhs(d, &[2, 3])?], move |v| f(&v[0], &v[1])),
+        sample("transposed_inside", [lhs(d, &[2, 3])?, rhs(d, &[3, 2])?], move |v| {
             f(&v[0], &v[1].transpose(0, 1)?)
         }),
-        sample("same_operand", [lhs(&d, &[5])?], move |v| f(&v[0], &v[0])),
-        sample("chained", [lhs(&d, &[3])?, rhs(&d, &[3])?], move |v| f(&v[0], &v[1])?.mul(&v[1])?.mul(&v[0])),
-        sample("constant_on_the_right", [lhs(&d, &[2, 3])?], move |v| {
+        sample("same_operand", [lhs(d, &[5])?], move |v| f(&v[0], &v[0])),
+        sample("chained", [lhs(d, &[3])?, rhs(d, &[3])?], move |v| f(&v[0], &v[1])?.mul(&v[1])?.mul(&v[0])),
+        sample("constant_on_the_right", [lhs(d, &[2, 3])?], move |v| {
             f(&v[0], &Var::constant(fixed_rhs.clone()))
         }),
-        sample("constant_on_the_left", [rhs(&d, &[2, 3])?], move |v| {
+        sample("constant_on_the_left", [rhs(d, &[2, 3])?], move |v| {
             f(&Var::constant(fixed_lhs.clone()), &v[0])
         }),
     ])

@@ -1,6 +1,6 @@
 //! `y = e^x / Σ e^x` along an axis, `x' = y (g - Σ g y)`; and its logarithm, `x' = g - e^y Σ g`.
 
-use tensor::{Device, Result, grad};
+use tensor::{Result, grad};
 
 use super::binary::if_needed;
 use super::one;
@@ -63,8 +63,7 @@ fn log_softmax_grad(y: &Var, g: &Var, axis: isize) -> Result<Var> {
     }))
 }
 
-fn along_axes(device: &Device, f: fn(&Var, isize) -> Result<Var>) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn along_axes(d: &Draw, f: fn(&Var, isize) -> Result<Var>) -> Result<Vec<Sample>> {
     let along = |name, shape: &[usize], axis| -> Result<Sample> {
         Ok(sample(name, [d.normal(shape)?], move |v| f(&v[0], axis)))
     };
@@ -82,14 +81,6 @@ fn along_axes(device: &Device, f: fn(&Var, isize) -> Result<Var>) -> Result<Vec<
             f(&v[0], 1)?.narrow(1, 0, 2)?.sum(&[1], false)
         }),
     ])
-}
-
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    along_axes(device, Var::softmax)
-}
-
-pub(super) fn log_samples(device: &Device) -> Result<Vec<Sample>> {
-    along_axes(device, Var::log_softmax)
 }
 
 #[cfg(test)]

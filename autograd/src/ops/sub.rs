@@ -1,9 +1,8 @@
 //! `y = a - b`; the gradient goes to `a` as it is and to `b` negated.
 
-use tensor::{Device, Result};
+use tensor::Result;
 
 use super::binary::{if_needed, promoted, record_binary};
-use super::samples::{Draw, Sample, binary};
 use crate::Var;
 
 #[derive::located]
@@ -21,10 +20,6 @@ impl Var {
             Ok([ctx.needs(0).then(|| g.clone()), if_needed(ctx, 1, || g.neg())?])
         }))
     }
-}
-
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    binary(device, Draw::normal, Draw::normal, Var::sub)
 }
 
 #[cfg(test)]

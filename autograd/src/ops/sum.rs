@@ -1,7 +1,7 @@
 //! `y = Σ x` over axes; the gradient repeats along them. `sum_to` is the reverse of broadcasting.
 
 use smallvec::SmallVec;
-use tensor::{Device, Result, Tensor};
+use tensor::{Result, Tensor};
 
 use super::samples::{Draw, Sample, sample, unary};
 use super::{Dims, kept_shape, one, spread};
@@ -45,13 +45,12 @@ impl Var {
 
 /// The samples of a reduction over axes.
 pub(super) fn reductions(
-    device: &Device,
+    d: &Draw,
     draw: fn(&Draw, &[usize]) -> Result<Tensor>,
     f: fn(&Var, &[isize], bool) -> Result<Var>,
 ) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
     let over = |name, shape: &[usize], axes: &'static [isize], keepdim| -> Result<Sample> {
-        Ok(sample(name, [draw(&d, shape)?], move |v| f(&v[0], axes, keepdim)))
+        Ok(sample(name, [draw(d, shape)?], move |v| f(&v[0], axes, keepdim)))
     };
     Ok(vec![
         over("all", &[2, 3], &[], false)?,
@@ -67,19 +66,14 @@ pub(super) fn reductions(
         over("scalar_along_its_only_axis", &[], &[0], true)?,
         over("size_one_kept", &[3, 1, 2], &[1], true)?,
         over("two_of_one_row", &[1, 2], &[1], false)?,
-        sample("transposed", [draw(&d, &[5, 3])?.transpose(0, 1)?], move |v| f(&v[0], &[1], false)),
-        sample("narrowed_inside", [draw(&d, &[3, 5])?], move |v| f(&v[0].narrow(1, 1, 3)?, &[0], false)),
-        sample("used_twice", [draw(&d, &[3, 2])?], move |v| v[0].mul(&f(&v[0], &[1], true)?)),
+        sample("transposed", [draw(d, &[5, 3])?.transpose(0, 1)?], move |v| f(&v[0], &[1], false)),
+        sample("narrowed_inside", [draw(d, &[3, 5])?], move |v| f(&v[0].narrow(1, 1, 3)?, &[0], false)),
+        sample("used_twice", [draw(d, &[3, 2])?], move |v| v[0].mul(&f(&v[0], &[1], true)?)),
     ])
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    reductions(device, Draw::normal, Var::sum)
-}
-
-pub(super) fn to_samples(device: &Device) -> Result<Vec<Sample>> {
-    let mut samples = unary(device, Draw::normal, |x| x.sum_to(&[]))?;
-    let d = Draw::new(device);
+pub(super) fn to_samples(d: &Draw) -> Result<Vec<Sample>> {
+    let mut samples = unary(d, Draw::normal, |x| x.sum_to(&[]))?;
     samples.push(sample("row", [d.normal(&[2, 3])?], |v| v[0].sum_to(&[3])?.mul(&v[0])));
     samples.push(sample("column", [d.normal(&[2, 3])?], |v| v[0].sum_to(&[2, 1])?.mul(&v[0])));
     samples.push(sample("same", [d.normal(&[2, 3])?], |v| v[0].sum_to(&[2, 3])));

@@ -1,6 +1,6 @@
 //! `tril`, `triu`: a triangle of matrices, 0 elsewhere; so is the gradient.
 
-use tensor::{Device, Result};
+use tensor::Result;
 
 use super::one;
 use super::samples::{Draw, Sample, sample};
@@ -27,8 +27,7 @@ impl Var {
     }
 }
 
-fn both(device: &Device, f: fn(&Var, i64) -> Result<Var>) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn both(d: &Draw, f: fn(&Var, i64) -> Result<Var>) -> Result<Vec<Sample>> {
     let of = |name, shape: &[usize], diagonal| -> Result<Sample> {
         Ok(sample(name, [d.normal(shape)?], move |v| f(&v[0], diagonal)?.square()))
     };
@@ -38,14 +37,6 @@ fn both(device: &Device, f: fn(&Var, i64) -> Result<Var>) -> Result<Vec<Sample>>
         of("below", &[2, 4, 3], -1)?,
         sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], move |v| f(&v[0], 0)),
     ])
-}
-
-pub(super) fn tril_samples(device: &Device) -> Result<Vec<Sample>> {
-    both(device, Var::tril)
-}
-
-pub(super) fn triu_samples(device: &Device) -> Result<Vec<Sample>> {
-    both(device, Var::triu)
 }
 
 #[cfg(test)]

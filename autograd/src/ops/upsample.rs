@@ -1,6 +1,6 @@
 //! Images in other sizes: the nearest pixel, or the weighted mean of four; the gradient goes back by the same weights.
 
-use tensor::{DType, Device, Error, Result, Tensor};
+use tensor::{DType, Error, Result, Tensor};
 
 use super::binary::widened;
 use super::max_pool2d::last_two;
@@ -103,8 +103,7 @@ fn interpolated(x: &Var, axis: isize, n: usize, wanted: usize, align_corners: bo
     low.add(&x.index_select(axis, &indices(&high)?)?.mul(&weight(&|w| w)?)?)
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, shape: &[usize], f: fn(&Var) -> Result<Var>| -> Result<Sample> {
         Ok(sample(name, [d.normal(shape)?], move |v| f(&v[0])?.square()))
     };

@@ -2,7 +2,7 @@
 //! `x' = g (x - mean) / (s (n - correction))`, 0 where `s = 0`.
 
 use smallvec::SmallVec;
-use tensor::{CompareOp, Device, Result, Tensor};
+use tensor::{CompareOp, Result, Tensor};
 
 use super::binary::widened;
 use super::samples::{Draw, Sample, sample};
@@ -68,8 +68,7 @@ fn deviation(x: &Var, axes: &[isize]) -> Result<Var> {
     x.sub(&x.mean(axes, true)?)
 }
 
-pub(super) fn std_samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn std_samples(d: &Draw) -> Result<Vec<Sample>> {
     Ok(vec![
         sample("all", [d.normal(&[3, 4])?], |v| v[0].std(&[], 1.0, false)),
         sample("last", [d.normal(&[3, 5])?], |v| v[0].std(&[-1], 0.0, true)),
@@ -77,9 +76,8 @@ pub(super) fn std_samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let mut samples = reductions(device, Draw::normal, |x, axes, keepdim| x.var(axes, 0.0, keepdim))?;
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
+    let mut samples = reductions(d, Draw::normal, |x, axes, keepdim| x.var(axes, 0.0, keepdim))?;
     samples.push(sample("unbiased", [d.normal(&[3, 4])?], |v| v[0].var(&[1], 1.0, false)));
     samples.push(sample("unbiased_all", [d.normal(&[3, 4])?], |v| v[0].var(&[], 1.0, false)));
     Ok(samples)

@@ -1,7 +1,7 @@
 //! `y = a` where the condition holds, `b` elsewhere; the gradient goes to the one that was taken.
 
 use smallvec::SmallVec;
-use tensor::{CompareOp, Device, Result, Tensor};
+use tensor::{CompareOp, Result, Tensor};
 
 use super::binary::{if_needed, promoted};
 use super::samples::{Draw, Sample, sample};
@@ -30,10 +30,17 @@ impl Var {
             ]))
         }))
     }
+
+    /// `value` where the mask, of Bool, holds; it broadcasts. The gradient is 0 there.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeMismatch` unless the mask is Bool.
+    pub fn masked_fill(&self, mask: &Tensor, value: f64) -> Result<Var> {
+        Var::where_cond(mask, &scalar_like(self.value(), value)?, self)
+    }
 }
 
-pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
-    let d = Draw::new(device);
+pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, cond: &[usize], a: &[usize], b: &[usize]| -> Result<Sample> {
         let cond = d.normal(cond)?.compare_scalar(CompareOp::Gt, 0.0)?;
         let run = move |v: &[Var]| Var::where_cond(&cond, &v[0], &v[1])?.mul(&v[0]);
@@ -50,6 +57,17 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
         of("scalars", &[5], &[], &[])?,
         of("one", &[1], &[1], &[1])?,
         sample("transposed", transposed, move |v| Var::where_cond(&cond, &v[0], &v[1])),
+    ])
+}
+
+pub(super) fn masked_fill_samples(d: &Draw) -> Result<Vec<Sample>> {
+    let mask = |shape: &[usize]| d.normal(shape)?.compare_scalar(CompareOp::Gt, 0.0);
+    let (same, row) = (mask(&[2, 5])?, mask(&[5])?);
+    Ok(vec![
+        sample("same_shape", [d.normal(&[2, 5])?], move |v| v[0].masked_fill(&same, -1.5)?.square()),
+        sample("row", [d.normal(&[5, 2])?.transpose(0, 1)?], move |v| {
+            v[0].masked_fill(&row, 2.0)?.mul(&v[0])
+        }),
     ])
 }
 
@@ -76,6 +94,16 @@ mod tests {
         let y = Var::where_cond(&cond, &a, &b)?;
         close(&y, &[1.0, 2.0])?;
         close_values(&gradient(&y, &a)?, &[1.0, 0.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn masked_elements_have_no_gradient() -> Result<()> {
+        let x = vector(&[1.0, 2.0, 3.0])?;
+        let y = x.masked_fill(&tensor(&[false, true, false], &[3])?, -9.0)?;
+        close(&y, &[1.0, -9.0, 3.0])?;
+        close_values(&gradient(&y, &x)?, &[1.0, 0.0, 1.0]);
+        assert!(x.masked_fill(&tensor(&[1_i64, 0, 0], &[3])?, 0.0).is_err());
         Ok(())
     }
 }

@@ -118,7 +118,7 @@ impl ConcurrentBatches {
             streams: streams(device, &options)?,
             serial: device.default_stream(),
             team: Team::new("lane", lanes - 1)?,
-            trial: measured.then(Mutex::default),
+            trial: measured.then(|| Mutex::new(Trial::new(2, 1, 5))),
         })
     }
 
@@ -274,13 +274,13 @@ impl ConcurrentBatches {
             return step(1);
         }
         let width = |on_lanes| if on_lanes { lanes } else { 1 };
-        let on_lanes = {
+        let (is_decided, on_lanes) = {
             let trial = trial.lock();
-            match trial.pays {
-                Some(pays) => return step(width(pays)),
-                None => trial.next(),
-            }
+            (trial.pays.is_some(), trial.several())
         };
+        if is_decided {
+            return step(width(on_lanes));
+        }
         // The recorder takes time, too, and its reader would be told of the waits.
         if device.is_recording() {
             return step(lanes);

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 
-use tensor::Result;
+use tensor::{OnDrop, Result};
 
 /// Something to do once.
 pub(super) type Update = Box<dyn FnOnce() -> Result<()> + Send>;
@@ -52,18 +52,12 @@ fn replace(batch: Option<Vec<Update>>) -> Option<Vec<Update>> {
 
 /// Runs `f` as a batch, and gives what it put off.
 pub(super) fn collect<R>(f: impl FnOnce() -> R) -> (R, Vec<Update>) {
-    struct Restore(Option<Option<Vec<Update>>>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            if let Some(outer) = self.0.take() {
-                replace(outer);
-            }
-        }
-    }
-    let mut restore = Restore(Some(replace(Some(Vec::new()))));
-    let result = f();
-    let updates = restore.0.take().and_then(replace).unwrap_or_default();
-    (result, updates)
+    let (mut outer, mut updates) = (replace(Some(Vec::new())), None);
+    let result = {
+        let _restore = OnDrop(|| updates = replace(outer.take()));
+        f()
+    };
+    (result, updates.unwrap_or_default())
 }
 
 /// Runs `f` for the second time: what it puts off was done for the first one.

@@ -9,57 +9,62 @@ const LEAST_GAIN: f64 = 0.03;
 
 /// Whether the times on several streams are less than those on one by more than the noise of these: by more than they differ
 /// among themselves, the outermost quarters left out.
-pub(super) fn pays(one: &[f64], several: &[f64]) -> bool {
+fn pays(one: &[f64], several: &[f64]) -> bool {
     let at = |share| quantile(one.iter().copied(), share);
     let outer = (one.len() / 4) as f64 / one.len().saturating_sub(1).max(1) as f64;
     let noise = (at(1.0 - outer) - at(outer)).max(LEAST_GAIN * at(0.5));
     !several.is_empty() && median(several.iter().copied()) + noise < at(0.5)
 }
 
-/// Steps of one kind before the other one has its turn. Only the last of them counts: threads that slept meanwhile are
-/// awake, and caches hold what the step uses.
-const TURN: usize = 2;
-/// Turns of either kind: the first one does what is done once, such as taking memory.
-const TURNS: usize = 6;
-
-/// The steps on which lanes and the serial order are tried in turn.
-#[derive(Debug, Default)]
+/// Runs on one stream and on several in turn, and keeps the faster one.
+#[derive(Debug)]
 pub(super) struct Trial {
-    steps: usize,
-    /// Milliseconds of the steps that count.
-    serial_ms: Vec<f64>,
-    concurrent_ms: Vec<f64>,
-    /// Whether lanes pay, once that is known.
+    /// Runs of one kind before the other kind has its turn. Only the last of them counts: threads that slept meanwhile are awake,
+    /// and caches hold what the run uses.
+    turn: usize,
+    /// Turns of each kind that do not count, because they do what is done once, such as allocation.
+    warm_up: usize,
+    /// Turns of each kind that count.
+    rounds: usize,
+    runs: usize,
+    /// Milliseconds of the runs that count, on one stream and on several.
+    ms: [Vec<f64>; 2],
+    /// Whether several streams pay, once that is known.
     pub(super) pays: Option<bool>,
 }
 
 impl Trial {
-    /// Whether the next step is to run on lanes.
-    pub(super) fn next(&self) -> bool {
-        self.pays.unwrap_or((self.steps / TURN) % 2 == 1)
+    pub(super) fn new(turn: usize, warm_up: usize, rounds: usize) -> Trial {
+        Trial { turn, warm_up, rounds, runs: 0, ms: Default::default(), pays: None }
     }
 
-    /// Takes in how long a step took.
-    pub(super) fn add(&mut self, on_lanes: bool, ms: f64) {
-        let (turn, last) = (self.steps / TURN, self.steps % TURN == TURN - 1);
-        self.steps += 1;
-        if last && turn >= 2 {
-            let times = if on_lanes { &mut self.concurrent_ms } else { &mut self.serial_ms };
-            times.push(ms);
+    /// Whether the next run is to use several streams.
+    pub(super) fn several(&self) -> bool {
+        self.pays.unwrap_or((self.runs / self.turn) % 2 == 1)
+    }
+
+    /// Records the time of a run, and decides once there are enough.
+    pub(super) fn add(&mut self, several: bool, ms: f64) {
+        let (turns, last) = (self.runs / self.turn, self.runs % self.turn == self.turn - 1);
+        self.runs += 1;
+        if last && turns >= 2 * self.warm_up {
+            self.ms[usize::from(several)].push(ms);
         }
-        if self.steps == 2 * TURN * TURNS {
-            self.pays = Some(pays(&self.serial_ms, &self.concurrent_ms));
+        if self.runs == 2 * self.turn * (self.warm_up + self.rounds) {
+            self.pays = Some(pays(&self.ms[0], &self.ms[1]));
         }
+    }
+
+    /// The milliseconds of a run on one stream and on several, once that is decided.
+    pub(super) fn medians(&self) -> [Option<f64>; 2] {
+        let median = |times: &Vec<f64>| self.pays.map(|_| median(times.iter().copied()));
+        self.ms.each_ref().map(median)
     }
 
     pub(super) fn report(&self, lanes: usize) -> LaneReport {
-        let median = |times: &[f64]| self.pays.map(|_| median(times.iter().copied()));
-        LaneReport {
-            lanes,
-            used: self.pays.map(|pays| if pays { lanes } else { 1 }),
-            serial_ms: median(&self.serial_ms),
-            concurrent_ms: median(&self.concurrent_ms),
-        }
+        let [serial_ms, concurrent_ms] = self.medians();
+        let used = self.pays.map(|pays| if pays { lanes } else { 1 });
+        LaneReport { lanes, used, serial_ms, concurrent_ms }
     }
 }
 
@@ -111,12 +116,12 @@ mod tests {
 
     /// Steps that take `serial` and `lanes` milliseconds, with the first turn of either ten times as long.
     fn tried(serial: f64, lanes: f64) -> (Trial, usize) {
-        let (mut trial, mut steps) = (Trial::default(), 0);
+        let (mut trial, mut steps) = (Trial::new(2, 1, 5), 0);
         while trial.pays.is_none() {
-            let on_lanes = trial.next();
+            let on_lanes = trial.several();
             assert!(trial.report(3).used.is_none());
             let ms = if on_lanes { lanes } else { serial };
-            trial.add(on_lanes, if steps < 2 * TURN { 10.0 * ms } else { ms });
+            trial.add(on_lanes, if steps < 4 { 10.0 * ms } else { ms });
             steps += 1;
         }
         (trial, steps)
@@ -125,7 +130,7 @@ mod tests {
     #[test]
     fn both_are_tried_in_turn_and_the_faster_one_stays() {
         let (trial, steps) = tried(4.0, 2.0);
-        assert_eq!((steps, trial.next()), (24, true));
+        assert_eq!((steps, trial.several()), (24, true));
         let report = trial.report(3);
         assert_eq!((report.used, report.serial_ms, report.concurrent_ms), (Some(3), Some(4.0), Some(2.0)));
         assert_eq!(
@@ -133,7 +138,7 @@ mod tests {
             "a step takes 4.000 ms in serial order, 2.000 ms on 3 lanes: batches run on 3 lanes"
         );
         let (trial, _) = tried(1.0, 4.0);
-        assert!(!trial.next());
+        assert!(!trial.several());
         assert_eq!(trial.report(3).used, Some(1));
     }
 }

@@ -5,20 +5,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use device::{HandOff, Placement, StreamOptions, Thread, fork, median};
+use device::{HandOff, Placement, StreamOptions, Thread, fork};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tensor::{Device, Error, Result, Stream, next_child};
 
 use super::around::{Around, failed};
-use super::measured::pays;
+use super::measured::Trial;
 use super::stages::{MOST_DEPTH, PipelineSchedule};
 
-/// The least number of items of which the time is taken at once, and the least milliseconds; how often that is done, and how
-/// often before it counts: what a program does first takes longer.
+/// The least number of items that are timed together, and the least milliseconds that they take.
 const BLOCK: usize = 4;
 const BLOCK_MS: f64 = if cfg!(test) { 0.0 } else { 4.0 };
-const ROUNDS: usize = 3;
-const WARM_UP: usize = 1;
 
 /// The items of an iterator, made ahead on a thread and a stream of its own: while a step runs, the next batch is read,
 /// put together and uploaded.
@@ -54,7 +51,7 @@ pub struct Prefetch<T> {
     /// Asking for an item panicked.
     is_over: bool,
     /// While it is not decided who asks the iterators.
-    trial: Option<Trial>,
+    blocks: Option<Blocks>,
     report: PrefetchReport,
 }
 
@@ -156,8 +153,8 @@ impl<T: Send + 'static> Prefetch<T> {
             lines: sources.into_iter().enumerate().map(line).collect::<Result<_>>()?,
             next: 0,
             is_over: false,
-            trial: (schedule == PipelineSchedule::Measured)
-                .then(|| Trial::new(count * depth.div_ceil(count))),
+            blocks: (schedule == PipelineSchedule::Measured)
+                .then(|| Blocks::new(count * depth.div_ceil(count))),
             report: PrefetchReport { threads: if is_ahead { count } else { 0 }, ..PrefetchReport::default() },
         })
     }
@@ -169,18 +166,14 @@ impl<T: Send + 'static> Prefetch<T> {
 
     /// Takes the time at which an item came, and decides once there were enough.
     fn came(&mut self) {
-        let Some(trial) = &mut self.trial else { return };
-        let Some(is_ahead) = trial.came() else { return };
-        let is_ahead = match trial.verdict() {
-            None => is_ahead,
-            Some([serial, concurrent]) => {
-                let pays = pays(&serial, &concurrent);
-                [self.report.serial_ms, self.report.concurrent_ms] =
-                    [serial, concurrent].map(|times| Some(median(times)));
-                self.trial = None;
-                pays
-            }
-        };
+        let Some(blocks) = &mut self.blocks else { return };
+        if !blocks.came() {
+            return;
+        }
+        let trial = &blocks.trial;
+        let is_ahead = trial.several();
+        [self.report.serial_ms, self.report.concurrent_ms] = trial.medians();
+        self.blocks.take_if(|blocks| blocks.trial.pays.is_some());
         self.report.threads = if is_ahead { self.lines.len() } else { 0 };
         self.lines.iter().for_each(|line| line.shared.change(|state| state.is_ahead = is_ahead));
     }
@@ -381,51 +374,33 @@ impl<T> Source<T> {
     }
 }
 
-/// The time from item to item, by turns with and without the threads.
-struct Trial {
-    is_ahead: bool,
+/// Items that are timed together, in turn without and with the threads.
+struct Blocks {
+    trial: Trial,
     /// Items since the last turn, and how many are passed over: those that were made before it, and what comes first.
     count: usize,
     settle: usize,
     since: Instant,
-    /// Milliseconds of an item in each block, without and with the threads.
-    times: [Vec<f64>; 2],
 }
 
-impl Trial {
-    fn new(depth: usize) -> Trial {
-        Trial {
-            is_ahead: false,
-            count: 0,
-            settle: depth + 2,
-            since: Instant::now(),
-            times: Default::default(),
-        }
+impl Blocks {
+    fn new(depth: usize) -> Blocks {
+        Blocks { trial: Trial::new(1, 1, 3), count: 0, settle: depth + 2, since: Instant::now() }
     }
 
-    /// An item came: who makes the next ones, if that changes.
-    fn came(&mut self) -> Option<bool> {
+    /// Counts an item. Returns whether it ends a block.
+    fn came(&mut self) -> bool {
         self.count += 1;
         if self.count == self.settle {
             self.since = Instant::now();
         }
-        if self.count < self.settle + BLOCK {
-            return None;
-        }
         let ms = self.since.elapsed().as_secs_f64() * 1e3;
-        if ms < BLOCK_MS {
-            return None;
+        let ends = self.count >= self.settle + BLOCK && ms >= BLOCK_MS;
+        if ends {
+            self.trial.add(self.trial.several(), ms / (self.count - self.settle) as f64);
+            self.count = 0;
         }
-        self.times[usize::from(self.is_ahead)].push(ms / (self.count - self.settle) as f64);
-        self.is_ahead = !self.is_ahead;
-        self.count = 0;
-        Some(self.is_ahead)
-    }
-
-    /// All times, once there are enough.
-    fn verdict(&mut self) -> Option<[Vec<f64>; 2]> {
-        let is_over = self.times.iter().all(|times| times.len() == WARM_UP + ROUNDS);
-        is_over.then(|| std::mem::take(&mut self.times).map(|mut times| times.split_off(WARM_UP)))
+        ends
     }
 }
 

@@ -4,17 +4,16 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use device::{StreamId, median};
+use device::StreamId;
 use tensor::{Device, Error, Generator, Result, Stream, next_key};
 
 use super::deferred::is_in_batch;
 use super::lines::{Item, Lines, Run, Stage, all, each, even};
-use super::measured::pays;
+use super::measured::Trial;
 use super::progress::Progress;
 
-/// Batches of which the time is taken at once, and how often that is done.
+/// Batches that are timed together.
 const BLOCK: usize = 4;
-const ROUNDS: usize = 3;
 /// The most batches that may wait between two streams.
 pub(super) const MOST_DEPTH: usize = 1024;
 
@@ -54,7 +53,8 @@ pub struct Pipeline<'a, In, Out> {
     options: PipelineOptions,
     stages: Vec<Stage<'a>>,
     report: PipelineReport,
-    rounds: Rounds,
+    /// Which stages share the several streams, and the times of a batch, to which several short runs add.
+    trial: Option<(Vec<Range<usize>>, Trial)>,
     /// What runs the stages, once that is decided.
     lines: Option<Lines>,
     /// What goes on step by step.
@@ -75,15 +75,6 @@ impl Default for PipelineOptions {
     fn default() -> Self {
         PipelineOptions { depth: 1, schedule: PipelineSchedule::Measured }
     }
-}
-
-/// The milliseconds of a batch on one stream and on several, which short runs measure together.
-#[derive(Default)]
-struct Rounds {
-    /// Which stages share the several streams.
-    groups: Vec<Range<usize>>,
-    one: Vec<f64>,
-    many: Vec<f64>,
 }
 
 /// Which stages of a [`Pipeline`] share a stream.
@@ -165,7 +156,7 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
             options,
             stages,
             report: PipelineReport::default(),
-            rounds: Rounds::default(),
+            trial: None,
             lines: None,
             progress: None,
             ends: PhantomData,
@@ -372,14 +363,14 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         if run.is_over || groups.len() == 1 {
             return Ok(serial);
         }
-        if self.rounds.groups != groups {
-            self.rounds = Rounds { groups: groups.clone(), ..Rounds::default() };
-        }
+        let trial =
+            self.trial.take_if(|(known, _)| *known == groups).map_or(Trial::new(1, 0, 3), |(_, trial)| trial);
+        let (_, trial) = self.trial.insert((groups.clone(), trial));
         let several = Lines::new(&self.device, groups)?;
         let fill = several.groups.len();
         // What a stream does first takes longer.
         run.go_on(&mut self.stages, &several, depth, fill + 1)?;
-        while self.rounds.one.len() < ROUNDS {
+        while trial.pays.is_none() {
             let one = run.timed(&mut self.stages, &serial, depth, BLOCK)?;
             // Without the time in which the first batch comes through.
             let short = run.timed(&mut self.stages, &several, depth, fill)?;
@@ -388,14 +379,11 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
                 run.is_decided = false;
                 return Ok(serial);
             }
-            self.rounds.one.push(one / BLOCK as f64);
-            self.rounds.many.push((long - short) / BLOCK as f64);
+            trial.add(false, one / BLOCK as f64);
+            trial.add(true, (long - short) / BLOCK as f64);
         }
-        let Rounds { one, many, .. } = &self.rounds;
-        let pays = pays(one, many);
-        [self.report.serial_ms, self.report.concurrent_ms] =
-            [one, many].map(|times| Some(median(times.iter().copied())));
-        Ok(if pays { several } else { serial })
+        [self.report.serial_ms, self.report.concurrent_ms] = trial.medians();
+        Ok(if trial.several() { several } else { serial })
     }
 }
 

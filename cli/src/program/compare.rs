@@ -13,11 +13,11 @@ use streamgrad::profile::Trace;
 use super::output::{Output, Printer};
 use super::ranks::{self, RankArgs};
 use super::table::Table;
-use super::{Failure, device, positive, report, sweep, workload};
+use super::{Failure, device, positive, report, sweep, workload, workload_help};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// What to train: two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment, prefetch, branches or, on ranks, forum.
+    #[arg(help = workload_help(" or, on ranks, forum"))]
     workload: Option<String>,
     /// auto, cpu or cuda:N.
     #[arg(long, default_value = "auto")]

@@ -74,7 +74,7 @@ fn select(names: &[String]) -> Result<Vec<&'static OpEntry>, Failure> {
 
 fn check(entry: &OpEntry, device: &Device) -> Result<Checked, Failure> {
     let mut checked = Checked::default();
-    for sample in (entry.samples)(device)? {
+    for sample in entry.samples(device)? {
         checked.samples += 1;
         let Sample { name, inputs, run } = &sample;
         let options = GradCheck::default();

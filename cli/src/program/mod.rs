@@ -134,12 +134,15 @@ fn device(name: &str) -> Result<Device, Failure> {
     Ok(Device::cuda(ordinal)?)
 }
 
+/// Help for an argument that names a workload, or one of `others`.
+fn workload_help(others: &str) -> String {
+    format!("What to train: {}{others}", *workloads::NAMES)
+}
+
 /// The workload of that name, at a scale if one is asked for.
 fn workload(name: &str, scale: Option<Scale>) -> Result<&'static dyn Workload, Failure> {
-    let found = workloads::find(name).map_err(|_| {
-        let known: Vec<&str> = workloads::ALL.iter().map(|workload| workload.name()).collect();
-        Failure::Usage(format!("unknown workload {name:?}; there are: {}", known.join(", ")))
-    })?;
+    let unknown = |_| Failure::Usage(format!("unknown workload {name:?}; expected {}", *workloads::NAMES));
+    let found = workloads::find(name).map_err(unknown)?;
     workloads::scaled(found, scale)
         .map_err(|_| Failure::Usage(format!("--scale is not for {name}, which has one size")))
 }

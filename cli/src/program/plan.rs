@@ -9,12 +9,11 @@ use workloads::{Plan, PlanOptions, PlannedStep};
 
 use super::output::{Output, Printer};
 use super::table::Table;
-use super::{Failure, device, positive, rate, workload};
+use super::{Failure, device, positive, rate, workload, workload_help};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// What is trained: two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment, prefetch or branches.
-    #[arg(long, default_value = "gpt")]
+    #[arg(long, default_value = "gpt", help = workload_help(""))]
     model: String,
     /// Numbers of ranks with commas between them, or the powers of two from one to another, as in 8..1024.
     #[arg(long, default_value = "2..1024", value_name = "N,.. or N..M", value_parser = ranks)]

@@ -19,12 +19,11 @@ use streamgrad::{
 };
 
 use super::output::{Output, Printer, is_stdout};
-use super::{Failure, device, positive, rate, workload};
+use super::{Failure, device, positive, rate, workload, workload_help};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// What to train: two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment, prefetch or branches.
-    #[arg(long)]
+    #[arg(long, help = workload_help(""))]
     workload: Option<String>,
     /// Epochs in all, those of a checkpoint included [default: the workload's].
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive)]

@@ -443,85 +443,63 @@ impl<const N: usize> Operands for WriteRead<'_, N> {
     }
 }
 
-impl<O: Operands> Operands for Option<O> {
-    type Held = Option<O::Held>;
+/// Several operands of one kind: a list type by its macro, and the method that borrows each element.
+macro_rules! list {
+    ($list:ident, $each:ident $(, const $N:ident)?) => {
+        impl<O: Operands $(, const $N: usize)?> Operands for $list!(O) {
+            type Held = $list!(O::Held);
 
-    #[inline(always)]
-    fn check(&self, check: &mut Check) -> Result<()> {
-        self.iter().try_for_each(|operand| operand.check(check))
-    }
+            #[inline(always)]
+            fn check(&self, check: &mut Check) -> Result<()> {
+                self.iter().try_for_each(|operand| operand.check(check))
+            }
 
-    #[inline(always)]
-    fn hold(&self) -> Self::Held {
-        self.as_ref().map(O::hold)
-    }
+            #[inline(always)]
+            fn hold(&self) -> Self::Held {
+                self.$each().map(O::hold)
+            }
 
-    #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-        self.iter().for_each(|operand| operand.each(show));
-    }
+            #[inline(always)]
+            fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
+                self.iter().for_each(|operand| operand.each(show));
+            }
+        }
+
+        impl<H: Held $(, const $N: usize)?> Held for $list!(H) {
+            const STAGED: bool = H::STAGED;
+            type Cpu = $list!(H::Cpu);
+            type Cuda = $list!(H::Cuda);
+
+            #[inline(always)]
+            unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu {
+                // SAFETY: each operand is the command's, as the caller promises of all.
+                self.$each().map(|held| unsafe { held.on_cpu(stage) })
+            }
+
+            #[inline(always)]
+            fn on_cuda(&self) -> Self::Cuda {
+                self.$each().map(H::on_cuda)
+            }
+
+            fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+                self.iter_mut().for_each(|held| held.bind(moved));
+            }
+        }
+    };
 }
 
-impl<H: Held> Held for Option<H> {
-    const STAGED: bool = H::STAGED;
-    type Cpu = Option<H::Cpu>;
-    type Cuda = Option<H::Cuda>;
-
-    #[inline(always)]
-    unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu {
-        // SAFETY: the caller's promise is about the buffers of all operands of the command, of which this is one.
-        self.as_ref().map(|held| unsafe { held.on_cpu(stage) })
-    }
-
-    #[inline(always)]
-    fn on_cuda(&self) -> Self::Cuda {
-        self.as_ref().map(H::on_cuda)
-    }
-
-    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
-        self.iter_mut().for_each(|held| held.bind(moved));
-    }
+macro_rules! option {
+    ($of:ty) => { Option<$of> };
 }
 
-impl<O: Operands, const N: usize> Operands for [O; N] {
-    type Held = [O::Held; N];
-
-    #[inline(always)]
-    fn check(&self, check: &mut Check) -> Result<()> {
-        self.iter().try_for_each(|operand| operand.check(check))
-    }
-
-    #[inline(always)]
-    fn hold(&self) -> Self::Held {
-        self.each_ref().map(O::hold)
-    }
-
-    #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-        self.iter().for_each(|operand| operand.each(show));
-    }
+macro_rules! array {
+    ($of:ty) => {
+        [$of; N]
+    };
 }
 
-impl<H: Held, const N: usize> Held for [H; N] {
-    const STAGED: bool = H::STAGED;
-    type Cpu = [H::Cpu; N];
-    type Cuda = [H::Cuda; N];
-
-    #[inline(always)]
-    unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu {
-        // SAFETY: the caller's promise is about the buffers of all operands of the command, which include these.
-        self.each_ref().map(|held| unsafe { held.on_cpu(stage) })
-    }
-
-    #[inline(always)]
-    fn on_cuda(&self) -> Self::Cuda {
-        self.each_ref().map(H::on_cuda)
-    }
-
-    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
-        self.iter_mut().for_each(|held| held.bind(moved));
-    }
-}
+list!(option, as_ref);
+list!(array, each_ref, const N);
 
 impl<O: Operands> Operands for Vec<O> {
     type Held = Vec<O::Held>;

@@ -3,11 +3,7 @@
 
 use std::f64::consts::FRAC_2_SQRT_PI;
 
-use super::number::Real;
-
-/// A number as the sum of two, of which the second is below the last digit of the first.
-#[derive(Clone, Copy)]
-pub(crate) struct Pair<T>(pub(crate) T, pub(crate) T);
+use super::number::{Pair, Real};
 
 impl<T: Real> Pair<T> {
     /// `a + b`, exactly.

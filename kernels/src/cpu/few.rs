@@ -173,15 +173,9 @@ impl<T: Lanes, S: Simd> Tile<T, S> {
         // SAFETY: the caller promises `N` elements, `F` filters and their sums; whole vectors end before `width`, and
         // the last one is masked.
         unsafe {
-            each::<N>(
-                #[inline(always)]
-                |n| {
-                    each::<F>(
-                        #[inline(always)]
-                        |f| sums[n][f] = T::load(simd, self.sum(n, f).add(from)),
-                    )
-                },
-            );
+            each::<N>(inlined!(|n| {
+                each::<F>(inlined!(|f| sums[n][f] = T::load(simd, self.sum(n, f).add(from))))
+            }));
             for y in 0..height {
                 let (seen, results) = (self.seen.add(y * self.down), self.results.add(y * width));
                 for at in (from..last).step_by(SUMS) {
@@ -193,15 +187,9 @@ impl<T: Lanes, S: Simd> Tile<T, S> {
                     self.add_vector(seen.add(last), results.add(last), &mut sums, load);
                 }
             }
-            each::<N>(
-                #[inline(always)]
-                |n| {
-                    each::<F>(
-                        #[inline(always)]
-                        |f| T::store(simd, self.sum(n, f).add(from), sums[n][f]),
-                    )
-                },
-            );
+            each::<N>(inlined!(|n| {
+                each::<F>(inlined!(|f| T::store(simd, self.sum(n, f).add(from), sums[n][f])))
+            }));
         }
     }
 
@@ -219,20 +207,11 @@ impl<T: Lanes, S: Simd> Tile<T, S> {
     ) {
         let (simd, [height, width]) = (self.simd, self.places);
         let mut g = [T::splat(simd, T::ZERO); F];
-        each::<F>(
-            #[inline(always)]
-            |f| g[f] = load(results.wrapping_add(f * height * width)),
-        );
-        each::<N>(
-            #[inline(always)]
-            |n| {
-                let x = load(seen.wrapping_add(n * self.beside));
-                each::<F>(
-                    #[inline(always)]
-                    |f| sums[n][f] = T::mul_add(simd, x, g[f], sums[n][f]),
-                );
-            },
-        );
+        each::<F>(inlined!(|f| g[f] = load(results.wrapping_add(f * height * width))));
+        each::<N>(inlined!(|n| {
+            let x = load(seen.wrapping_add(n * self.beside));
+            each::<F>(inlined!(|f| sums[n][f] = T::mul_add(simd, x, g[f], sums[n][f])));
+        }));
     }
 
     /// Where an element's sums for a filter begin.

@@ -5,6 +5,9 @@
 //! with `l + 16`, ..), and if there are several blocks, their values are folded in the same way. Columns next to each
 //! other are folded side by side, in vectors, which changes nothing in the order of each.
 
+use std::ops::Range;
+
+use super::inlined;
 use super::lanes::{Scratch, map, simd_for, with_scratch};
 use super::number::{Number, Real};
 use crate::layout::{Dst, Src};
@@ -160,8 +163,7 @@ pub(crate) fn fold_slice<T: Number + Scratch, F: Fold<T>>(fold: F, x: &[T]) -> T
     let blocks = x.len().div_ceil(BLOCK);
     with_scratch(
         blocks,
-        #[inline(always)]
-        |partials: *mut T| {
+        inlined!(|partials: *mut T| {
             for (b, block) in x.chunks(BLOCK).enumerate() {
                 // SAFETY: the scratch has `blocks` elements, and `b` is below that.
                 unsafe { *partials.add(b) = fold_block(fold, block) };
@@ -171,7 +173,7 @@ pub(crate) fn fold_slice<T: Number + Scratch, F: Fold<T>>(fold: F, x: &[T]) -> T
             let mut value = fold.empty();
             fold_partials(fold, partials, 1, &mut |_, all| value = all);
             value
-        },
+        }),
     )
 }
 
@@ -289,21 +291,17 @@ pub(crate) unsafe fn fold<T: Number + Scratch, F: Fold<T>>(
         // Group after group, and in each block after block.
         let to = if blocks > 1 { Dst(partials) } else { out };
         for_range(workers, groups * blocks, (1_usize << 15).div_ceil(cost), &|range| {
-            with_lanes(
-                #[inline(always)]
-                |lanes| {
-                    for part in range.clone() {
-                        let (first, block) = (part / blocks * width, part % blocks);
-                        let count = width.min(kept.elements - first);
-                        let rows = block * BLOCK..reduced.elements.min((block + 1) * BLOCK);
-                        let to = to.at((first * blocks + block * count) as isize);
-                        // SAFETY: `first + count` is at most the kept elements and `rows` lies in the reduced ones,
-                        // for which the caller vouches. Parts write disjoint ranges of `to`, and the lanes are this
-                        // thread's.
-                        unsafe { fold_group(axes, first, count, rows, x, shifts, fold, lanes, to) };
-                    }
-                },
-            );
+            with_lanes(inlined!(|lanes| {
+                let folding = Folding { axes, x, shifts, fold, lanes };
+                for part in range.clone() {
+                    let (first, block) = (part / blocks * width, part % blocks);
+                    let count = width.min(kept.elements - first);
+                    let rows = block * BLOCK..reduced.elements.min((block + 1) * BLOCK);
+                    let to = to.at((first * blocks + block * count) as isize);
+                    // SAFETY: the caller's promise; parts write disjoint places.
+                    unsafe { folding.block(first..first + count, rows, to) };
+                }
+            }));
         });
         if blocks == 1 {
             return;
@@ -330,141 +328,148 @@ pub(crate) unsafe fn fold<T: Number + Scratch, F: Fold<T>>(
 fn with_lanes<T: Number + Scratch>(work: impl FnOnce(*mut T)) {
     with_scratch(
         Columns::<T>::SIZE,
-        #[inline(always)]
-        |lanes: *mut T| {
-            simd_for::<T, _>(
-                #[inline(always)]
-                || work(lanes),
-            );
-        },
+        inlined!(|lanes: *mut T| {
+            simd_for::<T, _>(inlined!(|| work(lanes)));
+        }),
     );
 }
 
-// Folds rows `rows` (one block) of the outputs `first..first + count` into `out`.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn fold_group<T: Number + Scratch, F: Fold<T>>(
-    axes: &Axes,
-    first: usize,
-    count: usize,
-    rows: std::ops::Range<usize>,
+/// A fold over axes, and memory for the lanes of a thread.
+struct Folding<'a, T, F> {
+    axes: &'a Axes,
     x: Src<T>,
     shifts: Option<Src<T>>,
     fold: F,
     lanes: *mut T,
-    out: *mut T,
-) {
-    let Axes { kept, reduced } = axes;
-    let len = rows.len();
-    let mut all_shifts = [T::ZERO; WIDTH];
-    if let (true, Some(shifts)) = (F::LIFTS, shifts) {
-        for (c, shift) in all_shifts[..count].iter_mut().enumerate() {
-            // SAFETY: `first + c` is a kept element, and the caller promises a shift for each.
-            *shift = unsafe { *shifts.at((first + c) as isize) };
-        }
-    }
-    let shifts = all_shifts.as_ptr();
-    let step = reduced.inner().strides[0];
-    if axes.by_rows() {
-        let [start] = kept.offsets(first);
-        let mut block = x.at(start + rows.start as isize);
-        if !(reduced.axes.len() == 1 && step == 1) {
-            let mut at = 0;
-            reduced.for_runs(
-                rows,
-                #[inline(always)]
-                |[offset], len| {
-                    let from = x.at(start + offset);
-                    // SAFETY: `axes` reaches `len` elements from `from` on, which the caller promises to be readable.
-                    // The runs add up to at most a block, for which the lanes have room.
-                    unsafe {
-                        if step == 1 {
-                            std::ptr::copy_nonoverlapping(from, lanes.add(at), len);
-                        } else {
-                            for i in 0..len {
-                                *lanes.add(at + i) = *from.offset(i as isize * step);
-                            }
-                        }
-                    }
-                    at += len;
-                },
-            );
-            block = lanes;
-        }
-        // SAFETY: `block` points to `len` elements next to each other: of `x`, or copied to the lanes. The lanes have
-        // room for a block.
-        unsafe {
-            if F::LIFTS {
-                let shift = *shifts;
-                map(
-                    len,
-                    lanes,
-                    [block],
-                    #[inline(always)]
-                    |[x]| fold.lift(x, shift),
-                );
-                block = lanes;
+}
+
+/// # Safety
+/// Each method reads elements that the axes reach, and has the lanes to itself.
+impl<T: Number + Scratch, F: Fold<T>> Folding<'_, T, F> {
+    /// Folds rows `rows`, one block, of neighbouring outputs into `out`, which has room for them.
+    #[inline(always)]
+    unsafe fn block(&self, outputs: Range<usize>, rows: Range<usize>, out: *mut T) {
+        let mut shifts = [T::ZERO; WIDTH];
+        if let (true, Some(from)) = (F::LIFTS, self.shifts) {
+            for (shift, output) in shifts.iter_mut().zip(outputs.clone()) {
+                // SAFETY: there is a value for each output.
+                *shift = unsafe { *from.at(output as isize) };
             }
-            *out = fold_block(fold, std::slice::from_raw_parts(block, len));
         }
-        return;
+        // SAFETY: the caller's promise; there is room for each output.
+        unsafe {
+            if self.axes.by_rows() {
+                *out = self.row(outputs.start, rows, shifts[0]);
+            } else {
+                self.columns(outputs, rows, &shifts, out);
+            }
+        }
     }
-    let mut offsets = [0; WIDTH];
-    let (mut c, mut runs) = (0, 0);
-    let side = kept.inner().strides[0];
-    kept.for_runs(first..first + count, |[offset], len| {
-        for i in 0..len {
-            offsets[c] = offset + i as isize * side;
-            c += 1;
+
+    /// The fold of one output's elements along memory.
+    #[inline(always)]
+    unsafe fn row(&self, output: usize, rows: Range<usize>, shift: T) -> T {
+        let (reduced, len) = (&self.axes.reduced, rows.len());
+        let [start] = self.axes.kept.offsets(output);
+        // SAFETY: `len` elements lie next to each other there or in the lanes, which have room for a block.
+        unsafe {
+            let mut block = if reduced.axes.len() == 1 && reduced.inner().strides[0] == 1 {
+                self.x.at(start + rows.start as isize)
+            } else {
+                self.gather(start, rows)
+            };
+            if F::LIFTS {
+                map(len, self.lanes, [block], inlined!(|[x]| self.fold.lift(x, shift)));
+                block = self.lanes;
+            }
+            fold_block(self.fold, std::slice::from_raw_parts(block, len))
         }
-        runs += 1;
-    });
-    let next_to_each_other = runs == 1 && (side == 1 || count == 1);
-    // SAFETY: the caller lends `Columns::SIZE` elements of scratch, which this thread alone uses.
-    let mut columns = unsafe { Columns::new(fold, lanes, len, count) };
-    if next_to_each_other && !F::LIFTS && reduced.axes.len() == 1 && step == count as isize {
-        let from = x.at(offsets[0] + rows.start as isize * step);
-        // SAFETY: the branch is taken only if the columns lie next to each other and the rows one after the other,
-        // `len * count` elements in all.
-        columns.dense(fold, unsafe { std::slice::from_raw_parts(from, len * count) });
-    } else {
-        let mut copy = [T::ZERO; WIDTH];
-        let mut i = 0;
+    }
+
+    /// Copies rows `rows` of the output that begins at `start` to the lanes.
+    #[inline(always)]
+    unsafe fn gather(&self, start: isize, rows: Range<usize>) -> *const T {
+        let (reduced, mut to) = (&self.axes.reduced, self.lanes);
+        let step = reduced.inner().strides[0];
         reduced.for_runs(
             rows,
-            #[inline(always)]
-            |[offset], len| {
-                for row in 0..len as isize {
-                    let mut from = x.at(offset + row * step);
-                    // SAFETY: `axes` reaches these `count` elements, which the caller promises to be readable.
-                    unsafe {
-                        if next_to_each_other {
-                            from = from.offset(offsets[0]);
-                        } else {
-                            for (to, &offset) in copy[..count].iter_mut().zip(&offsets) {
-                                *to = *from.offset(offset);
-                            }
-                            from = copy.as_ptr();
+            inlined!(|[offset], len| {
+                let from = self.x.at(start + offset);
+                // SAFETY: the elements exist, and the lanes, which are apart from them, have room for a block.
+                unsafe {
+                    if step == 1 {
+                        std::ptr::copy_nonoverlapping(from, to, len);
+                    } else {
+                        for i in 0..len {
+                            *to.add(i) = *from.offset(i as isize * step);
                         }
-                        if F::LIFTS {
-                            map(
-                                count,
-                                copy.as_mut_ptr(),
-                                [from, shifts],
-                                #[inline(always)]
-                                |[x, shift]| fold.lift(x, shift),
-                            );
-                            from = copy.as_ptr();
-                        }
-                        columns.row(fold, i, std::slice::from_raw_parts(from, count));
                     }
-                    i += 1;
+                    to = to.add(len);
                 }
-            },
+            }),
         );
+        self.lanes
     }
-    for (c, &value) in columns.join(fold).iter().enumerate() {
-        // SAFETY: the caller promises room for `count` outputs, and `c` is below that.
-        unsafe { *out.add(c) = value };
+
+    /// Folds outputs side by side into `out`.
+    #[inline(always)]
+    unsafe fn columns(&self, outputs: Range<usize>, rows: Range<usize>, shifts: &[T; WIDTH], out: *mut T) {
+        let (Axes { kept, reduced }, fold) = (self.axes, self.fold);
+        let (count, len) = (outputs.len(), rows.len());
+        let (step, side) = (reduced.inner().strides[0], kept.inner().strides[0]);
+        let mut offsets = [0; WIDTH];
+        let (mut c, mut runs) = (0, 0);
+        kept.for_runs(outputs, |[offset], len| {
+            for i in 0..len {
+                offsets[c] = offset + i as isize * side;
+                c += 1;
+            }
+            runs += 1;
+        });
+        let next_to_each_other = runs == 1 && (side == 1 || count == 1);
+        // SAFETY: the caller lent the memory.
+        let mut columns = unsafe { Columns::new(fold, self.lanes, len, count) };
+        if next_to_each_other && !F::LIFTS && reduced.axes.len() == 1 && step == count as isize {
+            let from = self.x.at(offsets[0] + rows.start as isize * step);
+            // SAFETY: the rows lie next to each other.
+            columns.dense(fold, unsafe { std::slice::from_raw_parts(from, len * count) });
+        } else {
+            let mut copy = [T::ZERO; WIDTH];
+            let mut i = 0;
+            reduced.for_runs(
+                rows,
+                inlined!(|[offset], len| {
+                    for row in 0..len as isize {
+                        let mut from = self.x.at(offset + row * step);
+                        // SAFETY: the elements of the row exist.
+                        unsafe {
+                            if next_to_each_other {
+                                from = from.offset(offsets[0]);
+                            } else {
+                                for (to, &offset) in copy[..count].iter_mut().zip(&offsets) {
+                                    *to = *from.offset(offset);
+                                }
+                                from = copy.as_ptr();
+                            }
+                            if F::LIFTS {
+                                map(
+                                    count,
+                                    copy.as_mut_ptr(),
+                                    [from, shifts.as_ptr()],
+                                    inlined!(|[x, shift]| fold.lift(x, shift)),
+                                );
+                                from = copy.as_ptr();
+                            }
+                            columns.row(fold, i, std::slice::from_raw_parts(from, count));
+                        }
+                        i += 1;
+                    }
+                }),
+            );
+        }
+        for (c, &value) in columns.join(fold).iter().enumerate() {
+            // SAFETY: there is room for `count` outputs.
+            unsafe { *out.add(c) = value };
+        }
     }
 }

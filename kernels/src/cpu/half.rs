@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use device::{DType, bf16, f16};
 
-use super::simd_of;
+use super::{inlined, simd_of};
 pub(crate) use crate::half::Half;
 use crate::layout::Dst;
 use crate::loops::Places;
@@ -61,8 +61,7 @@ unsafe fn blocks_of<H: Half, const N: usize>(
                         part.clone(),
                         k,
                         (operands[k], blocks[k]),
-                        #[inline(always)]
-                        |element: *mut H, place| place.write((*element).widen()),
+                        inlined!(|element: *mut H, place| place.write((*element).widen())),
                     );
                 }
                 kernel(&Places::Run { elements, steps: [1; N] }, blocks);
@@ -71,8 +70,7 @@ unsafe fn blocks_of<H: Half, const N: usize>(
                     part,
                     0,
                     (operands[0], blocks[0]),
-                    #[inline(always)]
-                    |element: *mut H, place| element.write(H::round(*place)),
+                    inlined!(|element: *mut H, place| element.write(H::round(*place))),
                 );
             }
         }
@@ -88,23 +86,20 @@ fn for_elements<H: Half, const N: usize>(
     (operand, block): (Dst<H>, Dst<f32>),
     each: impl Fn(*mut H, *mut f32),
 ) {
-    simd_of::<false, _>(
-        #[inline(always)]
-        || {
-            let mut runs = walk.runs(part);
-            let mut done = 0;
-            while let Some((offsets, len)) = runs.next() {
-                let (element, step) = (operand.at(offsets[k]), runs.steps()[k]);
-                let place = block.at(done);
-                if step == 1 {
-                    (0..len).for_each(|j| each(element.wrapping_add(j), place.wrapping_add(j)));
-                } else {
-                    (0..len).for_each(|j| {
-                        each(element.wrapping_offset(j as isize * step), place.wrapping_add(j));
-                    });
-                }
-                done += len as isize;
+    simd_of::<false, _>(inlined!(|| {
+        let mut runs = walk.runs(part);
+        let mut done = 0;
+        while let Some((offsets, len)) = runs.next() {
+            let (element, step) = (operand.at(offsets[k]), runs.steps()[k]);
+            let place = block.at(done);
+            if step == 1 {
+                (0..len).for_each(|j| each(element.wrapping_add(j), place.wrapping_add(j)));
+            } else {
+                (0..len).for_each(|j| {
+                    each(element.wrapping_offset(j as isize * step), place.wrapping_add(j));
+                });
             }
-        },
-    );
+            done += len as isize;
+        }
+    }));
 }

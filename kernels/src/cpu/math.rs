@@ -7,7 +7,7 @@
 // Decimal literals are as exact as the fits; `f32` rounds them.
 #![allow(clippy::excessive_precision)]
 
-use super::activations::Pair;
+use super::number::Pair;
 
 /// Adding and subtracting it rounds to the nearest integer, which is then in the low bits.
 const ROUND: f32 = 12_582_912.0;

@@ -33,6 +33,7 @@ mod patches;
 pub(crate) mod pool;
 pub(crate) mod product;
 pub(crate) mod random;
+mod real;
 pub(crate) mod reduce;
 pub(crate) mod sequence;
 pub(crate) mod softmax;

@@ -7,6 +7,7 @@ use std::ops::{Add, Div, Mul, Sub};
 use device::{DType, bf16, f16};
 use pulp::{Arch, Scalar, Simd, WithSimd};
 
+use super::inlined;
 use super::lanes::Lanes;
 use crate::half::Half;
 use crate::layout::{Dst, Src};
@@ -32,10 +33,7 @@ impl<T: Lanes, S: Simd> Vector<T, S> {
 
     #[inline(always)]
     fn splats<const N: usize>(simd: S, x: [T; N]) -> [Self; N] {
-        x.map(
-            #[inline(always)]
-            |x| Vector::splat(simd, x),
-        )
+        x.map(inlined!(|x| Vector::splat(simd, x)))
     }
 
     /// # Safety
@@ -174,10 +172,7 @@ unsafe fn step_vector<S, T, R, const STATES: usize, const NUMBERS: usize, const 
     // copy can be written.
     unsafe {
         let (p, g) = (Vector::load(simd, at[0]), Vector::load(simd, at[1]));
-        let states = from_fn(
-            #[inline(always)]
-            |k| Vector::load(simd, at[k + 2]),
-        );
+        let states = from_fn(inlined!(|k| Vector::load(simd, at[k + 2])));
         let (p, states) = R::step(numbers, flags, p, g, states);
         T::store(simd, at[0], p.elements);
         if at[ROUNDED] != at[0] {

@@ -7,6 +7,7 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
+use super::inlined;
 use super::lanes::{Lanes, transpose, with_scratch};
 
 /// Products that are summed from zero before they are added to the result.
@@ -614,45 +615,39 @@ impl<T: Lanes, S: Simd, A: Left<T>, B: Right<T>, const WIDE: bool, const MASKED:
             for _ in 0..k {
                 let b0 = self.load(b.row(), false);
                 let b1 = if WIDE { self.load(b.row(), true) } else { zero };
-                each::<ROWS>(
-                    #[inline(always)]
-                    |r| {
-                        let x = T::splat(simd, *a.element(r));
-                        first[r] = T::mul_add(simd, x, b0, first[r]);
-                        if WIDE {
-                            second[r] = T::mul_add(simd, x, b1, second[r]);
-                        }
-                    },
-                );
+                each::<ROWS>(inlined!(|r| {
+                    let x = T::splat(simd, *a.element(r));
+                    first[r] = T::mul_add(simd, x, b0, first[r]);
+                    if WIDE {
+                        second[r] = T::mul_add(simd, x, b1, second[r]);
+                    }
+                }));
                 a.next_column();
                 b.next_row();
             }
-            each::<ROWS>(
-                #[inline(always)]
-                |r| {
-                    let to = c.at(r, 0).ptr;
-                    let from = match init {
-                        Init::Zero | Init::Column(..) => std::ptr::null(),
-                        Init::Existing => to.cast_const(),
-                        Init::Row(row, _) => row,
-                    };
-                    if let Init::Column(column, step) = init {
-                        let value = T::splat(simd, *column.offset((i + r) as isize * step));
-                        first[r] = T::v_add(simd, value, first[r]);
-                        second[r] = T::v_add(simd, value, second[r]);
-                    }
-                    if !from.is_null() {
-                        first[r] = T::v_add(simd, self.load(from, false), first[r]);
-                        if WIDE {
-                            second[r] = T::v_add(simd, self.load(from, true), second[r]);
-                        }
-                    }
-                    self.store(to, false, first[r]);
+            each::<ROWS>(inlined!(|r| {
+                let to = c.at(r, 0).ptr;
+                let from = match init {
+                    Init::Zero | Init::Column(..) => std::ptr::null(),
+                    Init::Existing => to.cast_const(),
+                    Init::Row(row, _) => row,
+                };
+                if let Init::Column(column, step) = init {
+                    let value = T::splat(simd, *column.offset((i + r) as isize * step));
+                    first[r] = T::v_add(simd, value, first[r]);
+                    second[r] = T::v_add(simd, value, second[r]);
+                }
+                if !from.is_null() {
+                    first[r] = T::v_add(simd, self.load(from, false), first[r]);
                     if WIDE {
-                        self.store(to, true, second[r]);
+                        second[r] = T::v_add(simd, self.load(from, true), second[r]);
                     }
-                },
-            );
+                }
+                self.store(to, false, first[r]);
+                if WIDE {
+                    self.store(to, true, second[r]);
+                }
+            }));
         }
     }
 }

@@ -225,15 +225,12 @@ fn drive<const WIDE: bool, const N: usize>(
         return;
     }
     for_range(workers, walk.elements(), CHUNK, &|range| {
-        simd_of::<WIDE, _>(
-            #[inline(always)]
-            || {
-                let mut runs = walk.runs(range.clone());
-                while let Some((offsets, len)) = runs.next() {
-                    run(offsets, len, runs.steps());
-                }
-            },
-        );
+        simd_of::<WIDE, _>(inlined!(|| {
+            let mut runs = walk.runs(range.clone());
+            while let Some((offsets, len)) = runs.next() {
+                run(offsets, len, runs.steps());
+            }
+        }));
     });
 }
 
@@ -248,8 +245,7 @@ pub(crate) unsafe fn map0<O: Copy + Sync>(walk: &Places<1>, workers: &Workers, o
         workers,
         // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
         |[oo]| unsafe { *out.at(oo) = value },
-        #[inline(always)]
-        |[oo], len, [so]| {
+        inlined!(|[oo], len, [so]| {
             let mut out = Output::new((out.at(oo), so), len);
             // SAFETY: `walk` yields only runs of elements that the caller vouches for, and `blocks` and `push` stay
             // within `len`.
@@ -265,7 +261,7 @@ pub(crate) unsafe fn map0<O: Copy + Sync>(walk: &Places<1>, workers: &Workers, o
                     out.push(value);
                 }
             }
-        },
+        }),
     );
 }
 
@@ -287,8 +283,7 @@ pub(crate) unsafe fn map1<const WIDE: bool, O: Copy, A: Copy>(
         workers,
         // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
         |[oo, ox]| unsafe { *out.at(oo) = f(*x.at(ox)) },
-        #[inline(always)]
-        |[oo, ox], len, [so, sx]| {
+        inlined!(|[oo, ox], len, [so, sx]| {
             let mut out = Output::new((out.at(oo), so), len);
             // SAFETY: `walk` yields only runs of elements that the caller vouches for, and blocks stay within `len`.
             // A block is read before it is written, so `out` may be `x`.
@@ -300,7 +295,7 @@ pub(crate) unsafe fn map1<const WIDE: bool, O: Copy, A: Copy>(
                     out.push(f(x.one(out.done)));
                 }
             }
-        },
+        }),
     );
 }
 
@@ -416,8 +411,7 @@ pub(crate) unsafe fn map3<O: Copy, A: Copy, B: Copy, C: Copy>(
         workers,
         // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
         |[oo, ox, oy, oz]| unsafe { *out.at(oo) = f(*x.at(ox), *y.at(oy), *z.at(oz)) },
-        #[inline(always)]
-        |[oo, ox, oy, oz], len, [so, sx, sy, sz]| {
+        inlined!(|[oo, ox, oy, oz], len, [so, sx, sy, sz]| {
             let mut out = Output::new((out.at(oo), so), len);
             // SAFETY: `walk` yields only runs of elements that the caller vouches for, and blocks stay within `len`.
             // A block is read before it is written, so `out` may be an input.
@@ -438,7 +432,7 @@ pub(crate) unsafe fn map3<O: Copy, A: Copy, B: Copy, C: Copy>(
                     out.push(f(x.one(out.done), y.one(out.done), z.one(out.done)));
                 }
             }
-        },
+        }),
     );
 }
 

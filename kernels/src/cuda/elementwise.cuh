@@ -59,7 +59,7 @@ template <class T> __device__ inline T clamp_of(T x, T low, T high) {
 }
 
 #if FLOATS
-// The formulas are those of the CPU, see cpu/activations.rs and cpu/number.rs. What a number lacks of a constant is `.._LOW`.
+// The formulas are those of the CPU, see cpu/activations.rs and cpu/real.rs. What a number lacks of a constant is `.._LOW`.
 [[maybe_unused]] constexpr f64 INV_SQRT_2 = 0.70710678118654752;
 [[maybe_unused]] constexpr f64 INV_SQRT_2_LOW = -4.833646656726457e-17;
 [[maybe_unused]] constexpr f64 INV_SQRT_TAU = 0.3989422804014327;

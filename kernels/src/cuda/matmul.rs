@@ -3,13 +3,13 @@
 use device::cuda::{Arg, Grid, Queue, Workspace};
 use device::{DType, Result};
 
-use super::conv::positive_parts;
 use super::copy::enqueue_copy;
-use super::libraries::{self, Epilogue, Gemm};
+use super::elementwise;
 use super::walk::{ByValue, MAX_Y, Walk};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
-use crate::loops::{LoopAxis, Loops};
+use crate::functions::UnaryOp;
+use crate::loops::{LoopAxis, Loops, Places};
 use crate::matrices::{MatrixBatch, MatrixLayout};
 
 float_programs!("matmul", "matmul.cu");
@@ -126,9 +126,10 @@ impl Product<'_> {
             positive &= unsafe { self.enqueue_call(queue, &gemm, &inner, at)? };
         }
         if self.relu && !positive {
-            let elements = axes.iter().map(|axis| axis.size).product::<usize>();
             let each = self.batch.c.rows * self.batch.c.columns;
-            return positive_parts(queue, self.c_dtype, at[0], elements * each);
+            let elements = axes.iter().map(|axis| axis.size).product::<usize>() * each;
+            let places = Places::Run { elements, steps: [1; 2] };
+            return elementwise::run(queue, UnaryOp::Relu, self.c_dtype, &places, [at[0]; 2]);
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use super::table::Table;
 use super::tensors::Tensor;
 use super::walk::{ByValue, Walk, blocks, number_bits};
 use crate::command::Address;
-use crate::optim::Stepped;
+use crate::rule_step::Stepped;
 use crate::rules::{MAX_NUMBERS, OPERANDS, ROUNDED, StepNumbers};
 
 /// Kernels for F32 and F64, or for parameters of a half with masters.
@@ -58,46 +58,33 @@ struct One<const N: usize>([u64; N]);
 // SAFETY: an array of words of 64 bits has no padding.
 unsafe impl<const N: usize> ByValue for One<N> {}
 
-/// What the kernels of a step are like.
-#[derive(Clone, Copy)]
-pub(crate) struct Form {
-    /// Of what is stepped.
-    pub(crate) dtype: DType,
-    /// Of the parameters and their gradients, if what is stepped are their masters.
-    pub(crate) stored: DType,
-    /// Whether the last operand is added to the gradient.
-    pub(crate) adds: bool,
-}
-
-/// Steps tensors by a rule with the same numbers.
-pub(crate) fn step<'a>(
+/// Enqueues steps that are all like `first`. With `adds`, the last operand of each is what is added to the gradient first, and
+/// all are [dense](Stepped::is_dense).
+pub(crate) fn enqueue<'a>(
     queue: &Queue<'_>,
-    form: Form,
-    formula: &Formula,
-    numbers: &StepNumbers,
+    first: &Stepped,
+    adds: bool,
     tensors: impl Iterator<Item = (&'a Stepped, [Address; OPERANDS])> + Clone,
 ) -> Result<()> {
-    let StepNumbers { numbers, flags } = *numbers;
-    let numbers = numbers.map(|number| number_bits(form.dtype, number));
-    let step = Kernels {
-        program: program_of(formula, form.stored),
+    let Stepped { step, dtype, stored, .. } = first;
+    let (formula, StepNumbers { numbers, flags }) = (step.formula(), step.numbers());
+    let kernels = Kernels {
+        program: program_of(formula, *stored),
         name: (formula.name)(),
-        form,
-        numbers: NumberBits { flags: flags.into(), numbers },
+        stored: *stored,
+        adds,
+        has_last: stored != dtype || adds,
+        numbers: NumberBits {
+            flags: flags.into(),
+            numbers: numbers.map(|number| number_bits(*dtype, number)),
+        },
     };
-    match formula.states + usize::from(form.has_last()) {
-        0 => step.run::<2>(queue, tensors),
-        1 => step.run::<3>(queue, tensors),
-        2 => step.run::<4>(queue, tensors),
-        3 => step.run::<5>(queue, tensors),
-        _ => step.run::<OPERANDS>(queue, tensors),
-    }
-}
-
-impl Form {
-    /// Whether the last operand is another one than what is stepped.
-    fn has_last(self) -> bool {
-        self.stored != self.dtype || self.adds
+    match formula.states + usize::from(kernels.has_last) {
+        0 => kernels.run::<2>(queue, tensors),
+        1 => kernels.run::<3>(queue, tensors),
+        2 => kernels.run::<4>(queue, tensors),
+        3 => kernels.run::<5>(queue, tensors),
+        _ => kernels.run::<OPERANDS>(queue, tensors),
     }
 }
 
@@ -105,7 +92,12 @@ impl Form {
 struct Kernels {
     program: &'static Program,
     name: String,
-    form: Form,
+    /// The type of the parameters and their gradients; another than that of what is stepped if that is their masters.
+    stored: DType,
+    /// Whether the last operand is added to the gradient.
+    adds: bool,
+    /// Whether the last operand is another one than what is stepped.
+    has_last: bool,
     numbers: NumberBits,
 }
 
@@ -117,7 +109,7 @@ impl Kernels {
         tensors: impl Iterator<Item = (&'a Stepped, [Address; OPERANDS])> + Clone,
     ) -> Result<()> {
         // It follows the last state.
-        let place = |k| if self.form.has_last() && k + 1 == N { ROUNDED } else { k };
+        let place = |k| if self.has_last && k + 1 == N { ROUNDED } else { k };
         let first = |all: &[Address; OPERANDS]| -> [Address; N] { std::array::from_fn(|k| all[place(k)]) };
         let alone = |(stepped, _): &(&Stepped, _)| !stepped.is_dense() && stepped.loops.elements > 0;
         for (Stepped { loops, .. }, operands) in tensors.clone().filter(alone) {
@@ -131,7 +123,7 @@ impl Kernels {
         let dense = tensors.filter(|(stepped, _)| stepped.is_dense());
         let tensors = dense
             .map(|(stepped, operands)| Tensor::<N>::with_parts(first(&operands), stepped.loops.elements));
-        let kernel = self.kernel(if self.form.adds { "_sum" } else { "" });
+        let kernel = self.kernel(if self.adds { "_sum" } else { "" });
         Table::each(tensors, |table| {
             let grid = blocks(queue, u64::from(table.parts), THREADS);
             // SAFETY: the kernel takes these arguments, and the table names the operands' elements.
@@ -141,6 +133,6 @@ impl Kernels {
 
     /// The name of the kernel of this kind.
     fn kernel(&self, kind: &str) -> String {
-        [&self.name, kind, "_", self.form.stored.name()].concat()
+        [&self.name, kind, "_", self.stored.name()].concat()
     }
 }

@@ -10,11 +10,12 @@ use smallvec::SmallVec;
 use super::{Fuser, Part, Parts};
 use crate::command::Address;
 use crate::cpu::elementwise;
+use crate::cuda::optim::enqueue;
 use crate::functions::BinaryOp;
 use crate::layout::Dst;
 use crate::loops::{LoopAxis, Loops, Places};
-use crate::optim::{RuleStep, Stepped, enqueue};
 use crate::par::{Workers, for_range, workers};
+use crate::rule_step::{RuleStep, Stepped};
 use crate::rules::{Accumulated, OPERANDS, ROUNDED};
 
 /// Elements of a part when a step is split over threads, and of the sums that a thread makes at a time.

@@ -7,6 +7,9 @@ use device::{Error, ErrorKind};
 use super::*;
 use crate::testing::{Array, bits, cpu, values, values_f32};
 
+const LARGEST: Reduction = Reduction::Index(Extreme::Largest);
+const SMALLEST: Reduction = Reduction::Index(Extreme::Smallest);
+
 /// The elements that each output joins, in order.
 fn groups<T: Copy>(x: &[T], shape: &[usize], axes: &[usize]) -> Vec<Vec<T>> {
     let kept: usize = (0..shape.len()).filter(|i| !axes.contains(i)).map(|i| shape[i]).product();
@@ -143,11 +146,17 @@ fn all_ops_match_a_reference() {
         check("min", &|out| plain(ReduceOp::Min)(from.view(), out, &s, &named), &|g| {
             g.iter().copied().fold(9.0, f64::min)
         });
-        check("var", &|out| var(&s, from.view(), &named, 1.0, None, out), &|g| {
-            let m = mean(g);
-            g.iter().map(|x| (x - m) * (x - m)).sum::<f64>() / (g.len() as f64 - 1.0)
-        });
-        check("logsumexp", &|out| logsumexp(&s, from.view(), &named, None, out), &|g| {
+        check(
+            "var",
+            &|out| {
+                reduce(&s, Reduction::Var { correction: 1.0, root: false }, from.view(), &named, None, out)
+            },
+            &|g| {
+                let m = mean(g);
+                g.iter().map(|x| (x - m) * (x - m)).sum::<f64>() / (g.len() as f64 - 1.0)
+            },
+        );
+        check("logsumexp", &|out| reduce(&s, Reduction::LogSumExp, from.view(), &named, None, out), &|g| {
             g.iter().map(|x| x.exp()).sum::<f64>().ln()
         });
     }
@@ -160,7 +169,7 @@ fn logsumexp_is_exact_for_extreme_values() {
     let inf = f32::INFINITY;
     let x = Array::new(&s, &[1000.0, 1000.0, -inf, -inf, inf, 0.0, f32::NAN, 1.0, -1000.0, -1000.0], &[5, 2]);
     let out = Array::full(&s, 0.0_f32, &[5]);
-    logsumexp(&s, x.view(), &[1], None, out.view()).unwrap();
+    reduce(&s, Reduction::LogSumExp, x.view(), &[1], None, out.view()).unwrap();
     let got = out.to_vec();
     assert!((got[0] - (1000.0 + LN_2)).abs() < 1e-4 && (got[4] + (1000.0 - LN_2)).abs() < 1e-4, "{got:?}");
     assert!(got[1] == -inf && got[2] == inf && got[3].is_nan(), "{got:?}");
@@ -180,7 +189,7 @@ fn nan_wins() {
         }
         let index = Array::full(&s, -1_i64, &[1]);
         x[99] = f32::NAN;
-        argmax(&s, Array::new(&s, &x, &[100]).view(), 0, None, index.view()).unwrap();
+        reduce(&s, LARGEST, Array::new(&s, &x, &[100]).view(), &[0], None, index.view()).unwrap();
         assert_eq!(index.to_vec(), [place as i64]);
     }
 }
@@ -191,12 +200,12 @@ fn argmax_finds_the_first() {
     let s = dev.default_stream();
     let x = [1_i64, 5, 5, 2, 0, 0, 7, 3, 7];
     let out = Array::full(&s, 0_i64, &[3]);
-    argmax(&s, Array::new(&s, &x, &[3, 3]).view(), 1, None, out.view()).unwrap();
+    reduce(&s, LARGEST, Array::new(&s, &x, &[3, 3]).view(), &[1], None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [1, 0, 0]);
-    argmax(&s, Array::new(&s, &x, &[3, 3]).view(), -2, None, out.view()).unwrap();
+    reduce(&s, LARGEST, Array::new(&s, &x, &[3, 3]).view(), &[-2], None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [2, 0, 2]);
     let t = Array::new(&s, &x, &[3, 3]).with(|l| l.transpose("test", 0, 1).unwrap());
-    argmax(&s, t.view(), 0, None, out.view()).unwrap();
+    reduce(&s, LARGEST, t.view(), &[0], None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [1, 0, 0]);
 }
 
@@ -206,12 +215,20 @@ fn argmin_finds_the_first() {
     let s = dev.default_stream();
     let out = Array::full(&s, 0_i64, &[2]);
     let x = [0, i64::MIN, i64::MIN, i64::MAX, -1, -1];
-    argmin(&s, Array::new(&s, &x, &[2, 3]).view(), 1, None, out.view()).unwrap();
+    reduce(&s, SMALLEST, Array::new(&s, &x, &[2, 3]).view(), &[1], None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [1, 1]);
-    argmin(&s, Array::new(&s, &[3_u8, 0, 0, 255, 255, 254], &[2, 3]).view(), 1, None, out.view()).unwrap();
+    reduce(
+        &s,
+        SMALLEST,
+        Array::new(&s, &[3_u8, 0, 0, 255, 255, 254], &[2, 3]).view(),
+        &[1],
+        None,
+        out.view(),
+    )
+    .unwrap();
     assert_eq!(out.to_vec(), [1, 2]);
     let x = [-1.0_f32, f32::NAN, f32::NAN, 0.0, -0.0, 1.0];
-    argmin(&s, Array::new(&s, &x, &[2, 3]).view(), 1, None, out.view()).unwrap();
+    reduce(&s, SMALLEST, Array::new(&s, &x, &[2, 3]).view(), &[1], None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [1, 0]);
 }
 
@@ -239,7 +256,7 @@ fn integers_and_empty_axes() {
         ErrorKind::InvalidArgument { op: "max", .. }
     ));
     reduce(&s, ReduceOp::Max, none.view(), &[0], None, Array::<f32>::new(&s, &[], &[0]).view()).unwrap();
-    logsumexp(&s, none.view(), &[1], None, out.view()).unwrap();
+    reduce(&s, Reduction::LogSumExp, none.view(), &[1], None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [f32::NEG_INFINITY; 2]);
 }
 
@@ -262,4 +279,17 @@ fn expanded_inputs_and_wrong_outputs() {
     let error =
         reduce(&s, ReduceOp::Sum, bools.view(), &[], None, Array::full(&s, true, &[]).view()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::DTypeUnsupported { .. }), "{error}");
+}
+
+#[test]
+fn an_index_is_along_one_axis() {
+    let s = cpu(1).default_stream();
+    let (x, out) = (Array::full(&s, 1.0_f32, &[2, 3]), Array::full(&s, 0_i64, &[]));
+    for axes in [&[][..], &[0, 1]] {
+        let error = reduce(&s, LARGEST, x.view(), axes, None, out.view()).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::InvalidArgument { op: "argmax", argument: "axes", .. }),
+            "{error}"
+        );
+    }
 }

@@ -1,8 +1,24 @@
 //! Comma-separated numbers with the class in the last column.
 
+use std::path::Path;
+
 use device::{Error, ErrorKind, Result};
 
 use super::InMemory;
+use crate::file;
+
+impl InMemory {
+    /// Reads a file of comma-separated numbers, one row a line, the class last; values are multiplied by
+    /// `scale`. Empty lines are skipped, and so is a first line that has no number in it (a heading).
+    ///
+    /// # Errors
+    /// `Io` if the file cannot be read; `Format` with the line's number for anything in it that is not a
+    /// number, for NaN, for a row of another length, and for a label outside `0..classes`.
+    pub fn read_csv(path: impl AsRef<Path>, classes: usize, scale: f32) -> Result<Self> {
+        let path = path.as_ref();
+        parse(&path.display().to_string(), &file::read(path)?, classes, scale)
+    }
+}
 
 /// Parses `text`; `path` is for the messages.
 pub(super) fn parse(path: &str, text: &[u8], classes: usize, scale: f32) -> Result<InMemory> {

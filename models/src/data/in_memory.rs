@@ -1,13 +1,12 @@
 //! A labelled data set on the host.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use device::{Device, Error, ErrorKind, Result};
 
 use super::rows::Rows;
-use super::{Batch, Dataset, Ragged, csv};
-use crate::{file, random};
+use super::{Batch, Dataset, Ragged};
+use crate::random;
 
 /// Rows of features, each with the number of its class; cheap to clone.
 ///
@@ -40,12 +39,8 @@ impl InMemory {
     pub fn new(inputs: Vec<f32>, features: usize, labels: Vec<i64>, classes: usize) -> Result<Self> {
         if let Some(at) = inputs.iter().position(|value| !value.is_finite()) {
             let (row, column) = (at / features.max(1), at % features.max(1));
-            return Err(Error::invalid(
-                "data set",
-                "inputs",
-                "finite",
-                format_args!("{} at row {row}, column {column}", inputs[at]),
-            ));
+            let value = format_args!("{} at row {row}, column {column}", inputs[at]);
+            return Err(Error::invalid("data set", "inputs", "finite", value));
         }
         Self::with_non_finite(inputs, features, labels, classes)
     }
@@ -113,17 +108,6 @@ impl InMemory {
         }
     }
 
-    /// Reads a file of comma-separated numbers, one row a line, the class last; values are multiplied by
-    /// `scale`. Empty lines are skipped, and so is a first line that has no number in it (a heading).
-    ///
-    /// # Errors
-    /// `Io` if the file cannot be read; `Format` with the line's number for anything in it that is not a
-    /// number, for NaN, for a row of another length, and for a label outside `0..classes`.
-    pub fn read_csv(path: impl AsRef<Path>, classes: usize, scale: f32) -> Result<Self> {
-        let path = path.as_ref();
-        csv::parse(&path.display().to_string(), &file::read(path)?, classes, scale)
-    }
-
     /// The number of rows; never 0.
     pub fn len(&self) -> usize {
         self.labels.len()
@@ -178,12 +162,8 @@ impl InMemory {
     /// `InvalidArgument` unless `0 < test_fraction < 1`, or if there are fewer than two rows.
     pub fn split(&self, test_fraction: f64, seed: u64) -> Result<(Self, Self)> {
         if !(test_fraction > 0.0 && test_fraction < 1.0) {
-            return Err(Error::invalid(
-                "data set",
-                "test_fraction",
-                "between 0 and 1, exclusive",
-                test_fraction,
-            ));
+            let expected = "between 0 and 1, exclusive";
+            return Err(Error::invalid("data set", "test_fraction", expected, test_fraction));
         }
         if self.len() < 2 {
             return Err(Error::invalid("data set", "rows", "at least 2 to split", self.len()));

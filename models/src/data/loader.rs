@@ -191,12 +191,8 @@ impl<D: Dataset> Plan<D> {
             return Err(Error::invalid(OP, "prefetch", "1 to 1024", prefetch));
         }
         if rank >= ranks {
-            return Err(Error::invalid(
-                OP,
-                "rank",
-                "below the number of ranks",
-                format!("{rank} of {ranks}"),
-            ));
+            let value = format!("{rank} of {ranks}");
+            return Err(Error::invalid(OP, "rank", "below the number of ranks", value));
         }
         let all = if drop_last { rows / batch } else { rows.div_ceil(batch) };
         if all < ranks {

@@ -130,12 +130,8 @@ impl BatchNorm2d {
 impl Activated for BatchNorm2d {
     fn activated(&self, input: &Var, activation: Activation) -> Result<Var> {
         let &[n, _, h, w] = input.shape() else {
-            return Err(Error::invalid(
-                "batch_norm",
-                "input",
-                "[n, c, h, w]",
-                format_args!("shape {:?}", input.shape()),
-            ));
+            let value = format_args!("shape {:?}", input.shape());
+            return Err(Error::invalid("batch_norm", "input", "[n, c, h, w]", value));
         };
         let affine = [self.weight.as_ref(), self.bias.as_ref()];
         let training = self.training.is_on();

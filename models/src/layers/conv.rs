@@ -200,12 +200,8 @@ impl ConvTranspose2d {
         options.check(OP, [channels, filters], kernel)?;
         let Conv2dOptions { stride, dilation, output_padding, .. } = options;
         if (0..2).any(|axis| output_padding[axis] >= stride[axis].max(dilation[axis])) {
-            return Err(Error::invalid(
-                OP,
-                "output_padding",
-                "below the stride or the dilation",
-                format_args!("{output_padding:?}"),
-            ));
+            let value = format_args!("{output_padding:?}");
+            return Err(Error::invalid(OP, "output_padding", "below the stride or the dilation", value));
         }
         let shape = [channels, filters / options.groups, kernel[0], kernel[1]];
         let (weight, bias) = options.parameters(shape, filters, device)?;

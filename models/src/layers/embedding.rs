@@ -127,12 +127,8 @@ fn table(rows: usize, width: usize, options: EmbeddingOptions, device: &Device) 
     if let Some(index) = options.padding_idx {
         let row = if index < 0 { index.checked_add_unsigned(rows) } else { Some(index) };
         let Some(row) = row.and_then(|row| usize::try_from(row).ok()).filter(|&row| row < rows) else {
-            return Err(Error::invalid(
-                OP,
-                "padding_idx",
-                "one of the rows",
-                format_args!("{index} of {rows} rows"),
-            ));
+            let value = format_args!("{index} of {rows} rows");
+            return Err(Error::invalid(OP, "padding_idx", "one of the rows", value));
         };
         values.narrow(0, row, 1)?.zero_()?;
     }

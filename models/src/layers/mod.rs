@@ -21,7 +21,7 @@ pub use conv::{Conv2d, Conv2dOptions, ConvTranspose2d};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingBag, EmbeddingOptions};
 pub use linear::{Linear, LinearOptions};
-pub use norms::{GroupNorm, LayerNorm, RmsNorm};
+pub use norms::{GroupNorm, LayerNorm, NormOptions, RmsNorm};
 pub use parameters::part_of;
 pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
 pub use recompute::Recompute;

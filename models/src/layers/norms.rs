@@ -6,9 +6,30 @@ use device::{DType, Device, Error, Result};
 use super::parameters::{expect_float, filled};
 use crate::{Forward, Module};
 
+/// Options of [`LayerNorm`], [`RmsNorm`] and [`GroupNorm`].
+#[derive(Clone, Copy, Debug)]
+pub struct NormOptions {
+    /// Added to the variance or mean square. `None` is 1e-5 and, for [`RmsNorm`], the difference between 1 and the next larger
+    /// number of the type.
+    pub eps: Option<f64>,
+    /// Whether there is a bias; [`RmsNorm`] never has one.
+    pub bias: bool,
+    /// The element type of the parameters.
+    pub dtype: DType,
+}
+
+impl Default for NormOptions {
+    fn default() -> Self {
+        NormOptions { eps: None, bias: true, dtype: DType::F32 }
+    }
+}
+
+/// The `eps` of norms that subtract the mean.
+const EPS: f64 = 1e-5;
+
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` of each row over the last axes, of sizes `normalized_shape`.
 ///
-/// The weight starts at 1 and the bias at 0. The usual `eps` is 1e-5.
+/// The weight starts at 1 and the bias at 0.
 #[derive(Module)]
 pub struct LayerNorm {
     #[module(skip)]
@@ -25,24 +46,19 @@ impl LayerNorm {
     /// # Errors
     /// As [`LayerNorm::with_options`].
     pub fn new(normalized_shape: &[usize], device: &Device) -> Result<Self> {
-        Self::with_options(normalized_shape, 1e-5, true, DType::F32, device)
+        Self::with_options(normalized_shape, NormOptions::default(), device)
     }
 
-    /// A layer with or without a bias.
+    /// [`new`](Self::new) with options.
     ///
     /// # Errors
-    /// `DTypeUnsupported` unless `dtype` is a float type, `OutOfMemory`.
-    pub fn with_options(
-        normalized_shape: &[usize],
-        eps: f64,
-        bias: bool,
-        dtype: DType,
-        device: &Device,
-    ) -> Result<Self> {
+    /// `DTypeUnsupported` unless the type is a float type, `OutOfMemory`.
+    pub fn with_options(normalized_shape: &[usize], options: NormOptions, device: &Device) -> Result<Self> {
+        let NormOptions { eps, bias, dtype } = options;
         expect_float("layer_norm", dtype)?;
         let weight = filled(normalized_shape, 1.0, dtype, device)?;
         let bias = bias.then(|| filled(normalized_shape, 0.0, dtype, device)).transpose()?;
-        Ok(LayerNorm { normalized_shape: normalized_shape.into(), weight, bias, eps })
+        Ok(LayerNorm { normalized_shape: normalized_shape.into(), weight, bias, eps: eps.unwrap_or(EPS) })
     }
 }
 
@@ -55,7 +71,7 @@ impl Forward for LayerNorm {
 
 /// `x / sqrt(mean(x^2) + eps) * weight` of each row over the last axes, of sizes `normalized_shape`.
 ///
-/// The weight starts at 1. Without `eps` it is the difference between 1 and the next larger number of the type.
+/// The weight starts at 1.
 #[derive(Module)]
 pub struct RmsNorm {
     #[module(skip)]
@@ -71,22 +87,17 @@ impl RmsNorm {
     /// # Errors
     /// As [`RmsNorm::with_options`].
     pub fn new(normalized_shape: &[usize], device: &Device) -> Result<Self> {
-        Self::with_options(normalized_shape, None, DType::F32, device)
+        Self::with_options(normalized_shape, NormOptions::default(), device)
     }
 
-    /// A layer with an `eps` and an element type.
+    /// [`new`](Self::new) with options.
     ///
     /// # Errors
-    /// `DTypeUnsupported` unless `dtype` is a float type, `OutOfMemory`.
-    pub fn with_options(
-        normalized_shape: &[usize],
-        eps: Option<f64>,
-        dtype: DType,
-        device: &Device,
-    ) -> Result<Self> {
-        expect_float("rms_norm", dtype)?;
-        let weight = filled(normalized_shape, 1.0, dtype, device)?;
-        Ok(RmsNorm { normalized_shape: normalized_shape.into(), weight, eps })
+    /// `DTypeUnsupported` unless the type is a float type, `OutOfMemory`.
+    pub fn with_options(normalized_shape: &[usize], options: NormOptions, device: &Device) -> Result<Self> {
+        expect_float("rms_norm", options.dtype)?;
+        let weight = filled(normalized_shape, 1.0, options.dtype, device)?;
+        Ok(RmsNorm { normalized_shape: normalized_shape.into(), weight, eps: options.eps })
     }
 }
 
@@ -105,7 +116,7 @@ pub struct GroupNorm {
     #[module(skip)]
     num_groups: usize,
     weight: Var,
-    bias: Var,
+    bias: Option<Var>,
     #[module(skip)]
     eps: f64,
 }
@@ -116,38 +127,35 @@ impl GroupNorm {
     /// # Errors
     /// As [`GroupNorm::with_options`].
     pub fn new(num_groups: usize, num_channels: usize, device: &Device) -> Result<Self> {
-        Self::with_options(num_groups, num_channels, 1e-5, DType::F32, device)
+        Self::with_options(num_groups, num_channels, NormOptions::default(), device)
     }
 
-    /// A layer with an `eps` and an element type.
+    /// [`new`](Self::new) with options.
     ///
     /// # Errors
-    /// `InvalidArgument` unless the groups divide the channels, `DTypeUnsupported` unless `dtype` is a float type,
+    /// `InvalidArgument` unless the groups divide the channels, `DTypeUnsupported` unless the type is a float type,
     /// `OutOfMemory`.
     pub fn with_options(
         num_groups: usize,
         num_channels: usize,
-        eps: f64,
-        dtype: DType,
+        options: NormOptions,
         device: &Device,
     ) -> Result<Self> {
+        let NormOptions { eps, bias, dtype } = options;
         expect_float("group_norm", dtype)?;
         if num_groups == 0 || !num_channels.is_multiple_of(num_groups) {
-            return Err(Error::invalid(
-                "group_norm",
-                "num_groups",
-                "a divisor of the channels",
-                format_args!("{num_groups} for {num_channels} channels"),
-            ));
+            let value = format_args!("{num_groups} for {num_channels} channels");
+            return Err(Error::invalid("group_norm", "num_groups", "a divisor of the channels", value));
         }
         let of = |value| filled(&[num_channels], value, dtype, device);
-        Ok(GroupNorm { num_groups, weight: of(1.0)?, bias: of(0.0)?, eps })
+        let bias = bias.then(|| of(0.0)).transpose()?;
+        Ok(GroupNorm { num_groups, weight: of(1.0)?, bias, eps: eps.unwrap_or(EPS) })
     }
 }
 
 #[derive::located]
 impl Forward for GroupNorm {
     fn forward(&self, input: &Var) -> Result<Var> {
-        input.group_norm(self.num_groups, Some(&self.weight), Some(&self.bias), self.eps)
+        input.group_norm(self.num_groups, Some(&self.weight), self.bias.as_ref(), self.eps)
     }
 }

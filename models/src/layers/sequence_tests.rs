@@ -52,8 +52,10 @@ fn norms_start_as_the_plain_functions() {
         GroupNorm::new(3, 4, &dev).as_ref().map_err(Error::kind),
         Err(ErrorKind::InvalidArgument { .. })
     ));
-    assert!(LayerNorm::with_options(&[2], 1e-5, false, DType::I64, &dev).is_err());
-    assert_eq!(names(&LayerNorm::with_options(&[2], 1e-5, false, DType::F64, &dev).unwrap()), ["weight"]);
+    let of = |dtype| NormOptions { bias: false, dtype, ..NormOptions::default() };
+    assert!(LayerNorm::with_options(&[2], of(DType::I64), &dev).is_err());
+    assert_eq!(names(&LayerNorm::with_options(&[2], of(DType::F64), &dev).unwrap()), ["weight"]);
+    assert_eq!(names(&GroupNorm::with_options(1, 2, of(DType::F64), &dev).unwrap()), ["weight"]);
 }
 
 #[test]

@@ -26,12 +26,8 @@ pub struct Unflatten(#[module(skip)] pub Vec<usize>);
 impl Forward for Unflatten {
     fn forward(&self, input: &Var) -> Result<Var> {
         let (Some(&rows), 2) = (input.shape().first(), input.shape().len()) else {
-            return Err(Error::invalid(
-                "unflatten",
-                "input",
-                "of rank 2",
-                format_args!("shape {:?}", input.shape()),
-            ));
+            let value = format_args!("shape {:?}", input.shape());
+            return Err(Error::invalid("unflatten", "input", "of rank 2", value));
         };
         let mut shape = vec![rows];
         shape.extend_from_slice(&self.0);

@@ -305,12 +305,9 @@ impl<K: Kind> EachReplay for Captured<K> {
 impl<K: Kind> Optimizer for Fused<K> {
     fn step(&mut self, gradients: &Gradients) -> Result<()> {
         if !self.parameters.iter().any(|parameter| gradients.get_var(parameter).is_some()) {
-            return Err(Error::invalid(
-                K::NAME,
-                "gradients",
-                "of at least one parameter",
-                format_args!("{} gradients of none of {} parameters", gradients.len(), self.parameters.len()),
-            ));
+            let value =
+                format_args!("{} gradients of none of {} parameters", gradients.len(), self.parameters.len());
+            return Err(Error::invalid(K::NAME, "gradients", "of at least one parameter", value));
         }
         let elsewhere = |parameter: &Var| !Capture::is_of(parameter.device());
         if Capture::is_current() && self.parameters.iter().any(elsewhere) {

@@ -173,10 +173,10 @@ fn adam_counts_from_one() {
     }
 }
 
-/// CPU devices of one and two threads, and the CUDA device if there is one.
+/// CPU devices of one and two threads, and the best device.
 fn devices() -> impl Iterator<Item = Device> {
     let cpu = |threads| Device::cpu_with(CpuConfig { threads: Some(threads), ..CpuConfig::default() });
-    [1, 2].map(cpu).into_iter().chain(Device::cuda(0).ok())
+    [1, 2].map(cpu).into_iter().chain([Device::best()])
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn every_rule_has_kernels() -> Result<()> {
             steps.push(step);
         }
     }
-    let source = RuleStep::cuda_source(&steps);
+    let source = RuleStep::kernel_source(&steps);
     println!("{source}// end");
     assert_eq!((steps.len(), source.matches("\nRULE(").count()), (8, 8));
     Ok(())

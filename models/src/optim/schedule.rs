@@ -74,12 +74,8 @@ impl LrSchedule {
         let parts = parts.into();
         let starts: Vec<u64> = parts.iter().map(|(start, _)| *start).collect();
         if starts.first() != Some(&0) || starts.windows(2).any(|pair| pair[0] >= pair[1]) {
-            return Err(Error::invalid(
-                "sequence",
-                "parts",
-                "first steps that increase from 0",
-                format_args!("{starts:?}"),
-            ));
+            let value = format_args!("{starts:?}");
+            return Err(Error::invalid("sequence", "parts", "first steps that increase from 0", value));
         }
         Ok(LrSchedule::Sequence(parts))
     }

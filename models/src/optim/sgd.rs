@@ -74,12 +74,9 @@ impl Kind for SgdOptions {
 
     fn check(&self) -> Result<()> {
         if self.nesterov && (self.momentum == 0.0 || self.dampening != 0.0) {
-            return Err(Error::invalid(
-                Self::NAME,
-                "nesterov",
-                "used with positive momentum and without dampening",
-                format_args!("momentum {} and dampening {}", self.momentum, self.dampening),
-            ));
+            let value = format_args!("momentum {} and dampening {}", self.momentum, self.dampening);
+            let expected = "used with positive momentum and without dampening";
+            return Err(Error::invalid(Self::NAME, "nesterov", expected, value));
         }
         Ok(())
     }

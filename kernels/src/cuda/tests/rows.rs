@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    ReduceOp, View, argmax, argmin, cross_entropy, cross_entropy_grad, log_softmax, log_softmax_grad,
-    logsumexp, reduce, reduce_workspace, softmax, softmax_grad, var,
+    Extreme, ReduceOp, Reduction, View, cross_entropy, cross_entropy_grad, log_softmax, log_softmax_grad,
+    reduce, reduce_workspace, softmax, softmax_grad,
 };
 
 /// Rows along memory and across it, of one block and of several, few and many.
@@ -156,11 +156,11 @@ fn variances_and_logsumexps() {
 fn variances_and_logsumexps_of<T: Real>() {
     for correction in [0.0, 1.0] {
         folds::<T, T>("var", |stream, x, axes, space, out| {
-            var(stream, x.view(), axes, correction, space, out.view())
+            reduce(stream, Reduction::Var { correction, root: false }, x.view(), axes, space, out.view())
         });
     }
     folds::<T, T>("logsumexp", |stream, x, axes, space, out| {
-        logsumexp(stream, x.view(), axes, space, out.view())
+        reduce(stream, Reduction::LogSumExp, x.view(), axes, space, out.view())
     });
 }
 
@@ -202,31 +202,32 @@ fn folds_of_nothing_and_of_special_values() {
     both.close(1e-6, "logsumexp", |stream| {
         let x = Array::new(stream, &elements, &[5, 3]);
         let out = Array::full(stream, 5_f32, &[5]);
-        logsumexp(stream, x.view(), &[1], None, out.view()).map(|()| out)
+        reduce(stream, Reduction::LogSumExp, x.view(), &[1], None, out.view()).map(|()| out)
     });
-    for (name, index) in INDICES {
-        both.same(name, |stream| {
+    for index in INDICES {
+        both.same(index.name(), |stream| {
             let x = Array::new(stream, &elements, &[5, 3]);
             let out = Array::full(stream, 5_i64, &[5]);
-            index(stream, x.view(), 1, None, out.view()).map(|()| out)
+            reduce(stream, index, x.view(), &[1], None, out.view()).map(|()| out)
         });
-        both.same((name, "bounds"), |stream| {
+        both.same((index.name(), "bounds"), |stream| {
             let x = Array::new(stream, &[0, i64::MIN, i64::MAX, i64::MIN], &[4]);
             let out = Array::full(stream, 5_i64, &[]);
-            index(stream, x.view(), 0, None, out.view()).map(|()| out)
+            reduce(stream, index, x.view(), &[0], None, out.view()).map(|()| out)
         });
     }
 }
 
-type Index = fn(&Stream, View<'_>, isize, Option<View<'_>>, View<'_>) -> Result<()>;
-
-const INDICES: [(&str, Index); 2] = [("argmax", argmax), ("argmin", argmin)];
+const INDICES: [Reduction; 2] = [Reduction::Index(Extreme::Largest), Reduction::Index(Extreme::Smallest)];
 
 fn index_of<T: Real>() {
-    for (name, index) in INDICES {
-        folds::<T, i64>(name, |stream, x, axes, space, out| {
-            let axis = axes.first().copied().unwrap_or(0);
-            if axes.is_empty() { Ok(()) } else { index(stream, x.view(), axis, space, out.view()) }
+    for index in INDICES {
+        folds::<T, i64>(index.name(), |stream, x, axes, space, out| {
+            if axes.is_empty() {
+                Ok(())
+            } else {
+                reduce(stream, index, x.view(), &axes[..1], space, out.view())
+            }
         });
     }
 }

@@ -6,10 +6,6 @@
 use device::{Error, ErrorKind, Result};
 use smallvec::SmallVec;
 
-pub(crate) use crate::loops::{LoopAxis, Loops};
-pub use crate::view::View;
-pub(crate) use crate::view::{Dst, Src};
-
 /// Sizes of the axes; up to four are stored inline.
 pub type Dims = SmallVec<[usize; 4]>;
 

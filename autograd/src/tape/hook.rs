@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use tensor::Result;
 
-use crate::Var;
+use super::Var;
 
 type Function = dyn Fn(&Var) -> Result<Option<Var>> + Send + Sync;
 

@@ -5,8 +5,7 @@ use std::fmt;
 use device::Shared;
 use tensor::{DType, Device, Error, ErrorKind, Result, Tensor, Tensors};
 
-use crate::HookHandle;
-use crate::tape::Node;
+use super::{HookHandle, Node};
 
 /// A tensor through which gradients can flow. Cloning is cheap and returns a handle of the same value.
 ///

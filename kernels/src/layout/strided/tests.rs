@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::loops::Loops;
 
 /// Where each element lies, in logical order.
 fn places(layout: &Layout) -> Vec<usize> {

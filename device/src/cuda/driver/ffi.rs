@@ -84,7 +84,7 @@ macro_rules! functions {
         }
 
         /// The first function that the library lacks; `Err` if there is no library.
-        pub fn missing() -> Result<Option<&'static str>, ()> {
+        pub(crate) fn missing() -> Result<Option<&'static str>, ()> {
             let functions = functions().ok_or(())?;
             let missing = [$((functions.$name.is_none(), stringify!($name)),)*];
             Ok(missing.into_iter().find(|(missing, _)| *missing).map(|(_, name)| name))

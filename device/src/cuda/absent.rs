@@ -17,7 +17,7 @@ use crate::{
 
 /// Types without values, and methods of theirs.
 macro_rules! absent {
-    ($($name:ident { 
+    ($($name:ident {
         $([$($qualifier:ident)+] $method:ident($($argument:ty),*) -> $returned:ty;)*
         $(static $constructor:ident($($its:ty),*) -> $made:ty;)*
     })*) => {

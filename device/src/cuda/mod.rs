@@ -391,7 +391,7 @@ impl<'a> Queue<'a> {
         self.stream.context.quiet(what)
     }
 
-    /// Calls `make`, which enqueues `what` with [`recorded`](Self::recorded); where the driver has no memory left, once more
+    /// Calls `make`, which enqueues `what` with `recorded`; where the driver has no memory left, once more
     /// without what the pool keeps.
     ///
     /// # Errors

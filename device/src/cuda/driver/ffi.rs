@@ -16,7 +16,7 @@
 pub trait Returned {
     /// As cudarc has it.
     type Theirs;
-    /// What is returned in place of a function that the library lacks. [`probe`](super::probe) refuses such libraries.
+    /// What is returned in place of a function that the library lacks. `probe` refuses such libraries.
     const ABSENT: Self;
 }
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::core::Fault;
 use crate::cuda::Context;
-use crate::fifo::{Fault, reached};
+use crate::fifo::reached;
 use crate::{Moment, Pool, Result};
 
 /// Kept by the device that copies, so that the other one may go at any time.

@@ -15,7 +15,7 @@ use crate::borrow::{Borrows, Source};
 use crate::cuda::{Context, DriverStream, FaultWord, Launcher, in_host_function};
 use crate::delay::Delays;
 use crate::explorer::Explorer;
-use crate::fifo::{Fault, Fifo, PATIENCE, Runner, drop_outside, reached};
+use crate::fifo::{Fifo, PATIENCE, Runner, drop_outside, reached};
 use crate::hidden::HiddenSyncs;
 use crate::recorder::{Recorder, Syncing};
 use crate::{
@@ -425,5 +425,43 @@ impl Host {
         reads.open.retain(|tick| *tick != read.tick);
         let passed = reads.open.first().map_or(reads.newest, |open| open - 1);
         self.fifo.progress.complete(passed);
+    }
+}
+
+/// The first error of a device that has not been reported yet.
+#[derive(Default)]
+pub(crate) struct Fault {
+    set: AtomicBool,
+    error: Mutex<Option<Error>>,
+    /// Where kernels report.
+    word: Option<Arc<FaultWord>>,
+}
+
+impl Fault {
+    /// Of a device whose kernels report in `word`.
+    pub(crate) fn of_driver(word: &Arc<FaultWord>) -> Fault {
+        Fault { word: Some(Arc::clone(word)), ..Fault::default() }
+    }
+
+    pub(crate) fn keep_first(&self, error: Error) {
+        self.error.lock().get_or_insert(error);
+        self.set.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.set.load(Ordering::Acquire) || self.word.as_ref().is_some_and(|word| word.is_set())
+    }
+
+    /// Reports the error once; the device goes on afterwards.
+    pub(crate) fn take(&self) -> Result<()> {
+        if !self.is_set() {
+            return Ok(());
+        }
+        if let Some(error) = self.word.as_ref().and_then(|word| word.take()) {
+            self.keep_first(error);
+        }
+        let mut error = self.error.lock();
+        self.set.store(false, Ordering::Release);
+        error.take().map_or(Ok(()), Err)
     }
 }

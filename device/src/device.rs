@@ -242,14 +242,6 @@ impl Device {
         self.new_stream_with(StreamOptions::default())
     }
 
-    /// A stream with a priority.
-    ///
-    /// # Errors
-    /// `Io` if the system gives no thread for it.
-    pub fn new_stream_with_priority(&self, priority: Priority) -> Result<Stream> {
-        self.new_stream_with(StreamOptions { priority, ..StreamOptions::default() })
-    }
-
     /// A stream with every option named.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::audit::AuditLog;
 use crate::barrier::{Barriers, Gate};
 use crate::core::Core;
-use crate::cuda::{DriverStream, FaultWord, in_host_function};
+use crate::cuda::{DriverStream, in_host_function};
 use crate::delay::{Before, Delay};
 use crate::explorer::{Explored, Explorer};
 use crate::progress::Progress;
@@ -550,44 +550,6 @@ const SPINS: usize = 256;
 
 /// How long to sleep for a tail before looking at the progress again.
 const LOOK_UP: Duration = Duration::from_micros(100);
-
-/// The first error of a device that has not been reported yet.
-#[derive(Default)]
-pub(crate) struct Fault {
-    set: AtomicBool,
-    error: Mutex<Option<Error>>,
-    /// Where kernels report.
-    word: Option<Arc<FaultWord>>,
-}
-
-impl Fault {
-    /// Of a device whose kernels report in `word`.
-    pub(crate) fn of_driver(word: &Arc<FaultWord>) -> Fault {
-        Fault { word: Some(Arc::clone(word)), ..Fault::default() }
-    }
-
-    pub(crate) fn keep_first(&self, error: Error) {
-        self.error.lock().get_or_insert(error);
-        self.set.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn is_set(&self) -> bool {
-        self.set.load(Ordering::Acquire) || self.word.as_ref().is_some_and(|word| word.is_set())
-    }
-
-    /// Reports the error once; the device goes on afterwards.
-    pub(crate) fn take(&self) -> Result<()> {
-        if !self.is_set() {
-            return Ok(());
-        }
-        if let Some(error) = self.word.as_ref().and_then(|word| word.take()) {
-            self.keep_first(error);
-        }
-        let mut error = self.error.lock();
-        self.set.store(false, Ordering::Release);
-        error.take().map_or(Ok(()), Err)
-    }
-}
 
 #[cfg(all(test, not(loom)))]
 mod tests {

@@ -17,7 +17,10 @@ use crate::{
 
 /// Types without values, and methods of theirs.
 macro_rules! absent {
-    ($($name:ident { $([$($qualifier:ident)+] $method:ident($($argument:ty),*) -> $returned:ty;)* })*) => {
+    ($($name:ident {
+        $([$($qualifier:ident)+] $method:ident($($argument:ty),*) -> $returned:ty;)*
+        $(static $constructor:ident($($its:ty),*) -> $made:ty;)*
+    })*) => {
         $(
             #[derive(Debug)]
             pub(crate) enum $name {}
@@ -25,6 +28,9 @@ macro_rules! absent {
             impl $name {
                 $(pub(crate) $($qualifier)+ $method(&self, $(_: $argument),*) -> $returned {
                     match *self {}
+                })*
+                $(pub(crate) fn $constructor(context: &Arc<Context>, $(_: $its),*) -> $made {
+                    match **context {}
                 })*
             }
         )*
@@ -70,6 +76,7 @@ absent! {
         [unsafe fn] copy_to_pinned(*mut u8, *const u8, usize) -> Result<()>;
         [unsafe fn] fill_bytes((&'static str, StreamId), *mut u8, u8, usize) -> Result<()>;
         [fn] raw() -> *mut std::ffi::c_void;
+        static new(&Arc<FaultWord>, Priority, Option<Arc<Launcher>>) -> Result<DriverStream>;
     }
     TimedEvent {
         [fn] shared() -> Result<SharedEvent>;
@@ -84,8 +91,11 @@ absent! {
     FaultWord {
         [fn] is_set() -> bool;
         [fn] take() -> Option<Error>;
+        static new() -> Result<Arc<FaultWord>>;
     }
-    Launcher {}
+    Launcher {
+        static new(&Arc<FaultWord>, bool) -> Result<Arc<Launcher>>;
+    }
     DriverGraph {
         [fn] update(usize, &Node) -> Result<()>;
         [fn] launch(&Queue<'_>) -> Result<()>;
@@ -100,11 +110,14 @@ absent! {
         [fn] check_device(&'static str, &Device) -> Result<()>;
         [fn] is_complete() -> Result<bool>;
         [fn] synchronize() -> Result<()>;
+        static open([u8; DRIVER_HANDLE]) -> Result<SharedEvent>;
     }
     IpcMemory {
         [fn] used() -> &Arc<SharedEvent>;
         [fn] handle() -> Result<[u8; DRIVER_HANDLE]>;
         [fn] len() -> usize;
+        static allocate(usize) -> Result<IpcMemory>;
+        static open([u8; DRIVER_HANDLE], usize) -> Result<IpcMemory>;
     }
 }
 
@@ -129,18 +142,8 @@ impl Context {
     }
 }
 
-impl Launcher {
-    pub(crate) fn new(context: &Arc<Context>, _: &Arc<FaultWord>, _: bool) -> Result<Arc<Launcher>> {
-        match **context {}
-    }
-}
-
 impl FaultWord {
     pub(crate) const BYTES: usize = 0;
-
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Arc<FaultWord>> {
-        match **context {}
-    }
 }
 
 // SAFETY: there is no such value.
@@ -154,39 +157,12 @@ unsafe impl MemoryDriver for Context {
     }
 }
 
-impl DriverStream {
-    pub(crate) fn new(
-        context: &Arc<Context>,
-        _: &Arc<FaultWord>,
-        _: Priority,
-        _: Option<Arc<Launcher>>,
-    ) -> Result<DriverStream> {
-        match **context {}
-    }
-}
-
 impl DriverGraph {
     pub(crate) fn new(core: &Arc<Core>, _: &[Node]) -> Result<DriverGraph> {
         match core.cuda().map(|cuda| &*cuda.context) {
             Some(context) => match *context {},
             None => Err(Error::new(ErrorKind::CudaUnavailable { reason: "this build has no CUDA".into() })),
         }
-    }
-}
-
-impl SharedEvent {
-    pub(crate) fn open(context: &Arc<Context>, _: [u8; DRIVER_HANDLE]) -> Result<SharedEvent> {
-        match **context {}
-    }
-}
-
-impl IpcMemory {
-    pub(crate) fn allocate(context: &Arc<Context>, _: usize) -> Result<IpcMemory> {
-        match **context {}
-    }
-
-    pub(crate) fn open(context: &Arc<Context>, _: [u8; DRIVER_HANDLE], _: usize) -> Result<IpcMemory> {
-        match **context {}
     }
 }
 

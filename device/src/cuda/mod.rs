@@ -91,13 +91,11 @@ unsafe impl MemoryDriver for PinnedMemory {
 
 /// CUDA C whose kernels belong together. It is compiled once for an architecture and kept on disk; a device loads all
 /// its kernels when the first of them is launched.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read where there is a compiler"))]
 #[derive(Debug)]
 pub struct Program {
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read where there is a compiler"))]
     name: &'static str,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read where there is a compiler"))]
     source: &'static str,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read where there is a compiler"))]
     each_rounded: bool,
 }
 
@@ -217,30 +215,25 @@ impl Stream {
         op: &'static str,
         enqueue: impl FnOnce(&Queue<'_>) -> Result<R>,
     ) -> Result<Option<(R, usize)>> {
-        let Some(driver) = self.fifo().driver_stream() else { return Ok(None) };
-        let measured = Measured::default();
-        let returned = self.measure(driver, op, &measured, enqueue)?;
-        Ok(Some((returned, measured.workspace.get())))
+        let measured = self.measured(op, enqueue)?;
+        Ok(measured.map(|(returned, measured)| (returned, measured.workspace.get())))
     }
 
     /// Whether a captured command [stays](Measured::stays) where it is.
     pub(crate) fn stays(&self, op: &'static str, work: &impl Work) -> Result<bool> {
-        let Some(driver) = self.fifo().driver_stream() else { return Ok(false) };
-        let measured = Measured::default();
-        self.measure(driver, op, &measured, |queue| work.enqueue(queue))?;
-        Ok(measured.stays.get())
+        Ok(self.measured(op, |queue| work.enqueue(queue))?.is_some_and(|(_, measured)| measured.stays.get()))
     }
 
-    fn measure<R>(
+    fn measured<R>(
         &self,
-        driver: &DriverStream,
         op: &'static str,
-        measured: &Measured,
         enqueue: impl FnOnce(&Queue<'_>) -> Result<R>,
-    ) -> Result<R> {
+    ) -> Result<Option<(R, Measured)>> {
+        let Some(driver) = self.fifo().driver_stream() else { return Ok(None) };
         driver.bind()?;
-        let never = Moment { stream: self.id(), tick: 0 };
-        enqueue(&Queue::new(self.core(), driver, op, never, Target::Measure(measured)))
+        let (measured, never) = (Measured::default(), Moment { stream: self.id(), tick: 0 });
+        let returned = enqueue(&Queue::new(self.core(), driver, op, never, Target::Measure(&measured)))?;
+        Ok(Some((returned, measured)))
     }
 }
 
@@ -400,7 +393,7 @@ impl<'a> Queue<'a> {
         self.stream.context.quiet(what)
     }
 
-    /// Calls `make`, which enqueues `what` with [`recorded`](Self::recorded); where the driver has no memory left, once more
+    /// Calls `make`, which enqueues `what` with `recorded`; where the driver has no memory left, once more
     /// without what the pool keeps.
     ///
     /// # Errors

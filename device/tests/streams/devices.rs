@@ -59,7 +59,8 @@ fn a_device_that_is_missing_says_why() {
 #[test]
 fn streams_are_what_was_asked_for() -> Result<()> {
     each_schedule(|dev| {
-        let high = dev.new_stream_with_priority(Priority::High)?;
+        let high =
+            dev.new_stream_with(StreamOptions { priority: Priority::High, ..StreamOptions::default() })?;
         assert_eq!((high.priority(), high.device()), (Priority::High, dev));
         assert_eq!(dev.default_stream().priority(), Priority::Normal);
         assert!(team(&high, usize::MAX)?.is_none(), "the device has one thread");

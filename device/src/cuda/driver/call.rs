@@ -7,6 +7,14 @@ use super::ffi::sys;
 
 use crate::{Error, ErrorKind, Result};
 
+/// Calls a function of the driver, by its name; an error unless it succeeded.
+macro_rules! call {
+    ($name:ident($($argument:expr),* $(,)?)) => {
+        $crate::cuda::driver::call::check(stringify!($name), $crate::cuda::driver::ffi::sys::$name($($argument),*))
+    };
+}
+pub(super) use call;
+
 /// An error unless the call succeeded.
 #[inline]
 pub(super) fn check(call: &'static str, code: sys::CUresult) -> Result<()> {
@@ -24,7 +32,9 @@ fn failure(call: &'static str, code: sys::CUresult) -> Error {
     } else {
         "unknown".into()
     };
-    Error::new(ErrorKind::Driver { call, code: code.0, name })
+    // The driver's manual names functions without their versions.
+    let call = call.trim_end_matches("_v2").trim_end_matches("_v3");
+    Error::Driver { call, code: code.0, name }
 }
 
 /// Device addresses are integers to the driver.

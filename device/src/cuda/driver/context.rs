@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustc_hash::FxHashMap;
 
 use super::Program;
-use super::call::{address, check, no_memory, obtained};
+use super::call::{address, call, check, no_memory, obtained};
 use super::event::{RawEvent, in_host_function};
 use super::handles::Handles;
 use super::memory::Pages;
@@ -97,7 +97,7 @@ impl Context {
         let device = probe(ordinal)?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the device exists; the driver writes a handle to the address.
-        unsafe { check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut raw, device))? };
+        unsafe { call!(cuDevicePrimaryCtxRetain(&mut raw, device))? };
         let mut context = Context {
             raw,
             device,
@@ -131,8 +131,7 @@ impl Context {
         let attribute = |attribute| {
             let mut value = 0;
             // SAFETY: the device exists; the driver writes a number to the address.
-            let code = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, self.device) };
-            check("cuDeviceGetAttribute", code).map(|()| value)
+            unsafe { call!(cuDeviceGetAttribute(&mut value, attribute, self.device)) }.map(|()| value)
         };
         self.capability = (
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -148,10 +147,8 @@ impl Context {
         let mut name = [0 as c_char; 128];
         // SAFETY: the context is current; the driver writes within what it is given.
         unsafe {
-            let code = sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest);
-            check("cuCtxGetStreamPriorityRange", code)?;
-            let code = sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, self.device);
-            check("cuDeviceGetName", code)?;
+            call!(cuCtxGetStreamPriorityRange(&mut least, &mut greatest))?;
+            call!(cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, self.device))?;
         }
         self.priorities = (least, greatest);
         let bytes: Vec<u8> = name.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
@@ -169,7 +166,7 @@ impl Context {
             if sys::cuCtxGetCurrent(&mut current) == sys::CUresult::CUDA_SUCCESS && current == self.raw {
                 return Ok(());
             }
-            check("cuCtxSetCurrent", sys::cuCtxSetCurrent(self.raw))
+            call!(cuCtxSetCurrent(self.raw))
         }
     }
 

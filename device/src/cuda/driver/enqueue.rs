@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use super::ffi::sys;
 use smallvec::SmallVec;
 
-use super::call::{address, check};
+use super::call::{address, call, check};
 use super::fault::FaultArg;
 use super::module::Function;
 use super::{Arg, Grid};
@@ -65,12 +65,10 @@ impl Call {
             match self {
                 Call::Kernel(kernel) => kernel.launch(words, stream),
                 Call::Fill { to, value, bytes } => {
-                    let code = sys::cuMemsetD8Async(address(*to), *value, *bytes, stream);
-                    check("cuMemsetD8Async", code)
+                    call!(cuMemsetD8Async(address(*to), *value, *bytes, stream))
                 }
                 Call::Copy { to, from, bytes } => {
-                    let code = sys::cuMemcpyDtoDAsync_v2(address(*to), address(*from), *bytes, stream);
-                    check("cuMemcpyDtoDAsync", code)
+                    call!(cuMemcpyDtoDAsync_v2(address(*to), address(*from), *bytes, stream))
                 }
             }
         }
@@ -181,7 +179,7 @@ impl Kernel {
                 attrs: attributes.as_mut_ptr(),
                 numAttrs: attributes.len() as u32,
             };
-            check("cuLaunchKernelEx", sys::cuLaunchKernelEx(&config, function, params, extra))
+            call!(cuLaunchKernelEx(&config, function, params, extra))
         }
     }
 }

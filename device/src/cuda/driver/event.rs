@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use super::call::check;
+use super::call::{call, check};
 use super::ffi::sys;
 use crate::Result;
 
@@ -16,25 +16,26 @@ unsafe impl Sync for RawEvent {}
 
 impl RawEvent {
     /// The context is current.
-    pub(super) fn new(flags: sys::CUevent_flags_enum) -> Result<RawEvent> {
-        RawEvent::with_flags(flags as u32)
-    }
-
-    /// The context is current.
-    pub(crate) fn with_flags(flags: u32) -> Result<RawEvent> {
+    pub(super) fn new(flags: u32) -> Result<RawEvent> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the driver writes a handle.
-        unsafe { check("cuEventCreate", sys::cuEventCreate(&mut raw, flags))? };
+        unsafe { call!(cuEventCreate(&mut raw, flags))? };
         Ok(RawEvent(raw))
     }
 
-    /// The event that the driver just opened.
-    pub(crate) fn owning(raw: sys::CUevent) -> RawEvent {
-        RawEvent(raw)
+    /// Whether the stream has passed it; the context is current.
+    pub(super) fn is_complete(&self) -> Result<bool> {
+        // SAFETY: the event is live.
+        match unsafe { sys::cuEventQuery(self.0) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => check("cuEventQuery", code).map(|()| true),
+        }
     }
 
-    pub(crate) fn raw(&self) -> sys::CUevent {
-        self.0
+    /// Blocks until the stream has passed it; the context is current.
+    pub(super) fn synchronize(&self) -> Result<()> {
+        // SAFETY: the event is live.
+        unsafe { call!(cuEventSynchronize(self.0)) }
     }
 }
 

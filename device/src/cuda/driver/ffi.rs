@@ -16,7 +16,7 @@
 pub trait Returned {
     /// As cudarc has it.
     type Theirs;
-    /// What is returned in place of a function that the library lacks. [`probe`](super::probe) refuses such libraries.
+    /// What is returned in place of a function that the library lacks. `probe` refuses such libraries.
     const ABSENT: Self;
 }
 
@@ -84,7 +84,7 @@ macro_rules! functions {
         }
 
         /// The first function that the library lacks; `Err` if there is no library.
-        pub fn missing() -> Result<Option<&'static str>, ()> {
+        pub(crate) fn missing() -> Result<Option<&'static str>, ()> {
             let functions = functions().ok_or(())?;
             let missing = [$((functions.$name.is_none(), stringify!($name)),)*];
             Ok(missing.into_iter().find(|(missing, _)| *missing).map(|(_, name)| name))

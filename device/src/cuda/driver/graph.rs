@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::ffi::sys;
 use smallvec::SmallVec;
 
-use super::call::check;
+use super::call::{call, check};
 use super::context::Context;
 use super::pinned::Staged;
 use super::stream::DriverStream;
@@ -58,7 +58,7 @@ impl Graph {
     fn new() -> Result<Graph> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the driver writes a handle.
-        unsafe { check("cuGraphCreate", sys::cuGraphCreate(&mut raw, 0))? };
+        unsafe { call!(cuGraphCreate(&mut raw, 0))? };
         Ok(Graph(raw))
     }
 }
@@ -156,7 +156,7 @@ impl DriverGraph {
     pub(crate) fn launch(&mut self, queue: &Queue<'_>) -> Result<()> {
         self.constants.iter_mut().for_each(|constant| constant.used_at(queue.moment));
         // SAFETY: the handles are live, and the launch was told of the memory that the nodes use.
-        unsafe { check("cuGraphLaunch", sys::cuGraphLaunch(self.exec.raw, queue.stream.raw())) }
+        unsafe { call!(cuGraphLaunch(self.exec.raw, queue.stream.raw())) }
     }
 }
 
@@ -206,10 +206,9 @@ impl Captured {
     fn add(&self, inner: Graph, after: &[sys::CUgraphNode]) -> Result<sys::CUgraphNode> {
         let mut node = std::ptr::null_mut();
         // SAFETY: the handles are live; the driver copies the list and the graph, and writes a handle.
-        let code = unsafe {
-            sys::cuGraphAddChildGraphNode(&mut node, self.graph, after.as_ptr(), after.len(), inner.0)
-        };
-        check("cuGraphAddChildGraphNode", code)?;
+        unsafe {
+            call!(cuGraphAddChildGraphNode(&mut node, self.graph, after.as_ptr(), after.len(), inner.0))
+        }?;
         Ok(node)
     }
 
@@ -257,7 +256,6 @@ impl Updated<'_> {
             ctx: std::ptr::null_mut(),
         };
         // SAFETY: the handles are live; the driver copies the arguments before it returns.
-        let code = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(self.graph.exec.raw, node, &params) };
-        check("cuGraphExecKernelNodeSetParams", code)
+        unsafe { call!(cuGraphExecKernelNodeSetParams_v2(self.graph.exec.raw, node, &params)) }
     }
 }

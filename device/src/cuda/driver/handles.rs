@@ -29,3 +29,19 @@ impl Handles {
         entry.handle.downcast_ref().unwrap_or_else(|| unreachable!("two threads add handles"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_of_each_type_is_kept_where_it_is() {
+        let handles = Handles::default();
+        assert_eq!(handles.get::<u32>(), None);
+        let first: *const u32 = handles.add(7_u32);
+        assert_eq!((handles.add("name"), handles.get::<u64>()), (&"name", None));
+        let found = handles.get::<u32>().expect("it was added");
+        assert_eq!((*found, std::ptr::from_ref(found)), (7, first));
+        assert_eq!(handles.get::<&str>(), Some(&"name"));
+    }
+}

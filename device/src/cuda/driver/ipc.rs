@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::ffi::sys;
 
-use super::call::{address, check};
+use super::call::{address, call};
 use super::event::RawEvent;
 use super::timed::TimedEvent;
 use super::{Context, Queue};
@@ -30,7 +30,7 @@ impl Context {
     pub(crate) fn uuid(&self) -> Result<[u8; 16]> {
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: the device exists; the driver writes 16 bytes.
-        unsafe { check("cuDeviceGetUuid", sys::cuDeviceGetUuid_v2(&mut uuid, self.device))? };
+        unsafe { call!(cuDeviceGetUuid_v2(&mut uuid, self.device))? };
         Ok(uuid.bytes.map(|byte| byte as u8))
     }
 }
@@ -47,7 +47,7 @@ impl SharedEvent {
         context.bind()?;
         let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32
             | sys::CUevent_flags_enum::CU_EVENT_INTERPROCESS as u32;
-        Ok(SharedEvent { raw: RawEvent::with_flags(flags)?, context: Arc::clone(context) })
+        Ok(SharedEvent { raw: RawEvent::new(flags)?, context: Arc::clone(context) })
     }
 
     /// One of another process.
@@ -55,15 +55,15 @@ impl SharedEvent {
         context.bind()?;
         let (mut raw, handle) = (std::ptr::null_mut(), sys::CUipcEventHandle { reserved: from_bytes(bytes) });
         // SAFETY: the context is current; the driver writes a handle, and looks at the bytes before it believes them.
-        unsafe { check("cuIpcOpenEventHandle", sys::cuIpcOpenEventHandle(&mut raw, handle))? };
-        Ok(SharedEvent { raw: RawEvent::owning(raw), context: Arc::clone(context) })
+        unsafe { call!(cuIpcOpenEventHandle(&mut raw, handle))? };
+        Ok(SharedEvent { raw: RawEvent(raw), context: Arc::clone(context) })
     }
 
     pub(crate) fn handle(&self) -> Result<[u8; DRIVER_HANDLE]> {
         self.context.bind()?;
         let mut handle = sys::CUipcEventHandle { reserved: [0; DRIVER_HANDLE] };
         // SAFETY: the context is current, the event is live, and the driver writes 64 bytes.
-        unsafe { check("cuIpcGetEventHandle", sys::cuIpcGetEventHandle(&mut handle, self.raw.raw()))? };
+        unsafe { call!(cuIpcGetEventHandle(&mut handle, self.raw.0))? };
         Ok(to_bytes(handle.reserved))
     }
 
@@ -82,33 +82,26 @@ impl SharedEvent {
 
     pub(crate) fn is_complete(&self) -> Result<bool> {
         self.context.bind()?;
-        // SAFETY: the context is current, and the event is live.
-        match unsafe { sys::cuEventQuery(self.raw.raw()) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            code => check("cuEventQuery", code).map(|()| true),
-        }
+        self.raw.is_complete()
     }
 
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.context.bind()?;
-        // SAFETY: the context is current, and the event is live.
-        unsafe { check("cuEventSynchronize", sys::cuEventSynchronize(self.raw.raw())) }
+        self.raw.synchronize()
     }
 }
 
 impl TimedEvent {
     /// An event for other processes that comes when this one has.
     pub(crate) fn shared(&self) -> Result<SharedEvent> {
-        let shared = SharedEvent::new(self.context())?;
-        let Some(event) = self.raw() else { return Ok(shared) };
+        let shared = SharedEvent::new(&self.context)?;
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current, and all handles are live. A stream that is destroyed still runs what it was given.
         unsafe {
-            check("cuStreamCreate", sys::cuStreamCreate(&mut stream, flags))?;
-            let waits = check("cuStreamWaitEvent", sys::cuStreamWaitEvent(stream, event, 0));
-            let recorded =
-                waits.and_then(|()| check("cuEventRecord", sys::cuEventRecord(shared.raw.raw(), stream)));
+            call!(cuStreamCreate(&mut stream, flags))?;
+            let waits = call!(cuStreamWaitEvent(stream, self.event.0, 0));
+            let recorded = waits.and_then(|()| call!(cuEventRecord(shared.raw.0, stream)));
             sys::cuStreamDestroy_v2(stream);
             recorded.map(|()| shared)
         }
@@ -144,7 +137,7 @@ impl IpcMemory {
         let (mut ptr, handle) = (0, sys::CUipcMemHandle { reserved: from_bytes(bytes) });
         let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         // SAFETY: the context is current; the driver writes an address, and looks at the bytes before it believes them.
-        unsafe { check("cuIpcOpenMemHandle", sys::cuIpcOpenMemHandle_v2(&mut ptr, handle, flags))? };
+        unsafe { call!(cuIpcOpenMemHandle_v2(&mut ptr, handle, flags))? };
         let ptr = NonNull::new(ptr as *mut u8).ok_or_else(|| super::call::no_memory(len))?;
         let memory = IpcMemory { ptr, len, opened: true, used };
         memory.check_len().map(|()| memory)
@@ -159,8 +152,7 @@ impl IpcMemory {
     fn check_len(&self) -> Result<()> {
         let (mut base, mut bytes) = (0, 0);
         // SAFETY: the context is current; the driver writes an address and a size.
-        let code = unsafe { sys::cuMemGetAddressRange_v2(&mut base, &mut bytes, address(self.ptr.as_ptr())) };
-        check("cuMemGetAddressRange", code)?;
+        unsafe { call!(cuMemGetAddressRange_v2(&mut base, &mut bytes, address(self.ptr.as_ptr()))) }?;
         if base == address(self.ptr.as_ptr()) && self.len <= bytes {
             return Ok(());
         }
@@ -173,7 +165,7 @@ impl IpcMemory {
         let mut handle = sys::CUipcMemHandle { reserved: [0; DRIVER_HANDLE] };
         let ptr = address(self.ptr.as_ptr());
         // SAFETY: the context is current, the memory is live, and the driver writes 64 bytes.
-        unsafe { check("cuIpcGetMemHandle", sys::cuIpcGetMemHandle(&mut handle, ptr))? };
+        unsafe { call!(cuIpcGetMemHandle(&mut handle, ptr))? };
         Ok(to_bytes(handle.reserved))
     }
 
@@ -211,8 +203,7 @@ impl Work for IpcWait {
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
         // SAFETY: the context is current, and both handles are live.
-        let code = unsafe { sys::cuStreamWaitEvent(queue.stream.raw(), self.0.raw.raw(), 0) };
-        check("cuStreamWaitEvent", code)
+        unsafe { call!(cuStreamWaitEvent(queue.stream.raw(), self.0.raw.0, 0)) }
     }
 
     fn bind(&mut self, _: &mut dyn Binder) {}
@@ -268,7 +259,7 @@ impl Work for IpcCopy {
             }
             // Not before the copy is with the driver.
             let stream = queue.stream.raw();
-            check("cuEventRecord", sys::cuEventRecord(self.used.raw.raw(), stream)).inspect_err(|_| {
+            call!(cuEventRecord(self.used.raw.0, stream)).inspect_err(|_| {
                 // Nothing else would say when the memory may go.
                 sys::cuStreamSynchronize(stream);
             })

@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 use super::ffi::sys;
 use parking_lot::Mutex;
 
-use super::call::{check, no_memory, obtained};
-use crate::{AddressSpace, ErrorKind, Result};
+use super::call::{call, check, no_memory, obtained};
+use crate::{AddressSpace, Error, Result};
 
 /// Ranges of a device's addresses.
 ///
@@ -55,13 +55,11 @@ impl Pages {
         let properties = properties(location);
         // SAFETY: the device exists; the driver reads the properties and writes a number to each address.
         unsafe {
-            check("cuDeviceGetAttribute", sys::cuDeviceGetAttribute(&mut supported, attribute, device))
-                .ok()?;
+            call!(cuDeviceGetAttribute(&mut supported, attribute, device)).ok()?;
             if supported == 0 {
                 return None;
             }
-            let code = sys::cuMemGetAllocationGranularity(&mut page_bytes, &properties, smallest);
-            check("cuMemGetAllocationGranularity", code).ok()?;
+            call!(cuMemGetAllocationGranularity(&mut page_bytes, &properties, smallest)).ok()?;
         }
         let usable = page_bytes >= 256 && page_bytes.is_power_of_two();
         usable.then(|| Pages { location, page_bytes, held: Mutex::default() })
@@ -80,7 +78,7 @@ impl Pages {
             if mapped == sys::CUresult::CUDA_SUCCESS {
                 self.held.lock().mapped.insert(page);
             }
-            let released = check("cuMemRelease", sys::cuMemRelease(handle));
+            let released = call!(cuMemRelease(handle));
             if released.is_err() {
                 // With its handle the memory would outlive the page's.
                 sys::cuMemRelease(handle);

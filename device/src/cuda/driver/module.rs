@@ -10,7 +10,7 @@ use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
 use super::cache::{Kept, compiler_version};
-use super::call::{check, obtained};
+use super::call::{call, check, obtained};
 use super::{Grid, Program};
 use crate::{Error, ErrorKind, KernelRecord, Result, Team};
 
@@ -99,10 +99,9 @@ impl Module {
         let mut count = 0;
         // SAFETY: a context is current and the module is loaded; the driver writes a number, and then as many handles.
         unsafe {
-            check("cuModuleGetFunctionCount", sys::cuModuleGetFunctionCount(&mut count, self.raw))?;
+            call!(cuModuleGetFunctionCount(&mut count, self.raw))?;
             let mut functions = vec![std::ptr::null_mut(); count as usize];
-            let code = sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.raw);
-            check("cuModuleEnumerateFunctions", code)?;
+            call!(cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.raw))?;
             functions
                 .into_iter()
                 .try_for_each(|function| obtained("cuFuncLoad", 0, sys::cuFuncLoad(function)))
@@ -139,8 +138,7 @@ impl Function {
     /// Lets a block have so much dynamic shared memory.
     fn allow_dynamic(self, bytes: u32) -> Result<()> {
         // SAFETY: the handle is live.
-        let code = unsafe { sys::cuFuncSetAttribute(self.0, Function::DYNAMIC, bytes as i32) };
-        check("cuFuncSetAttribute", code)
+        unsafe { call!(cuFuncSetAttribute(self.0, Function::DYNAMIC, bytes as i32)) }
     }
 
     /// Lets a block have so much dynamic shared memory if it might have less so far; whether it did and may now.
@@ -158,8 +156,7 @@ impl Function {
         let attribute = |attribute| {
             let mut value = 0;
             // SAFETY: the handle is live; the driver writes a number to the address.
-            let code = unsafe { sys::cuFuncGetAttribute(&mut value, attribute, self.0) };
-            check("cuFuncGetAttribute", code).map(|()| value.max(0) as u32)
+            unsafe { call!(cuFuncGetAttribute(&mut value, attribute, self.0)) }.map(|()| value.max(0) as u32)
         };
         let threads = grid.threads.iter().product::<u32>() as i32;
         let mut blocks = 0;
@@ -188,7 +185,7 @@ fn allow_shared(function: sys::CUfunction, bytes: u32) -> Result<()> {
     // SAFETY: the handle is live; the driver writes a number to the address.
     unsafe {
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
-        check("cuFuncGetAttribute", sys::cuFuncGetAttribute(&mut declared, attribute, function))?;
+        call!(cuFuncGetAttribute(&mut declared, attribute, function))?;
     }
     Function(function).allow_dynamic(bytes.saturating_sub(declared.max(0) as u32))
 }

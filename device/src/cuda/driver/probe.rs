@@ -4,8 +4,8 @@ use super::ffi::blas;
 use super::ffi::nvrtc;
 use super::ffi::sys;
 
-use super::call::check;
-use crate::{Error, ErrorKind, Result};
+use super::call::call;
+use crate::{Error, Result};
 
 /// The oldest CUDA version whose driver has every call that is made here.
 const OLDEST: i32 = 12080;
@@ -43,15 +43,15 @@ fn find(ordinal: usize) -> Result<sys::CUdevice> {
     let (mut version, mut count, mut device) = (0, 0, 0);
     // SAFETY: the driver is present; it writes one number to each address.
     unsafe {
-        answered(check("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version)))?;
+        answered(call!(cuDriverGetVersion(&mut version)))?;
         if version < OLDEST {
             let (major, minor) = (version / 1000, version % 1000 / 10);
             return Err(unavailable(&format!(
                 "the CUDA driver is too old: it is of CUDA {major}.{minor}, and 12.8 is needed"
             )));
         }
-        answered(check("cuInit", sys::cuInit(0)))?;
-        answered(check("cuDeviceGetCount", sys::cuDeviceGetCount(&mut count)))?;
+        answered(call!(cuInit(0)))?;
+        answered(call!(cuDeviceGetCount(&mut count)))?;
     }
     if ordinal >= count as usize {
         return Err(unavailable(&match count {
@@ -60,7 +60,7 @@ fn find(ordinal: usize) -> Result<sys::CUdevice> {
         }));
     }
     // SAFETY: the driver is initialised, and it writes a handle to the address.
-    unsafe { answered(check("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal as i32)))? };
+    unsafe { answered(call!(cuDeviceGet(&mut device, ordinal as i32)))? };
     Ok(device)
 }
 

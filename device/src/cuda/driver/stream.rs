@@ -2,13 +2,14 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::ffi::sys;
 use parking_lot::Mutex;
 
-use super::call::{address, check};
+use super::call::{address, call, check};
 use super::context::Context;
 use super::enqueue::{Call, Kernel};
 use super::event::{IN_HOST_FUNCTION, RawEvent};
@@ -69,8 +70,7 @@ impl DriverStream {
         let mut raw = std::ptr::null_mut();
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current; the driver writes a handle.
-        let code = unsafe { sys::cuStreamCreateWithPriority(&mut raw, flags, priority) };
-        check("cuStreamCreateWithPriority", code)?;
+        unsafe { call!(cuStreamCreateWithPriority(&mut raw, flags, priority)) }?;
         Ok(DriverStream {
             raw,
             launcher,
@@ -175,7 +175,7 @@ impl DriverStream {
         let event = match &marker.event {
             Some(event) => event.0,
             None => {
-                let event = RawEvent::new(sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING)?;
+                let event = RawEvent::new(sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32)?;
                 marker.event.insert(event).0
             }
         };
@@ -183,7 +183,7 @@ impl DriverStream {
         if stale {
             let newest = self.launched.load(Ordering::Acquire);
             // SAFETY: the context is current, and both handles are live.
-            unsafe { check("cuEventRecord", sys::cuEventRecord(event, self.raw()))? };
+            unsafe { call!(cuEventRecord(event, self.raw()))? };
             marker.tick = newest;
         }
         f(event, marker.tick, stale)
@@ -197,16 +197,15 @@ impl DriverStream {
             // The producer may be another device's.
             self.bind()?;
             // SAFETY: the context is current, and both handles are live.
-            unsafe { check("cuStreamWaitEvent", sys::cuStreamWaitEvent(self.raw(), event, 0))? };
+            unsafe { call!(cuStreamWaitEvent(self.raw(), event, 0))? };
             Ok((covered, recorded))
         })
     }
 
     /// Makes later work of this stream come after a user's event.
     pub(crate) fn wait_event(&self, event: &TimedEvent) -> Result<()> {
-        let Some(event) = event.raw() else { return Ok(()) };
         // SAFETY: the context is current, and both handles are live.
-        unsafe { check("cuStreamWaitEvent", sys::cuStreamWaitEvent(self.raw(), event, 0)) }
+        unsafe { call!(cuStreamWaitEvent(self.raw(), event.event.0, 0)) }
     }
 
     /// Blocks until the command at `tick` has run, and gives the newest tick known to have.
@@ -216,13 +215,13 @@ impl DriverStream {
         let launched = self.launched.load(Ordering::Acquire);
         if launched == tick {
             // SAFETY: the context is current, and the stream is live.
-            unsafe { check("cuStreamSynchronize", sys::cuStreamSynchronize(self.raw()))? };
+            unsafe { call!(cuStreamSynchronize(self.raw()))? };
             return Ok(launched);
         }
         let (event, covered) = self.with_marker(tick, |event, covered, _| Ok((event, covered)))?;
         // Somebody may record the event again meanwhile: then this waits for longer, which is no harm.
         // SAFETY: the context is current, and the event lives as long as the stream.
-        unsafe { check("cuEventSynchronize", sys::cuEventSynchronize(event))? };
+        unsafe { call!(cuEventSynchronize(event))? };
         Ok(covered)
     }
 
@@ -230,16 +229,11 @@ impl DriverStream {
     /// hopes for.
     pub(crate) fn poll(&self, wanted: u64) -> Result<Option<u64>> {
         self.bind()?;
-        let seen = |call, code, tick| match code {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(None),
-            code => check(call, code).map(|()| Some(tick)),
-        };
         if let Some(marker) = self.marker.try_lock()
             && let Some(event) = &marker.event
             && marker.tick >= wanted
         {
-            // SAFETY: the context is current, and the event is live.
-            return seen("cuEventQuery", unsafe { sys::cuEventQuery(event.0) }, marker.tick);
+            return Ok(event.is_complete()?.then_some(marker.tick));
         }
         let launched = self.launched.load(Ordering::Acquire);
         let given = self.given.load(Ordering::Relaxed);
@@ -247,7 +241,10 @@ impl DriverStream {
             return Ok(None);
         }
         // SAFETY: the context is current, and the stream is live.
-        seen("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) }, launched)
+        match unsafe { sys::cuStreamQuery(self.raw) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(None),
+            code => check("cuStreamQuery", code).map(|()| Some(launched)),
+        }
     }
 
     /// Records an event that can be timed.
@@ -255,11 +252,11 @@ impl DriverStream {
         let pooled = self.context.events.lock().pop();
         let event = match pooled {
             Some(event) => event,
-            None => RawEvent::new(sys::CUevent_flags_enum::CU_EVENT_DEFAULT)?,
+            None => RawEvent::new(sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32)?,
         };
         // SAFETY: the context is current, and both handles are live.
-        unsafe { check("cuEventRecord", sys::cuEventRecord(event.0, self.raw()))? };
-        Ok(TimedEvent { event: Some(event), context: Arc::clone(&self.context) })
+        unsafe { call!(cuEventRecord(event.0, self.raw()))? };
+        Ok(TimedEvent { event: ManuallyDrop::new(event), context: Arc::clone(&self.context) })
     }
 
     /// Enqueues a function of the host, which must not call the driver.
@@ -274,8 +271,7 @@ impl DriverStream {
         }
         let data = Box::into_raw(Box::new(work)).cast::<c_void>();
         // SAFETY: the context is current, and the stream is live.
-        let code = unsafe { sys::cuLaunchHostFunc(self.raw(), Some(run), data) };
-        check("cuLaunchHostFunc", code).inspect_err(|_| {
+        unsafe { call!(cuLaunchHostFunc(self.raw(), Some(run), data)) }.inspect_err(|_| {
             // SAFETY: the driver refused, so nobody else has the box.
             drop(unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) });
         })
@@ -314,8 +310,7 @@ impl DriverStream {
         // Nothing is loaded before the hold is counted.
         let _quiet = holds.then(|| self.context.loads.lock());
         // SAFETY: the context is current; the word is the device's to read until the command at `moment` has run.
-        let code = unsafe { sys::cuStreamWaitValue32_v2(self.raw(), word, 1, flags) };
-        check("cuStreamWaitValue32", code)?;
+        unsafe { call!(cuStreamWaitValue32_v2(self.raw(), word, 1, flags)) }?;
         self.context.gates.fetch_add(1, Ordering::AcqRel);
         self.context.holds.fetch_add(usize::from(holds), Ordering::AcqRel);
         Ok(GateWord { word: staged, holds })
@@ -362,24 +357,23 @@ impl DriverStream {
     pub(crate) fn begin_capture(&self, graph: sys::CUgraph, after: &[sys::CUgraphNode]) -> Result<()> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the handles are live, and the driver copies the list.
-        let code = unsafe {
-            sys::cuStreamBeginCaptureToGraph(
+        unsafe {
+            call!(cuStreamBeginCaptureToGraph(
                 self.raw(),
                 graph,
                 after.as_ptr(),
                 std::ptr::null(),
                 after.len(),
-                mode,
-            )
-        };
-        check("cuStreamBeginCaptureToGraph", code)
+                mode
+            ))
+        }
     }
 
     /// Gives the graph that was captured into: the caller's, if it was given one.
     pub(crate) fn end_capture(&self) -> Result<sys::CUgraph> {
         let mut graph = std::ptr::null_mut();
         // SAFETY: the stream is live; the driver writes the handle of a graph.
-        unsafe { check("cuStreamEndCapture", sys::cuStreamEndCapture(self.raw(), &mut graph))? };
+        unsafe { call!(cuStreamEndCapture(self.raw(), &mut graph))? };
         Ok(graph)
     }
 
@@ -387,7 +381,7 @@ impl DriverStream {
     pub(crate) fn capture(&self, enqueue: impl FnOnce(sys::CUstream) -> Result<()>) -> Result<sys::CUgraph> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is live.
-        unsafe { check("cuStreamBeginCapture", sys::cuStreamBeginCapture_v2(self.raw(), mode))? };
+        unsafe { call!(cuStreamBeginCapture_v2(self.raw(), mode))? };
         let enqueued = enqueue(self.raw());
         let ended = self.end_capture();
         match enqueued {
@@ -407,18 +401,17 @@ impl DriverStream {
         let (mut status, mut id, mut graph, mut count) = (0, 0, std::ptr::null_mut(), 0);
         let (mut nodes, mut edges) = (std::ptr::null(), std::ptr::null());
         // SAFETY: the stream is live; the driver writes to each address.
-        let code = unsafe {
-            sys::cuStreamGetCaptureInfo_v3(
+        unsafe {
+            call!(cuStreamGetCaptureInfo_v3(
                 self.raw(),
                 &mut status,
                 &mut id,
                 &mut graph,
                 &mut nodes,
                 &mut edges,
-                &mut count,
-            )
-        };
-        check("cuStreamGetCaptureInfo", code)?;
+                &mut count
+            ))
+        }?;
         if count == 0 || nodes.is_null() {
             return Ok(smallvec::SmallVec::new());
         }
@@ -501,8 +494,7 @@ impl DriverStream {
             return Ok(());
         }
         // SAFETY: the context is current; the caller answers for the ranges.
-        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(address(to), from.cast(), bytes, self.raw()) };
-        check("cuMemcpyHtoDAsync", code)
+        unsafe { call!(cuMemcpyHtoDAsync_v2(address(to), from.cast(), bytes, self.raw())) }
     }
 
     /// Enqueues a copy to pinned host memory.
@@ -514,8 +506,7 @@ impl DriverStream {
             return Ok(());
         }
         // SAFETY: the context is current; the caller answers for the ranges.
-        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), address(from), bytes, self.raw()) };
-        check("cuMemcpyDtoHAsync", code)
+        unsafe { call!(cuMemcpyDtoHAsync_v2(to.cast(), address(from), bytes, self.raw())) }
     }
 
     /// # Safety

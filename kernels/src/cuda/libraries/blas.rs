@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use blas::cublasLtMatmulDescAttributes_t as Of;
 use device::cuda::ffi::blas;
 use device::cuda::{Addresses, Enqueued, Queue, Workspace};
 use device::{DType, Error, ErrorKind, Result};
@@ -82,9 +83,9 @@ impl Form {
 
 /// How products of a form are made.
 struct Algorithm {
-    operation: blas::cublasLtMatmulDesc_t,
+    operation: Owned<blas::cublasLtMatmulDesc_t>,
     /// Of A, B and C.
-    layouts: [blas::cublasLtMatrixLayout_t; 3],
+    layouts: [Owned<blas::cublasLtMatrixLayout_t>; 3],
     algorithm: blas::cublasLtMatmulAlgo_t,
     /// Bytes of memory that a product works in.
     workspace: usize,
@@ -99,6 +100,29 @@ unsafe impl Send for Algorithm {}
 // SAFETY: cuBLASLt reads descriptors from many threads at once. Only a bias's address is written to a shared one, under a lock
 // that every use of a descriptor with a bias holds.
 unsafe impl Sync for Algorithm {}
+
+/// A descriptor of the library, with the function that destroys it.
+struct Owned<T: Copy>(T, unsafe fn(T) -> blas::cublasStatus_t);
+
+impl<T: Copy> Owned<*mut T> {
+    /// The descriptor that `create` writes.
+    fn new(
+        call: &'static str,
+        create: impl FnOnce(&mut *mut T) -> blas::cublasStatus_t,
+        destroy: unsafe fn(*mut T) -> blas::cublasStatus_t,
+    ) -> Result<Owned<*mut T>> {
+        let mut raw = std::ptr::null_mut();
+        done(call, create(&mut raw))?;
+        Ok(Owned(raw, destroy))
+    }
+}
+
+impl<T: Copy> Drop for Owned<T> {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once; the library keeps none of it.
+        unsafe { (self.1)(self.0) };
+    }
+}
 
 fn done(call: &'static str, status: blas::cublasStatus_t) -> Result<()> {
     if status == blas::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
@@ -217,18 +241,17 @@ impl Blas {
             None => None,
             Some(_) => {
                 let one = algorithm.bias.lock();
-                algorithm
-                    .set(blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+                set(&algorithm.operation, Of::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
                 Some(one)
             }
         };
-        let [of_a, of_b, of_c] = algorithm.layouts;
+        let [of_a, of_b, of_c] = algorithm.layouts.each_ref().map(|layout| layout.0);
         // SAFETY: handle and descriptions are live, the scalars are read before the call returns, and the caller answers for
         // the rest.
         let status = unsafe {
             blas::cublasLtMatmul(
                 self.handle,
-                algorithm.operation,
+                algorithm.operation.0,
                 alpha,
                 a.cast(),
                 of_a,
@@ -260,7 +283,6 @@ impl Algorithm {
     /// The library's choice for a form; `None` if it has none.
     fn choose(op: &'static str, handle: blas::cublasLtHandle_t, form: &Form) -> Result<Option<Algorithm>> {
         use blas::cublasComputeType_t as Compute;
-        use blas::cublasLtMatmulDescAttributes_t as Of;
         use blas::cublasLtMatmulPreferenceAttributes_t as Wanted;
         let (of_ab, of_c) = (data_type(op, form.dtype)?, data_type(op, form.c_dtype)?);
         let (compute, of_scalars) = match form.dtype {
@@ -269,20 +291,12 @@ impl Algorithm {
             _ => (Compute::CUBLAS_COMPUTE_32F, blas::cudaDataType::CUDA_R_32F),
         };
         let Ok(batch) = i32::try_from(form.batch) else { return Ok(None) };
-        let mut new = Algorithm {
-            operation: std::ptr::null_mut(),
-            layouts: [std::ptr::null_mut(); 3],
-            algorithm: blas::cublasLtMatmulAlgo_t { data: [0; 8] },
-            workspace: 0,
-            enqueued: Default::default(),
-            bias: Mutex::new(()),
-        };
         // SAFETY: the call writes a handle.
-        let made = unsafe { blas::cublasLtMatmulDescCreate(&mut new.operation, compute, of_scalars) };
-        done("cublasLtMatmulDescCreate", made)?;
+        let create = |raw: &mut _| unsafe { blas::cublasLtMatmulDescCreate(raw, compute, of_scalars) };
+        let operation = Owned::new("cublasLtMatmulDescCreate", create, blas::cublasLtMatmulDescDestroy)?;
         // As `cublasOperation_t` has it: 0 for a matrix as it is, 1 for its transpose.
-        new.set(Of::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(form.transa))?;
-        new.set(Of::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(form.transb))?;
+        set(&operation, Of::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(form.transa))?;
+        set(&operation, Of::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(form.transb))?;
         use blas::cublasLtEpilogue_t as Then;
         let epilogue = match (form.bias, form.relu) {
             (None, false) => Then::CUBLASLT_EPILOGUE_DEFAULT,
@@ -290,53 +304,59 @@ impl Algorithm {
             (Some(_), false) => Then::CUBLASLT_EPILOGUE_BIAS,
             (Some(_), true) => Then::CUBLASLT_EPILOGUE_RELU_BIAS,
         };
-        new.set(Of::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+        set(&operation, Of::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
         if let Some(alignment) = form.bias {
             // The choice is made for the alignment of the address that is there.
-            new.set(Of::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &alignment)?;
+            set(&operation, Of::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &alignment)?;
         }
         let ([m, n, k], turned) =
             (form.sizes, |yes, (rows, columns)| if yes { (columns, rows) } else { (rows, columns) });
         let shapes = [turned(form.transa, (m, k)), turned(form.transb, (k, n)), (m, n)];
-        for (i, (rows, columns)) in shapes.into_iter().enumerate() {
-            new.lay_out(
-                i,
-                [of_ab, of_ab, of_c][i],
-                [rows, columns, form.leading[i]],
-                (batch, form.steps[i]),
-            )?;
-        }
-        let wanted = Preference::new()?;
-        wanted.set(Wanted::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE as u64))?;
+        let layout = |i: usize| {
+            let ((rows, columns), dtype) = (shapes[i], [of_ab, of_ab, of_c][i]);
+            layout(dtype, [rows, columns, form.leading[i]], (batch, form.steps[i]))
+        };
+        let layouts = [layout(0)?, layout(1)?, layout(2)?];
+        // SAFETY: the call writes a handle.
+        let create = |raw: &mut _| unsafe { blas::cublasLtMatmulPreferenceCreate(raw) };
+        let preference =
+            Owned::new("cublasLtMatmulPreferenceCreate", create, blas::cublasLtMatmulPreferenceDestroy)?;
+        let prefer = |attribute, (at, bytes): (*const c_void, usize)| {
+            // SAFETY: the preference is live, and the call reads the value.
+            let status =
+                unsafe { blas::cublasLtMatmulPreferenceSetAttribute(preference.0, attribute, at, bytes) };
+            done("cublasLtMatmulPreferenceSetAttribute", status)
+        };
+        prefer(Wanted::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, value(&(WORKSPACE as u64)))?;
         // Parts of a sum are kept as what it is computed in, also if the result has 16 bits, and added in a fixed order.
         let scheme = blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-        wanted.set(Wanted::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme)?;
+        prefer(Wanted::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, value(&scheme))?;
         let [a, b, c] = form.alignment.map(|bytes| bytes as u32);
-        wanted.set(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a)?;
-        wanted.set(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &b)?;
-        wanted.set(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &c)?;
-        wanted.set(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &c)?;
+        prefer(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, value(&a))?;
+        prefer(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, value(&b))?;
+        prefer(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, value(&c))?;
+        prefer(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, value(&c))?;
         let success = blas::cublasStatus_t::CUBLAS_STATUS_SUCCESS;
         let nothing = blas::cublasLtMatmulHeuristicResult_t {
-            algo: new.algorithm,
+            algo: blas::cublasLtMatmulAlgo_t { data: [0; 8] },
             workspaceSize: 0,
             state: success,
             wavesCount: 0.0,
             reserved: [0; 4],
         };
         let mut found = [nothing; CANDIDATES];
-        let (mut count, [a, b, c]) = (0, new.layouts);
+        let (mut count, [a, b, c]) = (0, layouts.each_ref().map(|layout| layout.0));
         // SAFETY: handle and descriptions are live; the call writes as many results as there is room for, and how many there
         // are.
         let status = unsafe {
             blas::cublasLtMatmulAlgoGetHeuristic(
                 handle,
-                new.operation,
+                operation.0,
                 a,
                 b,
                 c,
                 c,
-                wanted.0,
+                preference.0,
                 CANDIDATES as i32,
                 found.as_mut_ptr(),
                 &mut count,
@@ -360,57 +380,47 @@ impl Algorithm {
             _ => 0,
         };
         let Some(best) = usable.get(best) else { return Ok(None) };
-        (new.algorithm, new.workspace) = (best.algo, best.workspaceSize);
-        Ok(Some(new))
-    }
-
-    /// Gives the operation's attribute a value, of the type that the attribute has.
-    fn set<T>(&self, attribute: blas::cublasLtMatmulDescAttributes_t, of: &T) -> Result<()> {
-        let (at, bytes) = value(of);
-        // SAFETY: the description is live, and the call reads the value.
-        let status = unsafe { blas::cublasLtMatmulDescSetAttribute(self.operation, attribute, at, bytes) };
-        done("cublasLtMatmulDescSetAttribute", status)
-    }
-
-    /// Says how a matrix is stored: its rows, columns and leading dimension, and how many of them follow at which step.
-    fn lay_out(
-        &mut self,
-        which: usize,
-        dtype: blas::cudaDataType,
-        [rows, columns, leading]: [usize; 3],
-        (batch, step): (i32, i64),
-    ) -> Result<()> {
-        use blas::cublasLtMatrixLayoutAttribute_t as Of;
-        let layout = &mut self.layouts[which];
-        // SAFETY: the call writes a handle.
-        let made = unsafe {
-            blas::cublasLtMatrixLayoutCreate(layout, dtype, rows as u64, columns as u64, leading as i64)
-        };
-        done("cublasLtMatrixLayoutCreate", made)?;
-        for (attribute, (at, bytes)) in [
-            (Of::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, value(&batch)),
-            (Of::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, value(&step)),
-        ] {
-            // SAFETY: the description is live, and the call reads the value.
-            let status = unsafe { blas::cublasLtMatrixLayoutSetAttribute(*layout, attribute, at, bytes) };
-            done("cublasLtMatrixLayoutSetAttribute", status)?;
-        }
-        Ok(())
+        let (algorithm, workspace) = (best.algo, best.workspaceSize);
+        Ok(Some(Algorithm {
+            operation,
+            layouts,
+            algorithm,
+            workspace,
+            enqueued: Default::default(),
+            bias: Mutex::new(()),
+        }))
     }
 }
 
-impl Drop for Algorithm {
-    fn drop(&mut self) {
-        // SAFETY: what was made is destroyed once; the library keeps none of it.
-        unsafe {
-            if !self.operation.is_null() {
-                blas::cublasLtMatmulDescDestroy(self.operation);
-            }
-            for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
-                blas::cublasLtMatrixLayoutDestroy(layout);
-            }
-        }
+/// Gives an operation's attribute a value, of the type that the attribute has.
+fn set<T>(operation: &Owned<blas::cublasLtMatmulDesc_t>, attribute: Of, of: &T) -> Result<()> {
+    let (at, bytes) = value(of);
+    // SAFETY: the description is live, and the call reads the value.
+    let status = unsafe { blas::cublasLtMatmulDescSetAttribute(operation.0, attribute, at, bytes) };
+    done("cublasLtMatmulDescSetAttribute", status)
+}
+
+/// How a matrix is stored: its rows, columns and leading dimension, and how many of them follow at which step.
+fn layout(
+    dtype: blas::cudaDataType,
+    [rows, columns, leading]: [usize; 3],
+    (batch, step): (i32, i64),
+) -> Result<Owned<blas::cublasLtMatrixLayout_t>> {
+    use blas::cublasLtMatrixLayoutAttribute_t as Of;
+    let (rows, columns, leading) = (rows as u64, columns as u64, leading as i64);
+    // SAFETY: the call writes a handle.
+    let create =
+        |raw: &mut _| unsafe { blas::cublasLtMatrixLayoutCreate(raw, dtype, rows, columns, leading) };
+    let layout = Owned::new("cublasLtMatrixLayoutCreate", create, blas::cublasLtMatrixLayoutDestroy)?;
+    for (attribute, (at, bytes)) in [
+        (Of::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, value(&batch)),
+        (Of::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, value(&step)),
+    ] {
+        // SAFETY: the description is live, and the call reads the value.
+        let status = unsafe { blas::cublasLtMatrixLayoutSetAttribute(layout.0, attribute, at, bytes) };
+        done("cublasLtMatrixLayoutSetAttribute", status)?;
     }
+    Ok(layout)
 }
 
 /// What the library says of an algorithm that it has found.
@@ -437,32 +447,5 @@ fn traits(found: &blas::cublasLtMatmulHeuristicResult_t) -> Traits {
         tile: get(Of::CUBLASLT_ALGO_CONFIG_TILE_ID, -1),
         parts: get(Of::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 1),
         waves: found.wavesCount,
-    }
-}
-
-/// What an algorithm has to be like.
-struct Preference(blas::cublasLtMatmulPreference_t);
-
-impl Preference {
-    fn new() -> Result<Preference> {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the call writes a handle.
-        unsafe { done("cublasLtMatmulPreferenceCreate", blas::cublasLtMatmulPreferenceCreate(&mut raw))? };
-        Ok(Preference(raw))
-    }
-
-    /// As [`Algorithm::set`].
-    fn set<T>(&self, attribute: blas::cublasLtMatmulPreferenceAttributes_t, of: &T) -> Result<()> {
-        let (at, bytes) = value(of);
-        // SAFETY: the description is live, and the call reads the value.
-        let status = unsafe { blas::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, at, bytes) };
-        done("cublasLtMatmulPreferenceSetAttribute", status)
-    }
-}
-
-impl Drop for Preference {
-    fn drop(&mut self) {
-        // SAFETY: made once, destroyed once.
-        unsafe { blas::cublasLtMatmulPreferenceDestroy(self.0) };
     }
 }

@@ -7,7 +7,7 @@ use crate::cuda::driver::ffi::sys;
 use smallvec::SmallVec;
 
 use crate::cuda::Grid;
-use crate::cuda::driver::call::check;
+use crate::cuda::driver::call::{call, check};
 use crate::cuda::driver::enqueue::{Arguments, Cluster, END, POINTER, SIZE, append};
 use crate::cuda::driver::graph::Graph;
 use crate::cuda::driver::module::Function;
@@ -38,10 +38,10 @@ impl Node {
     pub(super) fn all(graph: &Graph) -> Result<Vec<Node>> {
         let mut count = 0;
         // SAFETY: the graph is live, and nobody changes it. The driver writes how many nodes it has.
-        unsafe { check("cuGraphGetNodes", sys::cuGraphGetNodes(graph.0, null_mut(), &mut count))? };
+        unsafe { call!(cuGraphGetNodes(graph.0, null_mut(), &mut count))? };
         let mut nodes = vec![null_mut(); count];
         // SAFETY: nothing adds nodes to the graph meanwhile, and the driver writes at most the `count` handles that there is room for.
-        unsafe { check("cuGraphGetNodes", sys::cuGraphGetNodes(graph.0, nodes.as_mut_ptr(), &mut count))? };
+        unsafe { call!(cuGraphGetNodes(graph.0, nodes.as_mut_ptr(), &mut count))? };
         let edges = edges(graph)?;
         let is_next = |i: usize| {
             let mut before = edges.iter().filter(|edge| edge.1 == nodes[i]).map(|edge| edge.0);
@@ -62,8 +62,7 @@ impl Node {
 fn edges(graph: &Graph) -> Result<Vec<(sys::CUgraphNode, sys::CUgraphNode)>> {
     let mut count = 0;
     // SAFETY: the graph is live, and nobody changes it. The driver writes how many edges it has.
-    let code = unsafe { sys::cuGraphGetEdges_v2(graph.0, null_mut(), null_mut(), null_mut(), &mut count) };
-    check("cuGraphGetEdges", code)?;
+    unsafe { call!(cuGraphGetEdges_v2(graph.0, null_mut(), null_mut(), null_mut(), &mut count)) }?;
     if count == 0 {
         return Ok(Vec::new());
     }
@@ -71,10 +70,9 @@ fn edges(graph: &Graph) -> Result<Vec<(sys::CUgraphNode, sys::CUgraphNode)>> {
     // SAFETY: numbers, all of which may be 0.
     let mut kinds: Vec<sys::CUgraphEdgeData> = vec![unsafe { std::mem::zeroed() }; count];
     // SAFETY: nothing adds edges to the graph meanwhile, and the driver writes at most the `count` that each list has room for.
-    let code = unsafe {
-        sys::cuGraphGetEdges_v2(graph.0, from.as_mut_ptr(), to.as_mut_ptr(), kinds.as_mut_ptr(), &mut count)
-    };
-    check("cuGraphGetEdges", code)?;
+    unsafe {
+        call!(cuGraphGetEdges_v2(graph.0, from.as_mut_ptr(), to.as_mut_ptr(), kinds.as_mut_ptr(), &mut count))
+    }?;
     Ok(from.into_iter().zip(to).collect())
 }
 
@@ -95,23 +93,21 @@ impl Kernel {
     unsafe fn of(node: sys::CUgraphNode) -> Result<Option<Kernel>> {
         let mut kind = 0;
         // SAFETY: the node is live; the driver writes a number.
-        unsafe { check("cuGraphNodeGetType", sys::cuGraphNodeGetType(node, &mut kind))? };
+        unsafe { call!(cuGraphNodeGetType(node, &mut kind))? };
         if kind != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32 {
             return Ok(None);
         }
         // SAFETY: numbers and addresses, all of which may be 0.
         let mut params: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { std::mem::zeroed() };
         // SAFETY: the node is live and a kernel's; the driver fills the struct.
-        let code = unsafe { sys::cuGraphKernelNodeGetParams_v2(node, &mut params) };
-        check("cuGraphKernelNodeGetParams", code)?;
+        unsafe { call!(cuGraphKernelNodeGetParams_v2(node, &mut params)) }?;
         if params.func.is_null() {
             // SAFETY: a node without a function has a kernel, which is loaded since it was enqueued; the driver writes a handle.
-            let code = unsafe { sys::cuKernelGetFunction(&mut params.func, params.kern) };
-            check("cuKernelGetFunction", code)?;
+            unsafe { call!(cuKernelGetFunction(&mut params.func, params.kern)) }?;
         }
         let mut name = std::ptr::null();
         // SAFETY: the function is live: a library unloads none while its handle is. The driver writes the address of its name.
-        unsafe { check("cuFuncGetName", sys::cuFuncGetName(&mut name, params.func))? };
+        unsafe { call!(cuFuncGetName(&mut name, params.func))? };
         // SAFETY: the name ends with 0, and is there while the function is.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into();
         let grid = Grid {
@@ -207,8 +203,7 @@ unsafe fn attribute(node: sys::CUgraphNode, which: Attribute) -> Result<sys::CUl
     // SAFETY: a union of numbers, all of which may be 0.
     let mut value: sys::CUlaunchAttributeValue = unsafe { std::mem::zeroed() };
     // SAFETY: the node is live; the driver writes the attribute's value.
-    let code = unsafe { sys::cuGraphKernelNodeGetAttribute(node, which, &mut value) };
-    check("cuGraphKernelNodeGetAttribute", code).map(|()| value)
+    unsafe { call!(cuGraphKernelNodeGetAttribute(node, which, &mut value)) }.map(|()| value)
 }
 
 impl Cluster {

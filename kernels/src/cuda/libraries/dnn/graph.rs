@@ -43,11 +43,11 @@ impl Library {
             conv.set(name, Type::CUDNN_TYPE_INT64, &sizes.map(|size| size as i64))?;
         }
         conv.finalize()?;
-        let names = Names::of(form.pass);
-        let operation = self.descriptor(names.kind)?;
-        operation.set(names.alpha, Type::CUDNN_TYPE_FLOAT, &[1.0_f32])?;
-        operation.set(names.beta, Type::CUDNN_TYPE_FLOAT, &[0.0_f32])?;
-        operation.set(names.conv, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, &[conv.raw])?;
+        let (kind, [alpha, beta, convolution, x, w, y]) = names(form.pass);
+        let operation = self.descriptor(kind)?;
+        operation.set(alpha, Type::CUDNN_TYPE_FLOAT, &[1.0_f32])?;
+        operation.set(beta, Type::CUDNN_TYPE_FLOAT, &[0.0_f32])?;
+        operation.set(convolution, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, &[conv.raw])?;
         let mut operands = Vec::with_capacity(3);
         for number in 0..3 {
             let to_bias = form.bias && number == form.pass.made();
@@ -55,7 +55,7 @@ impl Library {
             let (number, dtype) = if to_bias { (SUM, DataType::CUDNN_DATA_FLOAT) } else { (number, dtype) };
             operands.push(self.tensor(number, dtype, form)?);
         }
-        for (name, tensor) in names.operands.into_iter().zip(&operands) {
+        for (name, tensor) in [x, w, y].into_iter().zip(&operands) {
             operation.set(name, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, &[tensor.raw])?;
         }
         operation.finalize()?;
@@ -134,52 +134,41 @@ pub(super) fn data_type(dtype: DType) -> Option<DataType> {
     }
 }
 
-/// What the library calls an operation and what it is made of.
-struct Names {
-    kind: Kind,
-    alpha: Name,
-    beta: Name,
-    conv: Name,
-    /// Images, filters and results.
-    operands: [Name; 3],
-}
-
-impl Names {
-    fn of(pass: ConvPass) -> Names {
-        match pass {
-            ConvPass::Forward => Names {
-                kind: Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
-                alpha: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
-                beta: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
-                conv: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
-                operands: [
-                    Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
-                    Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
-                    Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
-                ],
-            },
-            ConvPass::InputGrad => Names {
-                kind: Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
-                alpha: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
-                beta: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
-                conv: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
-                operands: [
-                    Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
-                    Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
-                    Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
-                ],
-            },
-            ConvPass::WeightGrad => Names {
-                kind: Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
-                alpha: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
-                beta: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
-                conv: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
-                operands: [
-                    Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
-                    Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
-                    Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
-                ],
-            },
-        }
+/// What the library calls an operation, and its attributes: the two factors, the convolution, images, filters and results.
+fn names(pass: ConvPass) -> (Kind, [Name; 6]) {
+    match pass {
+        ConvPass::Forward => (
+            Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+            [
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+            ],
+        ),
+        ConvPass::InputGrad => (
+            Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+            [
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+            ],
+        ),
+        ConvPass::WeightGrad => (
+            Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+            [
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+            ],
+        ),
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use device::Error;
+use device::ErrorKind;
 use models::data::{LoaderSteps, Position};
 use models::{DataLoader, LoaderOptions, Optimizer};
 
@@ -152,9 +152,10 @@ fn there_are_images_for_every_batch() {
 #[test]
 fn the_message_and_the_readme_list_every_name() {
     let names: Vec<_> = ALL.iter().map(|workload| workload.name()).collect();
-    let Err(Error::InvalidArgument { expected, value, .. }) = find("two_batch") else { panic!("found") };
-    assert_eq!(expected, format!("one of {}", names.join(", ")));
-    assert_eq!(&*value, "two_batch");
+    let error = find("two_batch").map(drop).unwrap_err();
+    let ErrorKind::InvalidArgument { expected, value, .. } = error.kind() else { panic!("{error}") };
+    assert_eq!(*expected, format!("one of {}", names.join(", ")));
+    assert_eq!(&**value, "two_batch");
     for name in names {
         assert!(
             include_str!("../../README.md").contains(&format!("`{name}`")),

@@ -3,7 +3,7 @@
 use device::{Buffer, DType, Error, Result};
 use smallvec::SmallVec;
 
-use crate::layout::strided::{Layout, same_shape, shape_mismatch};
+use crate::layout::strided::{Layout, same_shape};
 
 /// A buffer seen through a layout: the operand of a launcher.
 #[derive(Clone, Copy, Debug)]

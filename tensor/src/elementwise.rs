@@ -268,6 +268,7 @@ impl Tensor {
 /// Methods of pairs of elements, which broadcast.
 macro_rules! pairs {
     ($($(#[$doc:meta])* $name:ident: $kind:ident $op:expr;)+) => {
+        #[derive::located]
         impl Tensor {
             $($(#[$doc])*
             #[inline]

@@ -22,7 +22,6 @@ impl Tensor {
     ///
     /// # Errors
     /// `Async` if a command that led here failed.
-    #[track_caller]
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         read(&self.contiguous()?, <[u8]>::to_vec)
     }

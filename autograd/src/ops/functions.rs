@@ -16,6 +16,7 @@ macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident($($number:ident),*) $class:ident: $f:expr, $bend:expr, $samples:expr;)+) => {
         pub(super) const OPS: &[OpEntry] = &[$(op(stringify!($name), $class, $samples)),+];
 
+        #[derive::located]
         impl Var {
             $($(#[$doc])*
             pub fn $name(&self $(, $number: f64)*) -> Result<Var> {
@@ -188,6 +189,7 @@ functions! {
     }), |d| unary(d, Draw::normal, Var::tanh);
 }
 
+#[derive::located]
 impl Var {
     /// `x` where it is positive, `slope · x` elsewhere. The usual `slope` is 0.01.
     ///

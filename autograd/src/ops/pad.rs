@@ -18,6 +18,7 @@ pub enum PadMode {
     Replicate,
 }
 
+#[derive::located]
 impl Var {
     /// Borders around the last axes.
     ///

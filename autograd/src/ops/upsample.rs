@@ -7,6 +7,7 @@ use super::max_pool2d::last_two;
 use super::samples::{Draw, Sample, sample};
 use crate::Var;
 
+#[derive::located]
 impl Var {
     /// The nearest pixel for each of `size`, torch's `nearest`: pixel `floor(i n / size)` of `n`.
     ///

@@ -5,6 +5,7 @@ use device::{DType, Result};
 
 use super::copy::enqueue_copy;
 use super::elementwise;
+use super::libraries::{self, Epilogue, Gemm};
 use super::walk::{ByValue, MAX_Y, Walk};
 use super::{by_dtype, float_programs};
 use crate::command::Address;

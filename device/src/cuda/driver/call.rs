@@ -34,7 +34,7 @@ fn failure(call: &'static str, code: sys::CUresult) -> Error {
     };
     // The driver's manual names functions without their versions.
     let call = call.trim_end_matches("_v2").trim_end_matches("_v3");
-    Error::Driver { call, code: code.0, name }
+    Error::new(ErrorKind::Driver { call, code: code.0, name })
 }
 
 /// Device addresses are integers to the driver.

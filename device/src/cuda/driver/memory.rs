@@ -8,7 +8,7 @@ use super::ffi::sys;
 use parking_lot::Mutex;
 
 use super::call::{call, check, no_memory, obtained};
-use crate::{AddressSpace, Error, Result};
+use crate::{AddressSpace, ErrorKind, Result};
 
 /// Ranges of a device's addresses.
 ///

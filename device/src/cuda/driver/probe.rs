@@ -5,7 +5,7 @@ use super::ffi::nvrtc;
 use super::ffi::sys;
 
 use super::call::call;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// The oldest CUDA version whose driver has every call that is made here.
 const OLDEST: i32 = 12080;

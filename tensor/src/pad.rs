@@ -6,6 +6,7 @@ use kernels::{Dims, Scalar};
 use crate::Tensor;
 use crate::check::elements_of;
 
+#[derive::located]
 impl Tensor {
     /// This tensor with elements of one value around it: `borders` has how many come before and behind each axis.
     ///

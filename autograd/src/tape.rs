@@ -224,10 +224,11 @@ where
         newest = newest.max(input.node.as_ref().map_or(0, |node| node.sequence));
         nodes.push(input.node.clone());
     }
+    let location = AtCaller::location();
     let node = Shared::new_with(|| Node {
         op,
         sequence: next_sequence(newest),
-        location: AtCaller::location(),
+        location,
         place: Place::current(value.device()),
         shape: value.layout().dims(),
         dtype: value.dtype(),

@@ -3,7 +3,7 @@
 
 use std::panic::Location;
 
-use autograd::{Save, Var, record};
+use autograd::{Save, Var, Vjp, record};
 use device::{DType, Device, Error, Result};
 use models::{Forward, Linear, Sequential};
 use tensor::Tensor;
@@ -55,30 +55,26 @@ fn an_error_in_a_model_has_the_layers_path() -> Result<()> {
     Ok(())
 }
 
+/// An op whose gradient has a wrong shape, and the line that recorded it.
+fn bad(x: &Var) -> Result<(Var, u32)> {
+    let value = x.value().exp()?;
+    let rule = |_: &Vjp<'_>, g: &Var| Ok([Some(g.reshape(&[7])?)].into_iter().collect());
+    Ok((record("bad", &[x], &[Save::Output], value, rule), line!()))
+}
+
+fn forward_line(error: &Error) -> Option<u32> {
+    error.forward_location().map(|at| at.line())
+}
+
 #[test]
 fn an_error_of_a_gradient_has_the_line_of_the_op() -> Result<()> {
     let x = Var::leaf(of_shape(&[1])?);
-    let recorded = |x: &Var| {
-        let value = x.value().exp()?;
-        Ok::<_, Error>((
-            record("bad", &[x], &[Save::Output], value, |_, g| {
-                Ok([Some(g.reshape(&[7])?)].into_iter().collect())
-            }),
-            Location::caller().line(),
-        ))
-    };
-    let (y, line) = recorded(&x)?;
-    let error = y.backward().map(drop).unwrap_err();
-    let forward = error.forward_location().map(|at| at.line());
-    assert_eq!(
-        (error.location().line(), forward),
-        (Location::caller().line() - 2, Some(line - 1)),
-        "{error:?}"
-    );
-    let y = x.exp()?;
-    let line = Location::caller().line() - 1;
+    let (y, line) = bad(&x)?;
+    let error = check(here(y.backward()))?;
+    assert_eq!(forward_line(&error), Some(line), "{error:?}");
+    let (y, line) = (x.exp()?, line!());
     y.value().add_scalar_(1.0)?;
-    let error = y.sum_all()?.backward().map(drop).unwrap_err();
-    assert_eq!(error.forward_location().map(|at| at.line()), Some(line), "{error:?}");
+    let error = check(here(y.sum_all()?.backward()))?;
+    assert_eq!(forward_line(&error), Some(line), "{error:?}");
     Ok(())
 }

@@ -9,10 +9,10 @@ use crate::{Var, record};
 
 #[derive::located]
 impl Var {
-    /// The elements in row-major order without gaps. See [`Tensor::contiguous`].
+    /// The elements in row-major order without gaps. See [`Tensor::contiguous`](tensor::Tensor::contiguous).
     ///
     /// # Errors
-    /// As for [`Tensor::contiguous`].
+    /// As for [`Tensor::contiguous`](tensor::Tensor::contiguous).
     pub fn contiguous(&self) -> Result<Var> {
         if self.value().is_contiguous() {
             return Ok(self.clone());
@@ -21,10 +21,10 @@ impl Var {
         Ok(record("contiguous", &[self], &[], value, |_, g| Ok(one(g.clone()))))
     }
 
-    /// Converts the elements. No gradient flows through types other than floats. See [`Tensor::to_dtype`].
+    /// Converts the elements. No gradient flows through types other than floats. See [`Tensor::to_dtype`](tensor::Tensor::to_dtype).
     ///
     /// # Errors
-    /// As for [`Tensor::to_dtype`].
+    /// As for [`Tensor::to_dtype`](tensor::Tensor::to_dtype).
     pub fn to_dtype(&self, dtype: DType) -> Result<Var> {
         if self.dtype() == dtype {
             return Ok(self.clone());
@@ -32,10 +32,10 @@ impl Var {
         Ok(record_conversion(self, self.value().to_dtype(dtype)?))
     }
 
-    /// Copies to another device; the gradient is copied back. See [`Tensor::to_device`].
+    /// Copies to another device; the gradient is copied back. See [`Tensor::to_device`](tensor::Tensor::to_device).
     ///
     /// # Errors
-    /// As for [`Tensor::to_device`].
+    /// As for [`Tensor::to_device`](tensor::Tensor::to_device).
     pub fn to_device(&self, device: &Device) -> Result<Var> {
         let from = self.device().clone();
         if from == *device {

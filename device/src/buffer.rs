@@ -343,6 +343,8 @@ impl Buffer {
     fn stage(&self, fifo: &Fifo, write: Moment) -> Result<Option<(Staged, Moment)>> {
         const OP: &str = "download";
         let (core, uses) = (self.device.core(), [Use::read(self)]);
+        // A loan has no driver: refused before a tick is taken, which nothing would complete.
+        fifo.driver()?;
         let label = Label::of(CommandKind::Download { bytes: self.len_bytes });
         let noted = core.observers.recorder.launching(OP, &uses, &label);
         let mut tail = fifo.lock_tail(OP)?;

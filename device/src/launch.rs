@@ -19,7 +19,7 @@ use crate::order::Place;
 use crate::recorder::{CommandKind, Label, Launching, OperandRecord};
 use crate::refused::refused;
 use crate::within::{Holds, Within};
-use crate::{Cpu, Error, ErrorKind, Moment, Panicked, Result, Shared, Stream, Use, Work};
+use crate::{Cpu, Error, ErrorKind, Moment, Panicked, Result, Shared, Stream, Use, Work, fork};
 
 impl Stream {
     /// Launches a command that reads and writes `uses`, and does `work` on this stream's device.
@@ -92,11 +92,12 @@ impl Stream {
         let (fifo, waits) = (self.fifo(), work.waits());
         self.owns(op, uses)?;
         if waits && fifo.driver_stream().is_none() {
+            fork::check(op)?;
             fifo.ensure_worker(op)?;
         }
         let mut command = self.ordered(op, uses, Some(&Label { kind: work.kind(), operands }), true)?;
         if command.place != Place::Here || waits {
-            return command.hand_over(work);
+            return command.hand_over(work, waits);
         }
         command.run(|| work.run(&Cpu::new(self.core(), fifo.threads)));
         command.launched();
@@ -284,15 +285,15 @@ impl Ordered<'_> {
 
     /// Launches work that may wait, or that another thread or the driver does.
     #[inline(never)]
-    fn hand_over<W: Work>(mut self, work: W) -> Result<()> {
+    fn hand_over<W: Work>(mut self, work: W, waits: bool) -> Result<()> {
         let (fifo, threads) = (self.fifo, self.fifo.threads);
-        if work.waits() {
+        if waits {
             fifo.add_barrier(self.tail.tick, Barrier::Ranks(self.op));
         }
         match self.place {
             Place::Driver => self.enqueue(&work)?,
             Place::Here if self.tried(&work) => fifo.progress.complete_unawaited(self.tail.tick),
-            Place::Here | Place::Worker if work.waits() => {
+            Place::Here | Place::Worker if waits => {
                 let work = Arc::new(work);
                 let looked = Arc::clone(&work);
                 let job = Box::new(move |core: &_| work.run(&Cpu::new(core, threads)));

@@ -70,7 +70,7 @@ pub(crate) fn emulated() -> bool {
 }
 
 /// Whether buffers are in pages of a CUDA device's memory.
-fn on_pages(device: &Device) -> bool {
+pub(crate) fn on_pages(device: &Device) -> bool {
     !device.runs_on_host() && device.memory_driver().address_space().is_some()
 }
 

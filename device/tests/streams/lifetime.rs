@@ -15,8 +15,8 @@ use device::{
 };
 
 use crate::common::{
-    arrives, buffer, copy, each_schedule, emulated, eventually, fresh, is_waiting, new_streams, pool, runs,
-    send, set, tell, value,
+    arrives, buffer, copy, each_schedule, emulated, eventually, fresh, is_waiting, new_streams, on_pages,
+    pool, runs, send, set, tell, value,
 };
 
 #[test]
@@ -377,6 +377,31 @@ fn a_loan_holds_up_only_who_conflicts_with_it() -> Result<()> {
         assert!(runs(&written));
         Ok(())
     })
+}
+
+/// The driver cannot wait for a loan that writes.
+#[test]
+fn a_refused_read_of_lent_memory_holds_nothing_up() -> Result<()> {
+    let Ok(dev) = Device::cuda_with(0, CudaConfig::default()) else { return Ok(()) };
+    if !on_pages(&dev) {
+        return Ok(());
+    }
+    let stream = dev.default_stream();
+    let x = buffer(&stream)?;
+    // SAFETY: nobody uses the memory on its behalf.
+    let loan = unsafe { x.lend(true) };
+    for _ in 0..2 {
+        let refused = x.download(|_| ());
+        assert!(
+            matches!(refused.as_ref().map_err(Error::kind), Err(ErrorKind::CudaUnavailable { .. })),
+            "{refused:?}"
+        );
+    }
+    let written = tell(&stream, &[Use::write(&x)])?;
+    assert!(is_waiting(&written));
+    drop(loan);
+    assert!(runs(&written));
+    Ok(())
 }
 
 #[test]

@@ -118,6 +118,7 @@ impl Var {
 ///
 /// # Errors
 /// As for [`Var::backward_with`].
+#[derive::located]
 pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec<Option<Var>>> {
     let GradOptions { retain_graph, create_graph, gradients } = options;
     let given = |at: usize| gradients.get(at).and_then(Option::as_ref);
@@ -566,8 +567,9 @@ impl<'a> Sweep<'a> {
         for ((&input, grad), &needed) in self.edges(at).iter().zip(&grads).zip(&needed) {
             if let (true, Some(grad)) = (needed, grad) {
                 let input = self.stops[input].node;
-                check_form(node.op, &input.shape, input.dtype, grad)?;
-                check_place(node.op, &input.place, grad, (&node.place, gradient.device()))?;
+                check_form(node.op, &input.shape, input.dtype, grad)
+                    .and_then(|()| check_place(node.op, &input.place, grad, (&node.place, gradient.device())))
+                    .map_err(|error| node.failed(error))?;
             }
         }
         // Dropped first, because a gradient that is not shared may be added to in place.

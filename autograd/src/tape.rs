@@ -250,11 +250,13 @@ where
 }
 
 impl Node {
+    #[track_caller]
     pub(crate) fn leaf(value: &Tensor) -> Shared<Node> {
+        let location = AtCaller::location();
         Shared::new_with(|| Node {
             op: "leaf",
             sequence: next_sequence(0),
-            location: AtCaller::location(),
+            location,
             place: Place::current(value.device()),
             shape: value.layout().dims(),
             dtype: value.dtype(),

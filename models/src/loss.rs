@@ -10,6 +10,7 @@ use tensor::Tensor;
 ///
 /// # Errors
 /// `ShapeMismatch`, `DTypeMismatch`, and `IndexOutOfRange` for a label outside `0..c`.
+#[derive::located]
 pub fn cross_entropy(logits: &Var, labels: &Tensor) -> Result<Var> {
     logits.cross_entropy(labels, Reduction::Mean)
 }
@@ -20,6 +21,7 @@ pub fn cross_entropy(logits: &Var, labels: &Tensor) -> Result<Var> {
 ///
 /// # Errors
 /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+#[derive::located]
 pub fn mse(prediction: &Var, target: &Var) -> Result<Var> {
     prediction.mse_loss(target, Reduction::Mean)
 }
@@ -30,6 +32,7 @@ pub fn mse(prediction: &Var, target: &Var) -> Result<Var> {
 ///
 /// # Errors
 /// `ShapeMismatch` unless there is one label a row, `DTypeMismatch` unless labels are I64.
+#[derive::located]
 pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     if logits.rank() != 2 || labels.shape() != &logits.shape()[..1] {
         return Err(Error::shape_mismatch("accuracy", logits.shape(), labels.shape()));
@@ -45,6 +48,7 @@ pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
 ///
 /// # Errors
 /// As [`correct`]; `InvalidArgument` for an empty batch.
+#[derive::located]
 pub fn accuracy(logits: &Tensor, labels: &Tensor) -> Result<f64> {
     let count = correct(logits, labels)?.item::<i64>()?;
     match labels.elements() {

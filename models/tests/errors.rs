@@ -3,9 +3,9 @@
 
 use std::panic::Location;
 
-use autograd::{Save, Var, Vjp, record};
+use autograd::{GradOptions, Save, Var, Vjp, grad, record};
 use device::{DType, Device, Error, Result};
-use models::{Forward, Linear, Sequential};
+use models::{Adam, Forward, Linear, Sequential, cross_entropy};
 use tensor::Tensor;
 
 /// The error, and the line that follows the call.
@@ -38,6 +38,11 @@ fn an_error_has_the_line_of_the_call() -> Result<()> {
     check(here(&x * &y))?;
     check(here(x.backward()))?;
     check(here(x.conv2d(&y, None, &Default::default())))?;
+    let labels = Tensor::zeros(&[7], DType::I64, &Device::cpu())?;
+    check(here(cross_entropy(&x, &labels)))?;
+    check(here(Adam::new(vec![], 0.1)))?;
+    let both = [x.clone(), y.clone()];
+    check(here(grad(&both, &both, GradOptions::default())))?;
     // An op between names its caller's caller no more.
     a.add(&a)?;
     check(here(a.sub(&b)))?;
@@ -70,6 +75,12 @@ fn forward_line(error: &Error) -> Option<u32> {
 fn an_error_of_a_gradient_has_the_line_of_the_op() -> Result<()> {
     let x = Var::leaf(of_shape(&[1])?);
     let (y, line) = bad(&x)?;
+    let error = check(here(y.backward()))?;
+    assert_eq!(forward_line(&error), Some(line), "{error:?}");
+    let value = x.value().exp()?;
+    let rule =
+        |_: &Vjp<'_>, g: &Var| Ok([Some(Var::constant(g.value().reshape(&[1, 1])?))].into_iter().collect());
+    let (y, line) = (record("bad", &[&x], &[], value, rule), line!());
     let error = check(here(y.backward()))?;
     assert_eq!(forward_line(&error), Some(line), "{error:?}");
     let (y, line) = (x.exp()?, line!());

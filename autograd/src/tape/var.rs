@@ -30,8 +30,9 @@ pub struct VarId(pub(crate) usize);
 impl Var {
     /// A value whose gradient is collected, such as a parameter. A tensor of another type than floats has no gradient and
     /// becomes a constant.
+    #[track_caller]
     pub fn leaf(value: Tensor) -> Var {
-        let node = value.dtype().is_float().then(|| Node::leaf(&value));
+        let node = if value.dtype().is_float() { Some(Node::leaf(&value)) } else { None };
         Var { value, node }
     }
 

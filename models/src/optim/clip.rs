@@ -27,6 +27,7 @@ use tensor::{Tensor, scale_all_, total_norm};
 /// # Errors
 /// `InvalidArgument` if `max_norm` is negative or not finite, or if there are no gradients; `DTypeMismatch` or
 /// `DeviceMismatch` if the gradients are not all of one type and on one device.
+#[derive::located]
 pub fn clip_grad_norm(gradients: &mut Gradients, max_norm: f64) -> Result<Tensor> {
     const OP: &str = "clip_grad_norm";
     check_limit(OP, "max_norm", max_norm)?;
@@ -71,6 +72,7 @@ pub(super) fn put(gradients: &mut Gradients, values: Vec<Tensor>) -> Result<()> 
 ///
 /// # Errors
 /// `InvalidArgument` if `clip_value` is negative or not finite; `OutOfMemory`.
+#[derive::located]
 pub fn clip_grad_value(gradients: &mut Gradients, clip_value: f64) -> Result<()> {
     check_limit("clip_grad_value", "clip_value", clip_value)?;
     gradients.map(|gradient| Ok(Var::constant(gradient.value().clamp(-clip_value, clip_value)?)))

@@ -119,6 +119,7 @@ fn check<K: Kind>(mut options: K) -> Result<()> {
     options.check()
 }
 
+#[derive::located]
 impl<K: Kind> Fused<K> {
     /// An optimizer of `parameters`. A number in place of the options is the learning rate, beside defaults.
     ///
@@ -130,8 +131,7 @@ impl<K: Kind> Fused<K> {
         let options = options.into();
         check_parameters(K::NAME, &parameters)?;
         check(options)?;
-        let rule = options.rule(1)?;
-        parameters.iter().try_for_each(|one| rule.preload(&Stream::current(one.device()), one.dtype()))?;
+        preload(options, &parameters)?;
         let states = vec![State::default(); parameters.len()];
         Ok(Fused { parameters, inner: Arc::new(Mutex::new(Inner { options, states, replaced: 0 })) })
     }
@@ -140,6 +140,12 @@ impl<K: Kind> Fused<K> {
     pub fn options(&self) -> K {
         self.inner.lock().options
     }
+}
+
+/// Loads the kernels of the options' rule.
+fn preload<K: Kind>(options: K, parameters: &[Var]) -> Result<()> {
+    let rule = options.rule(1)?;
+    parameters.iter().try_for_each(|one| rule.preload(&Stream::current(one.device()), one.dtype()))
 }
 
 impl<K: Kind> Inner<K> {
@@ -302,6 +308,7 @@ impl<K: Kind> EachReplay for Captured<K> {
     }
 }
 
+#[derive::located]
 impl<K: Kind> Optimizer for Fused<K> {
     fn step(&mut self, gradients: &Gradients) -> Result<()> {
         if !self.parameters.iter().any(|parameter| gradients.get_var(parameter).is_some()) {
@@ -403,6 +410,7 @@ impl<K: Kind> Optimizer for Fused<K> {
         }
         drop(fields);
         check(options)?;
+        preload(options, &self.parameters)?;
         let loaded = Inner { options, states: Vec::new(), replaced: 0 };
         let mut states = Vec::with_capacity(self.parameters.len());
         for (number, parameter) in self.parameters.iter().enumerate() {

@@ -114,14 +114,14 @@ impl Tensor {
     /// Shapes: `[m, n]` with `indices [k]` along axis 0 -> `[k, n]`.
     ///
     /// ```
-    /// # use tensor::{DType, Device, Error, Tensor};
+    /// # use tensor::{DType, Device, ErrorKind, Tensor};
     /// # fn main() -> tensor::Result<()> {
     /// let device = Device::cpu();
     /// let x = Tensor::arange(0, 6, 1, DType::F32, &device)?.reshape(&[3, 2])?;
     /// let rows = x.index_select(0, &Tensor::from_slice(&[2_i64, 0], &[2], &device)?)?;
     /// assert_eq!(rows.to_vec::<f32>()?, [4.0, 5.0, 0.0, 1.0]);
     /// let wrong = x.index_select(0, &Tensor::from_slice(&[3_i64], &[1], &device)?);
-    /// assert!(matches!(wrong.as_ref().map_err(Error::kind), Err(ErrorKind::IndexOutOfRange { index: 3, size: 3, .. })));
+    /// assert!(matches!(wrong.unwrap_err().kind(), ErrorKind::IndexOutOfRange { index: 3, size: 3, .. }));
     /// # Ok(())
     /// # }
     /// ```

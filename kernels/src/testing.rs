@@ -141,3 +141,13 @@ pub(crate) fn values_f32(seed: u64, len: usize) -> Vec<f32> {
 pub(crate) fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
+
+/// The index of an element by its number in row-major order.
+pub(crate) fn index_of(shape: &[usize], mut flat: usize) -> Vec<usize> {
+    let mut index = vec![0; shape.len()];
+    for axis in (0..shape.len()).rev() {
+        index[axis] = flat % shape[axis];
+        flat /= shape[axis];
+    }
+    index
+}

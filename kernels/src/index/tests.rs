@@ -4,20 +4,11 @@ use device::{DType, Error, ErrorKind, bf16};
 
 use super::*;
 use crate::layout::Layout;
-use crate::testing::{Array, cpu, values_f32};
+use crate::testing::{Array, cpu, index_of, values_f32};
 
 /// Flat index of `index` in `shape`.
 fn flat(shape: &[usize], index: &[usize]) -> usize {
     index.iter().zip(shape).fold(0, |flat, (&i, &size)| flat * size + i)
-}
-
-fn index_of(shape: &[usize], mut flat: usize) -> Vec<usize> {
-    let mut index = vec![0; shape.len()];
-    for axis in (0..shape.len()).rev() {
-        index[axis] = flat % shape[axis];
-        flat /= shape[axis];
-    }
-    index
 }
 
 const SHAPE: [usize; 3] = [5, 6, 40];

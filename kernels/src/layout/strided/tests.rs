@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::loops::Loops;
+use crate::testing::index_of;
 
 /// Where each element lies, in logical order.
 fn places(layout: &Layout) -> Vec<usize> {
@@ -39,15 +40,6 @@ impl Model {
             .collect();
         Model { shape, places }
     }
-}
-
-fn index_of(shape: &[usize], mut flat: usize) -> Vec<usize> {
-    let mut index = vec![0; shape.len()];
-    for axis in (0..shape.len()).rev() {
-        index[axis] = flat % shape[axis];
-        flat /= shape[axis];
-    }
-    index
 }
 
 /// One step of a random chain of views; the numbers are reduced to what fits.

@@ -1,4 +1,4 @@
-//! The line of the program that called the library, for errors, audits and refused reads.
+//! The line of the program that called the library, for errors and audits.
 
 use std::cell::Cell;
 use std::marker::PhantomData;

@@ -230,7 +230,7 @@ impl Core {
         }
         let stream = DriverStream::new(&cuda.context, &cuda.fault, Priority::High, None)?;
         let made = Fifo::new(Runner::Driver(stream), Placement::Caller, 1, &self.observers.audit);
-        // Who comes second drops a stream that did nothing.
+        // If two threads make one at once, the second drops its own, which did nothing.
         Ok(cuda.reads.get_or_init(|| made))
     }
 
@@ -374,7 +374,7 @@ impl Drop for Parts {
             done &= fifo.settle(fifo.enqueued.load(Ordering::Acquire), patience, drop);
         }
         if !done {
-            // The driver may still run work that uses all of this, and nobody is left who could find out when it ends.
+            // The driver may still run work that uses all of this, and no later call can find out when it ends.
             // Memory that is lost harms less than memory that is freed in use.
             let borrows = std::mem::take(&mut self.health.borrows);
             std::mem::forget((fifos, self.pool.take(), Arc::clone(&self.memory), borrows, context));
@@ -404,7 +404,7 @@ impl Host {
         }
     }
 
-    /// Begins a read. Who waits for its moment waits for every read that is open by now. `tell` is told the moment, in the
+    /// Begins a read. A wait for its moment is a wait for every read that is open now. Calls `tell` with the moment, in the
     /// order of moments.
     pub(crate) fn begin(&self, tell: impl FnOnce(Moment)) -> Moment {
         let mut reads = self.reads.lock();

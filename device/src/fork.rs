@@ -1,7 +1,6 @@
 //! Processes that were forked from one with a device. They have its memory, but neither its threads nor its driver, and locks that
 //! other threads held stay locked. So calls are refused where they would wait.
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{Error, ErrorKind, Result};
@@ -16,7 +15,7 @@ pub(crate) fn watch() {
         extern "C" fn forked() {
             IS_CHILD.store(true, Ordering::Relaxed);
         }
-        static WATCHED: Once = Once::new();
+        static WATCHED: std::sync::Once = std::sync::Once::new();
         // SAFETY: the handler stores to an atomic, which a child may do. Without memory for it, forks are not noticed.
         WATCHED.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(forked)) });
     }

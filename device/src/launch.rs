@@ -1,4 +1,4 @@
-//! Launches: a command is recorded, ordered, handed to whoever runs it, and counted.
+//! Launches: a command is recorded, ordered, given to the thread or driver that runs it, and counted.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -253,7 +253,7 @@ pub(crate) struct Ordered<'a> {
     pub(crate) uses: &'a [Use<'a>],
     pub(crate) tail: MutexGuard<'a, Tail>,
     pub(crate) place: Place,
-    /// What a recording is told of it.
+    /// Its entry in a recording.
     pub(crate) noted: Option<Box<Launching>>,
 }
 

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use crate::fifo::reached;
 use crate::{Moment, StreamId};
 
-/// Who used a buffer last.
+/// The last uses of a buffer.
 #[derive(Debug)]
 pub(crate) struct Log {
     pub(crate) write: Moment,

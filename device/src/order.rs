@@ -13,7 +13,7 @@ use crate::needs::Moments;
 use crate::refused::of_another_step;
 use crate::{AtCaller, Error, ErrorKind, Moment, Placement, Result, SpinGuard, Stream, Use};
 
-/// Who runs a command that was ordered.
+/// Where an ordered command runs.
 #[derive(Clone, Copy, PartialEq)]
 #[repr(usize)]
 pub(crate) enum Place {
@@ -140,7 +140,7 @@ impl Stream {
         Ok(place)
     }
 
-    /// Tells who wants to know of the newest command, which will run: a wait that a driver refuses leaves none.
+    /// Reports the newest command to the audit and to manual mode, once it is certain to run: a refused wait leaves no entry.
     #[cold]
     fn watch(&self, tail: &Tail, op: &'static str, uses: &[Use<'_>], place: &'static Location<'static>) {
         let (fifo, core) = (self.fifo(), self.core());

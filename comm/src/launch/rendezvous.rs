@@ -40,8 +40,8 @@ impl Rendezvous {
     /// that does not prove it within five seconds is closed, and keeps no other one waiting.
     ///
     /// # Errors
-    /// `CollectiveTimeout` that names who has not come; `CommUnavailable` where rank 0 cannot listen, or sends
-    /// this rank away.
+    /// `CollectiveTimeout` with the ranks that are missing; `CommUnavailable` if rank 0 cannot listen or rejects this
+    /// rank.
     pub fn meet(
         address: SocketAddr,
         rank: usize,

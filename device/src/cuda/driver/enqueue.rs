@@ -225,7 +225,7 @@ pub(super) const END: usize = sys::CU_LAUNCH_PARAM_END_AS_INT as usize;
 pub(super) const POINTER: usize = sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT as usize;
 pub(super) const SIZE: usize = sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT as usize;
 
-/// How a launch is told of a buffer.
+/// The `extra` argument of a launch whose arguments are in one buffer.
 pub(super) fn in_buffer(words: *mut c_void, bytes: &mut usize) -> [*mut c_void; 5] {
     let number = std::ptr::without_provenance_mut::<c_void>;
     [number(POINTER), words, number(SIZE), std::ptr::from_mut(bytes).cast(), number(END)]

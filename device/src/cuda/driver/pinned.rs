@@ -115,7 +115,7 @@ impl Staged {
     /// The command that writes it has run.
     pub(crate) unsafe fn bytes(&self) -> &[u8] {
         match &self.block {
-            // SAFETY: the block has `len` bytes, which the command wrote, as the caller says.
+            // SAFETY: the block has `len` bytes, and the command that writes them has run, which the caller guarantees.
             Some(block) => unsafe { std::slice::from_raw_parts(block.0.as_ptr(), self.len) },
             None => &[],
         }

@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
+use device::OnDrop;
 use device::{Capture, Shared};
 use parking_lot::Mutex;
-use tensor::{DType, Error, OnDrop, Result, Tensor};
+use tensor::{DType, Error, Result, Tensor};
 
 use crate::Var;
 use crate::mode::is_recording;

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use tensor::OnDrop;
+use device::OnDrop;
 
 struct Mode {
     recording: Cell<Recording>,

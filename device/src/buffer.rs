@@ -21,7 +21,7 @@ use crate::recorder::{CommandKind, Label, Syncing};
 use crate::refused::refused;
 use crate::shared::Home;
 use crate::within::{Holds, Within};
-use crate::{Access, AtCaller, Device, Error, Moment, Result, Shared, SpinLock, Stream, StreamId};
+use crate::{Access, AtCaller, Device, Error, Moment, OnDrop, Result, Shared, SpinLock, Stream, StreamId};
 
 /// Which block of its pool a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -429,14 +429,6 @@ impl Buffer {
         // writes away until `_ended` drops.
         let bytes = unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len_bytes) };
         read.take().map(|read| read(bytes))
-    }
-}
-
-struct OnDrop<F: FnMut()>(F);
-
-impl<F: FnMut()> Drop for OnDrop<F> {
-    fn drop(&mut self) {
-        (self.0)();
     }
 }
 

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{sleep, yield_now};
 use std::time::Duration;
 
+use crate::{SplitMix, mix};
+
 /// A device's pauses.
 pub(crate) struct Delays {
     seed: u64,
@@ -37,7 +39,7 @@ impl Delays {
 impl Delay {
     /// Half of the time nothing, else a yield or a sleep.
     pub(crate) fn pause(self, before: Before, tick: u64) {
-        let mut random = Random(mixed(mixed(self.0, before as u64), tick));
+        let mut random = SplitMix(mixed(mixed(self.0, before as u64), tick));
         match random.below(8) {
             0..4 => {}
             4 => yield_now(),
@@ -48,7 +50,7 @@ impl Delay {
 }
 
 fn mixed(seed: u64, value: u64) -> u64 {
-    Random(seed.rotate_left(32) ^ value).next()
+    mix(seed.rotate_left(32) ^ value)
 }
 
 /// A sleep takes some fifty microseconds more than it is asked for, so that most of these are about that long.
@@ -56,19 +58,3 @@ const SHORT_US: usize = 20;
 
 /// Longer than a hand-off between threads and than most commands of a test.
 const LONG_US: usize = 300;
-
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        ((u128::from(self.next()) * bound as u128) >> 64) as usize
-    }
-}

@@ -13,10 +13,9 @@ use smallvec::SmallVec;
 
 use crate::barrier::Gate;
 use crate::core::Core;
-use crate::delay::Random;
 use crate::fifo::{Fifo, Item};
 use crate::within::Holds;
-use crate::{Buffer, Moment, Result, Stream, StreamId, Use};
+use crate::{Buffer, Moment, Result, SplitMix, Stream, StreamId, Use, mix};
 
 /// Which of the commands that may run is run next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +97,7 @@ pub(crate) struct Explorer {
 
 struct State {
     policy: Policy,
-    random: Random,
+    random: SplitMix,
     /// The first choices, as streams, before the policy decides.
     prefix: Arc<[usize]>,
     /// By creation; `None` once a stream was dropped and has run everything.
@@ -162,7 +161,7 @@ impl Explorer {
         Explorer {
             state: Mutex::new(State {
                 policy,
-                random: Random(seed),
+                random: SplitMix(seed),
                 prefix,
                 fifos: Vec::new(),
                 priorities: Vec::new(),
@@ -181,7 +180,7 @@ impl Explorer {
     pub(crate) fn adopt(&self, fifo: &Arc<Fifo>) {
         let mut state = self.state.lock();
         state.fifos.push(Some(Arc::clone(fifo)));
-        let priority = state.random.next();
+        let priority = state.random.next_bits();
         state.priorities.push(priority);
     }
 
@@ -347,7 +346,7 @@ impl State {
             Policy::OldestFirst => 0,
             Policy::NewestFirst => 1,
             Policy::Random { seed } | Policy::Priorities { seed } | Policy::Starve { seed, .. } => {
-                Random(seed ^ (self.choices.len() as u64) << 32).next() | 1
+                mix(seed ^ (self.choices.len() as u64) << 32) | 1
             }
         }
     }
@@ -410,7 +409,7 @@ impl Poisoned {
     /// # Safety
     /// The range may be written.
     unsafe fn fill(self) {
-        // SAFETY: as the caller says. All ones are NaN as floats, and -1 as integers.
+        // SAFETY: the caller guarantees that the range may be written. All ones are NaN as floats, and -1 as integers.
         unsafe { std::ptr::write_bytes(self.0, 0xff, self.1) }
     }
 }

@@ -39,11 +39,13 @@ mod memory;
 mod misuse;
 mod needs;
 mod nvtx;
+mod on_drop;
 mod order;
 mod peaks;
 mod pending;
 mod progress;
 mod quantiles;
+mod random;
 mod recorder;
 mod refused;
 mod shared;
@@ -77,9 +79,13 @@ pub use half::{bf16, f16};
 pub use hidden::{HiddenSync, SyncDebug};
 pub use ipc::{IpcEvent, IpcHandle, shared_copy};
 pub use memory::{AddressSpace, FailingMemory, HeldOutside, HostMemory, MemoryDriver};
+#[doc(hidden)]
+pub use on_drop::OnDrop;
 pub use peaks::Peaks;
 pub use pending::Stuck;
 pub use quantiles::{median, quantile};
+#[doc(hidden)]
+pub use random::{SplitMix, mix};
 pub use recorder::{
     CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, HandOff, HandOffRecord, KernelRecord,
     LaunchRecord, OperandRecord, Place, RangeRecord, Recording, RecordingOptions, ReplayedRecord, SyncRecord,

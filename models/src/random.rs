@@ -1,30 +1,10 @@
 //! Random numbers on the host: shuffles and the keys of batches. Random ops draw theirs from `tensor::Generator`.
 
+pub use device::SplitMix;
+
 /// One well-mixed number out of several; order matters.
 pub fn mix(values: &[u64]) -> u64 {
-    values.iter().fold(0, |state, &value| tensor::mix(state ^ value))
-}
-
-/// SplitMix64 with its state, which is also its seed.
-#[derive(Clone, Debug)]
-pub struct SplitMix(pub u64);
-
-impl SplitMix {
-    fn next(&mut self) -> u64 {
-        let next = tensor::mix(self.0);
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        next
-    }
-
-    /// A number in `0..bound`; the bias of the multiplication is below `bound / 2^64`.
-    pub fn below(&mut self, bound: usize) -> usize {
-        ((u128::from(self.next()) * bound as u128) >> 64) as usize
-    }
-
-    /// A number in `0..1`, a multiple of `2^-53`.
-    pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
+    values.iter().fold(0, |state, &value| device::mix(state ^ value))
 }
 
 /// `0..len` in an order that depends on the seed alone (Fisher-Yates).
@@ -65,7 +45,7 @@ mod tests {
     fn splitmix_gives_the_published_numbers() {
         // First outputs of the reference implementation for the state 1234567.
         let mut random = SplitMix(1_234_567);
-        assert_eq!(random.next(), 6_457_827_717_110_365_317);
-        assert_eq!(random.next(), 3_203_168_211_198_807_973);
+        assert_eq!(random.next_bits(), 6_457_827_717_110_365_317);
+        assert_eq!(random.next_bits(), 3_203_168_211_198_807_973);
     }
 }

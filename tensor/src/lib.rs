@@ -93,8 +93,6 @@ pub use operators::Operand;
 pub use optim::{Update, accumulate, optimizer_step};
 pub use pool::{AvgPool, MaxPool};
 pub use random::{Generator, draw_as_rank, next_child, next_key, seed, with_generator};
-#[doc(hidden)]
-pub use random::{OnDrop, mix};
 pub use tensor::Tensor;
 pub use transfer::HostCopy;
 pub use unary::Gelu;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::thread::Thread;
 
-use device::{Capture, DType, Device, Result, Stream};
+use device::{Capture, DType, Device, OnDrop, Result, Stream, mix};
 use kernels::{Dropout, Layout, RandomKey, View};
 use parking_lot::Mutex;
 
@@ -106,25 +106,6 @@ pub(crate) struct Forked {
     pub(crate) child: u64,
     pub(crate) parent: Generator,
     pub(crate) index: u64,
-}
-
-/// The next number of SplitMix64 after `state`, which mixes its bits (Steele, Lea and Flood, OOPSLA 2014).
-#[doc(hidden)]
-pub fn mix(state: u64) -> u64 {
-    let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-/// Calls its function when it is dropped, also by a panic.
-#[doc(hidden)]
-pub struct OnDrop<F: FnMut()>(pub F);
-
-impl<F: FnMut()> Drop for OnDrop<F> {
-    fn drop(&mut self) {
-        self.0();
-    }
 }
 
 /// Runs `run` with `generator` as this thread's default one. The former one is back afterwards, also after a panic.

@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 
-use tensor::{OnDrop, Result};
+use device::OnDrop;
+use tensor::Result;
 
 /// Something to do once.
 pub(super) type Update = Box<dyn FnOnce() -> Result<()> + Send>;

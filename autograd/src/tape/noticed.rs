@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 
+use device::OnDrop;
 use device::Shared;
 use rustc_hash::{FxHashMap, FxHashSet};
-use tensor::{OnDrop, Tensor};
+use tensor::Tensor;
 
 use super::{Node, Save, Var};
 use crate::mode::{Recording, with_recording};

@@ -21,7 +21,9 @@ use crate::recorder::{CommandKind, Label, Syncing};
 use crate::refused::refused;
 use crate::shared::Home;
 use crate::within::{Holds, Within};
-use crate::{Access, AtCaller, Device, Error, Moment, OnDrop, Result, Shared, SpinLock, Stream, StreamId};
+use crate::{
+    Access, AtCaller, Device, Error, Moment, OnDrop, Result, Shared, SpinLock, Stream, StreamId, fork,
+};
 
 /// Which block of its pool a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -216,7 +218,7 @@ impl Buffer {
             ));
         }
         core.observers.hidden.meet("download")?;
-        let mut syncing = core.host_sync("download", std::iter::once_with(|| self.last_write()));
+        let mut syncing = core.host_sync("download", std::iter::once_with(|| self.last_write()))?;
         if core.cuda().is_some() {
             return self.download_staged(read, &mut syncing);
         }
@@ -268,7 +270,7 @@ impl Buffer {
             match self.begin_update() {
                 Ok(moment) => break moment,
                 Err(pending) => {
-                    let _syncing = core.host_sync(OP, [pending]);
+                    let _syncing = core.host_sync(OP, [pending])?;
                     if let Some(fifo) = find(pending.stream) {
                         fifo.host_wait(OP, core, pending.tick)?;
                     }
@@ -450,7 +452,8 @@ impl Drop for Buffer {
         let uses = self.log.get_mut().last_uses();
         // SAFETY: `from_block` was given the block by the pool, and a buffer is dropped once.
         let release = |pool: &dyn Pool| unsafe { pool.release(self.block, uses) };
-        let kept = self.device.core().pool().and_then(release);
+        // A forked process keeps it, since it may be another thread that has the pool's lock.
+        let kept = self.device.core().pool().filter(|_| !fork::is_child()).and_then(release);
         if self.counted {
             // SAFETY: a buffer is dropped once, and does not look at its device after this.
             unsafe { ManuallyDrop::drop(&mut self.device) };

@@ -294,13 +294,17 @@ impl Core {
     }
 
     /// The host waits from now on for `awaited`, until the value drops.
+    ///
+    /// # Errors
+    /// `Forked`.
     pub(crate) fn host_sync(
         &self,
         op: &'static str,
         awaited: impl IntoIterator<Item = Moment>,
-    ) -> Option<Syncing<'_>> {
+    ) -> Result<Option<Syncing<'_>>> {
+        fork::check(op)?;
         self.streams.host_syncs.fetch_add(1, Ordering::Relaxed);
-        self.observers.recorder.syncing(op, awaited)
+        Ok(self.observers.recorder.syncing(op, awaited))
     }
 
     pub(crate) fn pool(&self) -> Option<&dyn Pool> {

@@ -16,7 +16,7 @@ use crate::stream::{Handle, Side, Stream};
 use crate::within::may_launch;
 use crate::{
     CpuConfig, CudaConfig, Error, ErrorKind, HeldOutside, HostMemory, MemoryDriver, Moment, Placement, Pool,
-    Priority, Result, Schedule, StreamId, StreamOptions, SyncMode, SyncStats, Team, environment,
+    Priority, Result, Schedule, StreamId, StreamOptions, SyncMode, SyncStats, Team, environment, fork,
 };
 
 /// What a device is made of.
@@ -253,6 +253,7 @@ impl Device {
 
     /// What a new stream is made of.
     pub(crate) fn new_fifo(&self, options: StreamOptions) -> Result<Arc<Fifo>> {
+        fork::check("new_stream")?;
         let core = self.core();
         if core.explorer().is_some() {
             // The explorer is locked while it runs a command.
@@ -285,11 +286,12 @@ impl Device {
     /// would wait within a command or a host read.
     pub fn synchronize(&self) -> Result<()> {
         self.0.not_captured("synchronize", "nothing has run that the host could wait for")?;
+        fork::check("synchronize")?;
         let core = self.core();
         let streams = core.streams.live();
         let newest = |fifo: &Arc<Fifo>| fifo.enqueued.load(Ordering::Acquire);
         let awaited = streams.iter().map(|fifo| Moment { stream: fifo.id, tick: newest(fifo) });
-        let _syncing = core.host_sync("synchronize", awaited);
+        let _syncing = core.host_sync("synchronize", awaited)?;
         for fifo in streams {
             fifo.host_wait("synchronize", core, newest(&fifo))?;
         }

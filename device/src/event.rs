@@ -82,7 +82,7 @@ impl Event {
             return Err(refused("synchronize", "nothing has run that the host could wait for"));
         }
         let Marker { core, fifo, moment, timed, .. } = &*self.0;
-        let _syncing = core.host_sync("synchronize", [*moment]);
+        let _syncing = core.host_sync("synchronize", [*moment])?;
         match timed {
             Some(timed) => {
                 fifo.may_wait("synchronize", moment.tick)?;

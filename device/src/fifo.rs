@@ -186,7 +186,10 @@ impl Fifo {
         if let Some(explorer) = fifo.explorer() {
             explorer.adopt(&fifo);
         }
-        REGISTRY.write().insert(fifo.id, (Arc::downgrade(&fifo), Arc::clone(audit)));
+        // A forked process launches nothing.
+        if !fork::is_child() {
+            REGISTRY.write().insert(fifo.id, (Arc::downgrade(&fifo), Arc::clone(audit)));
+        }
         fifo
     }
 
@@ -525,6 +528,9 @@ pub(crate) fn drop_outside<T: Send + 'static>(value: T) {
 impl Drop for Fifo {
     /// A stream that goes has run everything. Who does not find it any more acts on that.
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         self.audit.gone(self.id);
         REGISTRY.write().remove(&self.id);
         drop_outside(std::mem::replace(&mut self.runner, Runner::Thread(None)));

@@ -1,5 +1,5 @@
 //! Processes that were forked from one with a device. They have its memory, but neither its threads nor its driver, and locks that
-//! other threads held stay locked. So calls are refused where they would wait.
+//! other threads held stay locked. So calls are refused where they would wait, and nothing is dropped that would take a lock.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -39,4 +39,46 @@ pub fn check(op: &'static str) -> Result<()> {
 #[cold]
 fn refused(op: &'static str) -> Error {
     Error::new(ErrorKind::Forked { op })
+}
+
+#[cfg(all(test, unix, not(loom)))]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use crate::{CpuConfig, Device, ErrorKind};
+
+    /// Locks that another thread holds at the fork stay locked in the child.
+    #[test]
+    fn a_child_drops_what_another_thread_has_locked() -> Result<(), ErrorKind> {
+        let device = Device::cpu_with(CpuConfig::default());
+        let side = device.new_stream().map_err(|error| error.into_kind())?;
+        let ((locked, is_locked), (unlock, end)) = (channel(), channel::<()>());
+        let status = std::thread::scope(|scope| {
+            let fifo = side.fifo();
+            scope.spawn(move || {
+                fifo.with_queue(|_, _| {
+                    _ = locked.send(());
+                    _ = end.recv();
+                });
+            });
+            _ = is_locked.recv();
+            // SAFETY: the child drops a stream, which takes no lock there, and ends without leaving this block.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: numbers. A child that waits is killed.
+                unsafe { libc::alarm(20) };
+                // SAFETY: the value is not used again, since the child ends.
+                drop(unsafe { std::ptr::read(&raw const side) });
+                // SAFETY: a number.
+                unsafe { libc::_exit(0) }
+            }
+            let mut status = -1;
+            // SAFETY: the child is this process's; the system writes its status.
+            unsafe { libc::waitpid(child, &mut status, 0) };
+            drop(unlock);
+            status
+        });
+        assert_eq!(status, 0);
+        Ok(())
+    }
 }

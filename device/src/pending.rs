@@ -105,7 +105,7 @@ impl Stream {
     pub fn wait_for_memory(&self, moments: &[Moment]) -> Result<()> {
         let core = self.core();
         core.observers.hidden.meet(OP)?;
-        let _syncing = core.host_sync(OP, moments.iter().copied());
+        let _syncing = core.host_sync(OP, moments.iter().copied())?;
         moments.iter().try_for_each(|moment| match find(moment.stream) {
             Some(fifo) => fifo.wait_or_fail(OP, core, moment.tick),
             None => Ok(()),

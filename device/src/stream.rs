@@ -10,7 +10,7 @@ use crate::barrier::Gate;
 use crate::core::Core;
 use crate::cuda::GateWord;
 use crate::fifo::Fifo;
-use crate::{Device, Event, Moment, Priority, Result, StreamId};
+use crate::{Device, Event, Moment, Priority, Result, StreamId, fork};
 
 /// A FIFO of commands on one device. A cheap handle: clones are the same stream.
 ///
@@ -47,7 +47,7 @@ pub(crate) struct Side {
 
 impl Drop for Side {
     fn drop(&mut self) {
-        if self.branch_of.is_some() {
+        if self.branch_of.is_some() || fork::is_child() {
             return;
         }
         let core = self.device.core();
@@ -174,7 +174,7 @@ impl Stream {
         self.not_captured("synchronize", "nothing has run that the host could wait for")?;
         let core = self.core();
         let now = self.now();
-        let _syncing = core.host_sync("synchronize", [now]);
+        let _syncing = core.host_sync("synchronize", [now])?;
         self.fifo().host_wait("synchronize", core, now.tick)?;
         core.take_fault()
     }

@@ -110,6 +110,7 @@ impl Stream {
     ///
     /// # Errors
     /// `Io` if the system gives no thread for them.
+    #[derive::located]
     pub fn branches(&self, count: usize) -> Result<Vec<Stream>> {
         let priority = self.priority();
         let branch = |fifo: &Arc<Fifo>| {

@@ -209,6 +209,11 @@ impl Buffer {
     /// refused; `Deadlock` if it would wait within a command or another read.
     #[track_caller]
     pub fn download<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let _at = AtCaller::enter();
+        let read = |bytes: &[u8]| {
+            let _user = AtCaller::leave();
+            read(bytes)
+        };
         let core = self.device.core();
         if Capture::is_current() || self.is_planned() {
             let place = AtCaller::location();
@@ -256,6 +261,7 @@ impl Buffer {
     /// captured step.
     #[track_caller]
     pub fn update<R>(&self, write: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        let _at = AtCaller::enter();
         const OP: &str = "update";
         let core = self.device.core();
         if Capture::is_current() || self.is_planned() {
@@ -285,6 +291,7 @@ impl Buffer {
         // SAFETY: `from_block` promised the range. All its uses have run, and the write logged above keeps later ones away
         // until `_ended` drops.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len_bytes) };
+        let _user = AtCaller::leave();
         Ok(write(bytes))
     }
 

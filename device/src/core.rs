@@ -284,6 +284,7 @@ impl Core {
             || matches!(self.backend, Backend::Pinned(_)) && self.health.borrows.has_fault()
     }
 
+    #[track_caller]
     pub(crate) fn take_fault(&self) -> Result<()> {
         self.health.fault.take()?;
         if self.context().is_some() {
@@ -456,7 +457,8 @@ impl Fault {
         self.set.load(Ordering::Acquire) || self.word.as_ref().is_some_and(|word| word.is_set())
     }
 
-    /// Reports the error once; the device goes on afterwards.
+    /// Reports the error once, at the call that takes it; the device goes on afterwards.
+    #[track_caller]
     pub(crate) fn take(&self) -> Result<()> {
         if !self.is_set() {
             return Ok(());
@@ -466,6 +468,6 @@ impl Fault {
         }
         let mut error = self.error.lock();
         self.set.store(false, Ordering::Release);
-        error.take().map_or(Ok(()), Err)
+        error.take().map_or(Ok(()), |error| Err(error.here()))
     }
 }

@@ -464,6 +464,14 @@ impl Error {
         self
     }
 
+    /// The error as of the call that returns it: a command fails on another thread, which has no line of the program.
+    #[cold]
+    #[track_caller]
+    pub(crate) fn here(mut self) -> Error {
+        self.0.location = AtCaller::location();
+        self
+    }
+
     /// A driver's failure as that of the op that met it first. Once a command has failed on a device, so does every
     /// later call.
     #[track_caller]

@@ -37,6 +37,7 @@ pub(crate) struct Marker {
     pub(crate) captured: bool,
 }
 
+#[derive::located]
 impl Stream {
     /// Records an event after everything launched so far.
     ///
@@ -55,6 +56,7 @@ impl Stream {
     }
 }
 
+#[derive::located]
 impl Event {
     /// Where in which stream the event was recorded.
     pub fn moment(&self) -> Moment {

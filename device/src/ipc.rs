@@ -38,6 +38,7 @@ impl fmt::Debug for IpcHandle {
 #[derive(Clone)]
 pub struct IpcEvent(Arc<SharedEvent>);
 
+#[derive::located]
 impl IpcEvent {
     /// Opens what [`Event::ipc_handle`] of another process made, on the same GPU.
     ///
@@ -75,6 +76,7 @@ impl fmt::Debug for IpcEvent {
     }
 }
 
+#[derive::located]
 impl Event {
     /// A handle by which another process waits for this event, see [`IpcEvent::from_ipc_handle`]. Keep it until that
     /// process has waited. The host waits for nothing.
@@ -95,6 +97,7 @@ impl Event {
     }
 }
 
+#[derive::located]
 impl Stream {
     /// Makes later commands of this stream come after another process's event. Does not block the host.
     ///

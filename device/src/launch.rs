@@ -172,6 +172,7 @@ impl Stream {
     /// # Errors
     /// `Io` if the stream needs a thread that the system does not give, `InvalidArgument` for a moment that its
     /// stream has not come to: the clock would count it as passed.
+    #[derive::located]
     pub fn wait_for(&self, moments: &[Moment]) -> Result<()> {
         self.wait_exactly(moments, None)
     }
@@ -395,7 +396,9 @@ impl Ordered<'_> {
         }
         let (core, moment, driver) = (self.core, self.moment(), self.fifo.driver()?);
         let launched = Launched(driver, moment.tick);
-        let blocking = core.cuda().is_some_and(|cuda| cuda.config.blocking == Some(true));
+        // Behind a hold the wait would not end: the guard may be this thread's.
+        let blocking = core.cuda().is_some_and(|cuda| cuda.config.blocking == Some(true))
+            && !self.fifo.is_held(moment.tick);
         self.note_waits();
         self.tail.waits.clear();
         let drive = || -> Result<R> {

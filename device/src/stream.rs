@@ -71,6 +71,7 @@ thread_local! {
     static INNERMOST: Cell<*const Scope> = const { Cell::new(ptr::null()) };
 }
 
+#[derive::located]
 impl Stream {
     /// The stream that ops of this thread run on: that of the innermost scope on `device`, else the default one.
     pub fn current(device: &Device) -> Stream {

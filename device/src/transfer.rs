@@ -15,7 +15,7 @@ impl Stream {
     ///
     /// # Errors
     /// As for [`launch`](Self::launch); `InvalidArgument` if the range is not inside the buffer.
-    #[track_caller]
+    #[derive::located]
     pub fn upload(&self, op: &'static str, buffer: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
         if offset.checked_add(bytes.len()).is_none_or(|end| end > buffer.len_bytes()) {
             return Err(Error::new(ErrorKind::InvalidArgument {
@@ -60,7 +60,7 @@ impl Stream {
     /// As for [`launch`](Self::launch); `CudaUnavailable` if the other buffer is neither, `DeviceMismatch` if
     /// `to` is another CUDA device's, `InvalidArgument` for a range that is not inside its buffer or if `from` is
     /// `to`.
-    #[track_caller]
+    #[derive::located]
     pub fn copy_across(
         &self,
         op: &'static str,

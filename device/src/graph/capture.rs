@@ -82,6 +82,7 @@ pub(crate) fn within<R>(capture: Option<Arc<Capture>>, f: impl FnOnce() -> R) ->
     f()
 }
 
+#[derive::located]
 impl Capture {
     /// A capture on `device`, in which nothing happened yet.
     ///

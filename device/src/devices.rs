@@ -49,6 +49,7 @@ pub enum DeviceKind {
 #[repr(transparent)]
 pub struct Device(pub(crate) Stream);
 
+#[derive::located]
 impl Device {
     /// The host's processor, one device for the whole process.
     pub fn cpu() -> Device {

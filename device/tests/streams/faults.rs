@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use device::cuda::Queue;
 use device::{
-    Binder, Buffer, Capture, Cpu, CpuConfig, CudaConfig, Device, Error, ErrorKind, Event, Result, Schedule, Stream,
-    Use, Work,
+    Binder, Buffer, Capture, Cpu, CpuConfig, CudaConfig, Device, Error, ErrorKind, Event, Result, Schedule,
+    Stream, Use, Work,
 };
 
 use crate::common::{
@@ -317,6 +317,29 @@ fn rule_22_a_panic_while_launching_poisons_nothing() -> Result<()> {
         assert_eq!(value(&x)?, 1);
         Ok(())
     })
+}
+
+/// Where each command is waited for, a hold is not, nor a command behind it, whose wait would not end.
+#[test]
+fn a_device_that_waits_for_each_command_can_be_held() -> Result<()> {
+    let config = CudaConfig { blocking: Some(true), ..CudaConfig::default() };
+    let dev = match Device::cuda_with(0, config) {
+        Err(error) if matches!(error.kind(), ErrorKind::CudaUnavailable { .. }) => return Ok(()),
+        device => device?,
+    };
+    let [one, two] = new_streams(&dev)?;
+    let hold = one.hold();
+    one.launch_host("behind", &[], || ())?;
+    two.wait_stream(&one)?;
+    two.launch_host("after", &[], || ())?;
+    assert!(!one.is_idle()? && !two.is_idle()?);
+    drop(hold);
+    dev.synchronize()?;
+    let ran = Arc::new(AtomicBool::new(false));
+    let set = Arc::clone(&ran);
+    two.launch_host("later", &[], move || set.store(true, Ordering::SeqCst))?;
+    assert!(ran.load(Ordering::SeqCst));
+    Ok(())
 }
 
 /// A worker waits for a driver's stream, of which all or some waits fail.

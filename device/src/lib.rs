@@ -11,6 +11,9 @@
 // The attribute `located` names this crate as others do.
 extern crate self as device;
 
+#[macro_use]
+mod debug;
+
 mod audit;
 mod barrier;
 mod borrow;
@@ -50,7 +53,6 @@ mod progress;
 mod quantiles;
 mod random;
 mod recorder;
-mod refused;
 mod shared;
 mod spin;
 mod stream;

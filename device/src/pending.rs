@@ -66,12 +66,13 @@ impl Fifo {
     fn own_barriers(&self, tick: u64) -> Vec<Stuck> {
         let barriers = self.barriers.0.lock();
         let closed = barriers.iter().take_while(|&&(at, _)| at <= tick);
-        let stuck = closed.filter(|&&(at, _)| !self.has_reached(at)).filter_map(|(_, barrier)| match barrier {
-            Barrier::Gate(gate) if gate.is_open() => None,
-            Barrier::Gate(_) => Some(Stuck::Held(self.id)),
-            Barrier::Ranks(op) => Some(Stuck::Ranks { op, stream: self.id }),
-            Barrier::Lent => Some(Stuck::Lent),
-        });
+        let stuck =
+            closed.filter(|&&(at, _)| !self.has_reached(at)).filter_map(|(_, barrier)| match barrier {
+                Barrier::Gate(gate) if gate.is_open() => None,
+                Barrier::Gate(_) => Some(Stuck::Held(self.id)),
+                Barrier::Ranks(op) => Some(Stuck::Ranks { op, stream: self.id }),
+                Barrier::Lent => Some(Stuck::Lent),
+            });
         stuck.collect()
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use device::{BlockId, Device, Error, ErrorKind, MemoryDriver, Moment, Pool, Result, SpinLock, StreamId};
+use device::{BlockId, Device, Error, MemoryDriver, Moment, Pool, Result, SpinLock, StreamId};
 use parking_lot::{Mutex, RwLock};
 
 use crate::arena::Arena;
@@ -32,7 +32,7 @@ pub struct CachingAllocator {
     pub(crate) limit: AtomicUsize,
     /// Bytes held or asked for, which is what the limit is about.
     pub(crate) reserved: AtomicUsize,
-    held: AtomicUsize,
+    pub(crate) held: AtomicUsize,
     peak_held: AtomicUsize,
     pub(crate) counters: Counters,
     history_capacity: AtomicUsize,
@@ -308,11 +308,6 @@ impl CachingAllocator {
         self.peak_held.fetch_max(held, Ordering::Relaxed);
     }
 
-    /// Counts bytes that the driver has again.
-    pub(crate) fn note_lost(&self, bytes: usize) {
-        self.held.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
     /// What [`reserve`](Self::reserve) counted is not held any more.
     pub(crate) fn unreserve(&self, bytes: usize) {
         self.reserved.fetch_sub(bytes, Ordering::Relaxed);
@@ -321,6 +316,7 @@ impl CachingAllocator {
     /// The statistics of now.
     pub fn stats(&self) -> MemoryStats {
         let counter = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let MemoryStats { segments, free_blocks, largest_free_bytes, .. } = self.snapshot().stats();
         let limit = self.limit.load(Ordering::Relaxed);
         let mut stats = MemoryStats {
             peak_reserved_bytes: self.peak_held.load(Ordering::Relaxed),
@@ -333,6 +329,9 @@ impl CachingAllocator {
             host_waits: counter(&self.counters.host_waits),
             borrowed: counter(&self.counters.borrowed),
             out_of_memory: counter(&self.counters.out_of_memory),
+            segments,
+            free_blocks,
+            largest_free_bytes,
             ..MemoryStats::default()
         };
         self.arenas().for_each(|(_, arena)| stats.add(&arena.lock()));
@@ -365,7 +364,7 @@ impl CachingAllocator {
         let needed = units_for(bytes).map_or(bytes, |units| units as usize * UNIT);
         let (stats, snapshot) = (self.stats(), self.snapshot());
         let report = crate::report::report(&stats, &snapshot, needed, refusal, order);
-        Error::new(ErrorKind::OutOfMemory { requested_bytes: bytes, report })
+        Error::out_of_memory(bytes, report)
     }
 }
 
@@ -399,7 +398,7 @@ impl Drop for CachingAllocator {
         // The device goes away: no buffer and no command is left.
         for arena in &mut self.arenas {
             let Some(arena) = arena.get_mut() else { continue };
-            for segment in arena.get_mut().segments.drain(..).flatten() {
+            for segment in arena.get_mut().segments.drain(..) {
                 // SAFETY: the segment holds the range and size that the driver returned. The pool is dropped with its
                 // device, after all buffers and commands, and `drain` makes this the only return.
                 unsafe { segment.give_back(&*self.driver) };

@@ -10,13 +10,13 @@ use std::ptr::NonNull;
 use device::{Device, MemoryDriver, Moment, StreamId};
 use smallvec::SmallVec;
 
-use crate::block::{Address, Block, Blocks, NONE, State, Tags, UNIT};
+use crate::block::{Address, Block, Blocks, NONE, State, UNIT};
 use crate::classes::{Bins, Stacks, class_of};
 use crate::history::{Action, History};
 use crate::redzones;
 
 use growth::Budget;
-pub(crate) use growth::Growth;
+pub(crate) use growth::Pages;
 
 /// What an arena that grows in place starts with: all that a small program needs.
 pub(crate) const SMALLEST_ARENA: usize = 64 << 10;
@@ -74,7 +74,7 @@ pub(crate) struct Arena {
     /// The private pool that the arena is of. Its memory serves nobody else, and stays.
     pub(crate) pool: Option<u64>,
     pub(crate) blocks: Blocks,
-    pub(crate) segments: Vec<Option<Segment>>,
+    pub(crate) segments: Vec<Segment>,
     /// Blocks that were freed lately, ready and not merged yet.
     loose: Stacks,
     ready: Bins,
@@ -94,21 +94,12 @@ pub(crate) struct Arena {
     pub(crate) borrowed: u32,
 }
 
-/// A block as others see it: merged with its neighbours where that is put off.
-#[derive(Debug)]
-pub(crate) struct MergedBlock {
-    pub(crate) address: Address,
-    pub(crate) units: u32,
-    pub(crate) state: State,
-    pub(crate) tags: Tags,
-}
-
 /// Memory that the driver just gave to an arena.
 pub(crate) enum Obtained<'a> {
     /// A range.
     Segment(Segment),
     /// Pages of its addresses.
-    Pages(&'a Growth),
+    Pages(&'a Pages),
 }
 
 /// A block that was taken.
@@ -146,11 +137,7 @@ impl Arena {
         }
         let class = class_of(units);
         if let Some(index) = self.loose.pop(&self.blocks, class) {
-            let block = &mut self.blocks[index];
-            block.state = State::Live;
-            let address = block.address;
-            self.count_taken(address, units);
-            return Some(Taken { ptr: address.0, index });
+            return Some(self.hand_out(index));
         }
         self.tidy();
         let class = self.ready.find(class)?;
@@ -163,8 +150,12 @@ impl Arena {
         self.ready.find(class_of(units)).is_some()
     }
 
+    /// Makes a block that is in no list a buffer's.
     #[inline]
-    fn count_taken(&mut self, address: Address, units: u32) {
+    fn hand_out(&mut self, index: u32) -> Taken {
+        let block = &mut self.blocks[index];
+        block.state = State::Live;
+        let (address, units) = (block.address, block.units);
         let counts = &mut self.counts;
         counts.live_units += u64::from(units);
         counts.live_blocks += 1;
@@ -175,6 +166,7 @@ impl Arena {
         if self.history.is_some() {
             self.note(Action::Allocate, address, units);
         }
+        Taken { ptr: address.0, index }
     }
 
     /// Adds to the history, if there is one.
@@ -192,30 +184,23 @@ impl Arena {
     pub(crate) fn take(&mut self, index: u32, units: u32) -> Taken {
         let block = &mut self.blocks[index];
         let (whole, state) = (block.units, block.state);
-        let (taken, address) = if whole == units {
-            block.state = State::Live;
-            let address = block.address;
+        let taken = if whole == units {
             self.unlist(index, state, class_of(whole));
-            (index, address)
+            index
         } else if self.grows_at_end(index) {
             self.unlist(index, state, class_of(whole));
             let rest = self.split(index, units);
             self.list(rest, state);
-            let block = &mut self.blocks[index];
-            block.state = State::Live;
-            (index, block.address)
+            index
         } else {
             let taken = self.split(index, whole - units);
             self.rebin(index, state, whole);
-            let block = &mut self.blocks[taken];
-            block.state = State::Live;
-            (taken, block.address)
+            taken
         };
         if state == State::Pending {
             self.counts.pending_units -= u64::from(units);
         }
-        self.count_taken(address, units);
-        Taken { ptr: address.0, index: taken }
+        self.hand_out(taken)
     }
 
     /// Takes a block back whose last uses were `uses`. Anything but a live block is left as it is. With the last live
@@ -335,17 +320,10 @@ impl Arena {
     /// Cuts a block that is in no list after `units` units; the rest, in no list either, is the one returned.
     fn split(&mut self, index: u32, units: u32) -> u32 {
         let block = &mut self.blocks[index];
-        let rest = Block {
-            tags: block.tags.clone(),
-            // SAFETY: callers split a block only at fewer units than it has, so the address stays within its segment.
-            address: unsafe { block.address.add(units) },
-            units: block.units - units,
-            prev: index,
-            next: block.next,
-            before: NONE,
-            after: NONE,
-            state: block.state,
-        };
+        // SAFETY: callers split a block only at fewer units than it has, so the address stays within its segment.
+        let address = unsafe { block.address.add(units) };
+        let (tags, next) = (block.tags.clone(), block.next);
+        let rest = Block { tags, prev: index, next, ..Block::new(address, block.units - units, block.state) };
         block.units = units;
         let next = rest.next;
         let rest = self.blocks.add(rest);

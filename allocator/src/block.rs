@@ -122,7 +122,7 @@ impl Address {
 }
 
 /// One block: a range of a segment. Blocks of a segment tile it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Block {
     pub(crate) tags: Tags,
     pub(crate) address: Address,
@@ -136,6 +136,14 @@ pub(crate) struct Block {
     pub(crate) before: u32,
     pub(crate) after: u32,
     pub(crate) state: State,
+}
+
+impl Block {
+    /// A block that nobody used, without neighbours and in no list.
+    pub(crate) fn new(address: Address, units: u32, state: State) -> Block {
+        let tags = Tags::default();
+        Block { tags, address, units, prev: NONE, next: NONE, before: NONE, after: NONE, state }
+    }
 }
 
 /// All blocks of an arena. Indices stay valid until the block is vacated.

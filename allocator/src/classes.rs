@@ -37,23 +37,32 @@ pub(crate) fn units_for(bytes: usize) -> Option<u32> {
     Some((units + mask) & !mask)
 }
 
-/// Lists of free blocks, one for each class, with bitmaps of those that are not empty.
-///
-/// The lists run through the blocks themselves and are circular: a head's predecessor is the list's tail.
-pub(crate) struct Bins {
+/// A set of classes: a bit for each, and one for each row of them that has a bit.
+#[derive(Default)]
+struct Classes {
     rows: u32,
     columns: [u32; ROWS],
-    heads: [u32; CLASSES],
 }
 
-impl Bins {
-    pub(crate) fn new() -> Self {
-        Bins { rows: 0, columns: [0; ROWS], heads: [NONE; CLASSES] }
+impl Classes {
+    #[inline]
+    fn insert(&mut self, class: usize) {
+        self.columns[class >> COLUMNS_LOG2] |= 1 << (class as u32 % COLUMNS);
+        self.rows |= 1 << (class >> COLUMNS_LOG2);
     }
 
-    /// The first class from `class` on that has a block.
     #[inline]
-    pub(crate) fn find(&self, class: usize) -> Option<usize> {
+    fn remove(&mut self, class: usize) {
+        let row = class >> COLUMNS_LOG2;
+        self.columns[row] &= !(1 << (class as u32 % COLUMNS));
+        if self.columns[row] == 0 {
+            self.rows &= !(1 << row);
+        }
+    }
+
+    /// The first class from `class` on that is in the set.
+    #[inline]
+    fn find(&self, class: usize) -> Option<usize> {
         let row = class >> COLUMNS_LOG2;
         let columns = self.columns[row] & (u32::MAX << (class as u32 % COLUMNS));
         if columns != 0 {
@@ -65,6 +74,26 @@ impl Bins {
         }
         let row = rows.trailing_zeros() as usize;
         Some((row << COLUMNS_LOG2) + self.columns[row].trailing_zeros() as usize)
+    }
+}
+
+/// Lists of free blocks, one for each class.
+///
+/// The lists run through the blocks themselves and are circular: a head's predecessor is the list's tail.
+pub(crate) struct Bins {
+    filled: Classes,
+    heads: [u32; CLASSES],
+}
+
+impl Bins {
+    pub(crate) fn new() -> Self {
+        Bins { filled: Classes::default(), heads: [NONE; CLASSES] }
+    }
+
+    /// The first class from `class` on that has a block.
+    #[inline]
+    pub(crate) fn find(&self, class: usize) -> Option<usize> {
+        self.filled.find(class)
     }
 
     /// The block at the head of `class`, which [`find`](Self::find) named.
@@ -81,8 +110,7 @@ impl Bins {
         if head == NONE {
             (blocks[index].before, blocks[index].after) = (index, index);
             self.heads[class] = index;
-            self.columns[class >> COLUMNS_LOG2] |= 1 << (class as u32 % COLUMNS);
-            self.rows |= 1 << (class >> COLUMNS_LOG2);
+            self.filled.insert(class);
             return;
         }
         let tail = blocks[head].before;
@@ -100,11 +128,7 @@ impl Bins {
         let (before, after) = (blocks[index].before, blocks[index].after);
         if after == index {
             self.heads[class] = NONE;
-            let row = class >> COLUMNS_LOG2;
-            self.columns[row] &= !(1 << (class as u32 % COLUMNS));
-            if self.columns[row] == 0 {
-                self.rows &= !(1 << row);
-            }
+            self.filled.remove(class);
             return;
         }
         blocks[before].after = after;
@@ -133,14 +157,13 @@ impl Bins {
 /// back with nothing to split, merge or look for.
 pub(crate) struct Stacks {
     heads: [u32; CLASSES],
-    /// Classes that may have a block, and rows that may have such a class.
-    columns: [u32; ROWS],
-    rows: u32,
+    /// Classes that may have a block.
+    filled: Classes,
 }
 
 impl Stacks {
     pub(crate) fn new() -> Self {
-        Stacks { heads: [NONE; CLASSES], columns: [0; ROWS], rows: 0 }
+        Stacks { heads: [NONE; CLASSES], filled: Classes::default() }
     }
 
     #[inline]
@@ -149,8 +172,7 @@ impl Stacks {
         let class = class_of(block.units);
         block.after = self.heads[class];
         self.heads[class] = index;
-        self.columns[class >> COLUMNS_LOG2] |= 1 << (class as u32 % COLUMNS);
-        self.rows |= 1 << (class >> COLUMNS_LOG2);
+        self.filled.insert(class);
     }
 
     /// Takes the newest block of `class`.
@@ -163,16 +185,11 @@ impl Stacks {
 
     /// Takes a block of any class.
     pub(crate) fn pop_any(&mut self, blocks: &Blocks) -> Option<u32> {
-        while self.rows != 0 {
-            let row = self.rows.trailing_zeros() as usize;
-            while self.columns[row] != 0 {
-                let column = self.columns[row].trailing_zeros();
-                if let Some(index) = self.pop(blocks, (row << COLUMNS_LOG2) + column as usize) {
-                    return Some(index);
-                }
-                self.columns[row] &= !(1 << column);
+        while let Some(class) = self.filled.find(0) {
+            if let Some(index) = self.pop(blocks, class) {
+                return Some(index);
             }
-            self.rows &= !(1 << row);
+            self.filled.remove(class);
         }
         None
     }

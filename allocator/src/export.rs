@@ -30,11 +30,7 @@ impl MemoryReport {
         let segments = self.snapshot.segments.iter().map(|segment| {
             let blocks = segment.blocks.iter().map(|block| {
                 let uses = block.uses.iter().map(|used| json!({"stream": used.stream.as_u64(), "tick": used.tick}));
-                let state = match block.state {
-                    BlockState::Live => "live",
-                    BlockState::Pending => "pending",
-                    BlockState::Cached => "cached",
-                };
+                let [state, _] = names_of_state(block.state);
                 json!({"address": block.address, "bytes": block.bytes, "state": state, "uses": uses.collect::<Value>()})
             });
             json!({
@@ -46,17 +42,10 @@ impl MemoryReport {
             })
         });
         let history = self.history.iter().map(|entry| {
-            let action = match entry.action {
-                Action::Allocate => "allocate",
-                Action::Free => "free",
-                Action::Obtain => "obtain",
-                Action::Release => "release",
-                Action::OutOfMemory => "out_of_memory",
-            };
             json!({
                 "sequence": entry.sequence,
                 "time_us": entry.time_us,
-                "action": action,
+                "action": names_of_action(entry.action).0,
                 "address": entry.address,
                 "bytes": entry.bytes,
                 "stream": entry.stream.as_u64(),
@@ -111,11 +100,7 @@ impl MemoryReport {
             };
             let allocated = of(&[BlockState::Live]);
             let blocks = segment.blocks.iter().map(|block| {
-                let state = match block.state {
-                    BlockState::Live => "active_allocated",
-                    BlockState::Pending => "active_pending_free",
-                    BlockState::Cached => "inactive",
-                };
+                let [_, state] = names_of_state(block.state);
                 json!({
                     "address": block.address,
                     "size": block.bytes,
@@ -140,14 +125,7 @@ impl MemoryReport {
             })
         });
         let traces = self.history.iter().flat_map(|entry| {
-            let actions: &[&str] = match entry.action {
-                Action::Allocate => &["alloc"],
-                Action::Free => &["free_requested", "free_completed"],
-                Action::Obtain => &["segment_map"],
-                Action::Release => &["segment_unmap"],
-                Action::OutOfMemory => &["oom"],
-            };
-            actions.iter().map(|action| {
+            names_of_action(entry.action).1.iter().map(|action| {
                 let mut trace = json!({
                     "action": action,
                     "addr": entry.address,
@@ -177,5 +155,25 @@ impl MemoryReport {
             "reuse": format!("{:?}", self.config.reuse),
             "limit_bytes": self.stats.limit_bytes,
         })
+    }
+}
+
+/// A state in JSON, and PyTorch's name for it.
+fn names_of_state(state: BlockState) -> [&'static str; 2] {
+    match state {
+        BlockState::Live => ["live", "active_allocated"],
+        BlockState::Pending => ["pending", "active_pending_free"],
+        BlockState::Cached => ["cached", "inactive"],
+    }
+}
+
+/// An action in JSON, and PyTorch's names for what it stands for.
+fn names_of_action(action: Action) -> (&'static str, &'static [&'static str]) {
+    match action {
+        Action::Allocate => ("allocate", &["alloc"]),
+        Action::Free => ("free", &["free_requested", "free_completed"]),
+        Action::Obtain => ("obtain", &["segment_map"]),
+        Action::Release => ("release", &["segment_unmap"]),
+        Action::OutOfMemory => ("out_of_memory", &["oom"]),
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use device::{AddressSpace, BlockId, Moment, SpinGuard, SpinLock};
 
 use crate::allocator::{CachingAllocator, Counters, Grant};
-use crate::arena::{Arena, Counts, Growth, Obtained, SMALLEST_ARENA, Segment};
+use crate::arena::{Arena, Counts, Obtained, Pages, SMALLEST_ARENA, Segment};
 use crate::block::{Address, NONE, UNIT};
 use crate::order::{Frontier, Order};
 
@@ -107,25 +107,23 @@ impl CachingAllocator {
             None => {
                 let bytes = (units as usize * UNIT).next_multiple_of(page_bytes).max(SPACE_BYTES);
                 let base = Address(space.reserve(bytes).ok()?);
-                let page = NonZero::new(page);
-                let units = (bytes / UNIT) as u32;
-                arena.lock().add_space(Segment {
-                    raw: base,
-                    raw_bytes: bytes,
-                    base,
-                    units,
-                    page,
-                    first: NONE,
-                });
+                let (page, units) = (NonZero::new(page), (bytes / UNIT) as u32);
+                let space = Segment { raw: base, raw_bytes: bytes, base, units, page, first: NONE };
+                arena.lock().add_space(space);
                 begin(true)?
             }
         };
         let asked = first.units;
         self.keep_budget(order, arena, page);
-        let commit = |growth: &Growth| {
-            order.record_driver_call(growth.units as usize * UNIT, || self.commit(space, growth))
+        let commit = |growth: &Pages| {
+            let bytes = growth.units as usize * UNIT;
+            order.record_driver_call(bytes, || {
+                // SAFETY: these are pages without memory of a range that the arena got from `reserve`, and nobody else touches
+                // them while the growth is under way.
+                self.counted(bytes, || unsafe { space.commit(growth.address.0, bytes) })
+            })
         };
-        let attempt = |growth: Growth| match commit(&growth) {
+        let attempt = |growth: Pages| match commit(&growth) {
             Ok(()) => Ok(put(&mut arena.lock(), Obtained::Pages(&growth))),
             Err(refusal) => {
                 arena.lock().abort_growth(&growth);
@@ -157,13 +155,6 @@ impl CachingAllocator {
         if moved > 0 {
             arena.lock().note_moved((moved / UNIT) as u32);
         }
-    }
-
-    fn commit(&self, space: &dyn AddressSpace, growth: &Growth) -> Result<(), Box<str>> {
-        let bytes = growth.units as usize * UNIT;
-        // SAFETY: these are pages without memory of a range that the arena got from `reserve`, and nobody else touches
-        // them while the growth is under way.
-        self.counted(bytes, || unsafe { space.commit(growth.address.0, bytes) })
     }
 
     /// One range from the driver.
@@ -255,7 +246,7 @@ impl CachingAllocator {
 
     fn note_given_back(&self, bytes: usize) {
         Counters::count(&self.counters.driver_frees);
-        self.note_lost(bytes);
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
         self.unreserve(bytes);
     }
 

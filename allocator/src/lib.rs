@@ -94,7 +94,7 @@ pub use stats::MemoryStats;
 #[inline]
 #[track_caller]
 pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
-    let buffer = Taken::of(stream, bytes)?.buffer();
+    let buffer = FreshBlock::of(stream, bytes)?.buffer();
     redzones::guard(stream, &buffer)?;
     stream.poison(&buffer)?;
     Ok(buffer)
@@ -110,7 +110,7 @@ pub fn allocate_shared(stream: &Stream, bytes: usize) -> Result<Shared<Buffer>> 
     if let Some(planned) = stream.plan_buffer(bytes)? {
         return Ok(planned);
     }
-    let taken = Taken::of(stream, bytes)?;
+    let taken = FreshBlock::of(stream, bytes)?;
     let buffer = Buffer::new_shared(|| taken.buffer());
     redzones::guard(stream, &buffer)?;
     stream.poison(&buffer)?;
@@ -118,23 +118,23 @@ pub fn allocate_shared(stream: &Stream, bytes: usize) -> Result<Shared<Buffer>> 
 }
 
 /// A block that is about to become a buffer, with whatever was there before.
-struct Taken<'a> {
+struct FreshBlock<'a> {
     stream: &'a Stream,
     bytes: usize,
     grant: Grant,
 }
 
-impl<'a> Taken<'a> {
+impl<'a> FreshBlock<'a> {
     #[inline(always)]
     #[track_caller]
-    fn of(stream: &'a Stream, bytes: usize) -> Result<Taken<'a>> {
+    fn of(stream: &'a Stream, bytes: usize) -> Result<FreshBlock<'a>> {
         let allocator = CachingAllocator::of(stream.device()).ok_or_else(other_pool)?;
-        Ok(Taken { stream, bytes, grant: allocator.grant(stream, redzones::padded(bytes))? })
+        Ok(FreshBlock { stream, bytes, grant: allocator.grant(stream, redzones::padded(bytes))? })
     }
 
     #[inline(always)]
     fn buffer(self) -> Buffer {
-        let Taken { stream, bytes, grant } = self;
+        let FreshBlock { stream, bytes, grant } = self;
         // SAFETY: the block is at least `bytes` long, belongs to nobody else until it comes back, and the
         // stream's later commands come after its earlier uses. A block of no bytes is never followed. Its arena
         // keeps the device alive until it comes back; without bytes there is no arena.
@@ -149,12 +149,8 @@ impl<'a> Taken<'a> {
 
 #[cold]
 fn other_pool() -> Error {
-    Error::invalid(
-        "allocate",
-        "stream",
-        "of a device with a caching allocator",
-        "a device with another memory pool",
-    )
+    let expected = "of a device with a caching allocator";
+    Error::invalid("allocate", "stream", expected, "a device with another memory pool")
 }
 
 /// The memory of a device.
@@ -235,9 +231,7 @@ impl DeviceMemory for Device {
     }
 
     fn record_memory_history(&self, entries: usize) {
-        if let Some(allocator) = CachingAllocator::of(self) {
-            allocator.record_history(entries);
-        }
+        CachingAllocator::of(self).into_iter().for_each(|allocator| allocator.record_history(entries));
     }
 
     fn memory_report(&self) -> Option<MemoryReport> {
@@ -250,9 +244,7 @@ impl DeviceMemory for Device {
     }
 
     fn set_memory_limit(&self, bytes: Option<usize>) {
-        if let Some(allocator) = CachingAllocator::of(self) {
-            allocator.set_limit(bytes);
-        }
+        CachingAllocator::of(self).into_iter().for_each(|allocator| allocator.set_limit(bytes));
     }
 
     fn reserve(&self, bytes: usize) -> Result<()> {
@@ -272,8 +264,6 @@ impl DeviceMemory for Device {
     }
 
     fn set_allocator_config(&self, config: AllocatorConfig) {
-        if let Some(allocator) = CachingAllocator::of(self) {
-            *allocator.config.write() = config;
-        }
+        CachingAllocator::of(self).into_iter().for_each(|allocator| *allocator.config.write() = config);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use device::{Device, Error, ErrorKind, Result, Stream, StreamId};
+use device::{Device, Error, Result, Stream, StreamId};
 use parking_lot::Mutex;
 
 use crate::allocator::CachingAllocator;
@@ -64,11 +64,9 @@ impl PrivatePool {
             match arenas.iter().find(|entry| entry.0 == stream.id()) {
                 Some(&(_, number)) => number,
                 None => {
-                    let report = "no stream or pool more can have memory of its own";
-                    let number = allocator.private_arena(stream.id(), self.id);
                     let none =
-                        || Error::new(ErrorKind::OutOfMemory { requested_bytes: 0, report: report.into() });
-                    let number = number.ok_or_else(none)?;
+                        || Error::out_of_memory(0, "no stream or pool more can have memory of its own");
+                    let number = allocator.private_arena(stream.id(), self.id).ok_or_else(none)?;
                     arenas.push((stream.id(), number));
                     number
                 }

@@ -45,33 +45,28 @@ pub(crate) fn guard(stream: &Stream, buffer: &Buffer) -> Result<()> {
     let start = buffer.ptr().addr();
     let whole = units_for(padded(bytes)).map_or(bytes, |units| units as usize * UNIT);
     stream.launch_host("redzones", &[Use::write(buffer)], move || {
-        open(start, bytes);
-        close(start + bytes, whole - bytes);
+        mark(start, bytes, false);
+        mark(start + bytes, whole - bytes, true);
     })
 }
 
 /// Closes a free block that no command uses any more.
 #[inline(always)]
 pub(crate) fn close_free(block: &Block) {
-    close(block.address.0.as_ptr().addr(), block.units as usize * UNIT);
+    mark(block.address.0.as_ptr().addr(), block.units as usize * UNIT, true);
 }
 
+/// Closes addresses to everybody, or opens them.
 #[inline(always)]
-fn open(start: usize, bytes: usize) {
+fn mark(start: usize, bytes: usize, is_closed: bool) {
     #[cfg(streamgrad_redzones)]
-    // SAFETY: the call only marks the addresses in the sanitizer's own table, whatever they are.
+    // SAFETY: the calls only mark the addresses in the sanitizer's own table, whatever they are.
     unsafe {
-        asan::__asan_unpoison_memory_region(std::ptr::without_provenance(start), bytes);
+        let start = std::ptr::without_provenance(start);
+        match is_closed {
+            true => asan::__asan_poison_memory_region(start, bytes),
+            false => asan::__asan_unpoison_memory_region(start, bytes),
+        }
     }
-    let _ = (start, bytes);
-}
-
-#[inline(always)]
-fn close(start: usize, bytes: usize) {
-    #[cfg(streamgrad_redzones)]
-    // SAFETY: the call only marks the addresses in the sanitizer's own table, whatever they are.
-    unsafe {
-        asan::__asan_poison_memory_region(std::ptr::without_provenance(start), bytes);
-    }
-    let _ = (start, bytes);
+    let _ = (start, bytes, is_closed);
 }

@@ -17,21 +17,14 @@ pub(crate) fn report(
     order: &impl Order,
 ) -> Box<str> {
     let reached = |moment| order.reached(moment);
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ = writeln!(text, "  {refusal}");
-    let _ = writeln!(
-        text,
-        "  reserved {}: live {} in {} buffers, pending {}, cached {}",
+    let mut text = format!(
+        "  {refusal}\n  reserved {}: live {} in {} buffers, pending {}, cached {}\n  \
+         a block of {} is needed; the largest free one is {}, fragmentation {:.2}\n",
         size(stats.reserved_bytes),
         size(stats.allocated_bytes),
         stats.live_blocks,
         size(stats.pending_bytes),
-        size(stats.cached_bytes)
-    );
-    let _ = writeln!(
-        text,
-        "  a block of {} is needed; the largest free one is {}, fragmentation {:.2}",
+        size(stats.cached_bytes),
         size(needed_bytes),
         size(stats.largest_free_bytes),
         stats.fragmentation()
@@ -55,6 +48,7 @@ pub(crate) fn report(
         }
     }
     let private: usize = snapshot.segments.iter().filter(|s| s.pool.is_some()).map(|s| s.bytes).sum();
+    // Writing to a string cannot fail.
     if private > 0 {
         let _ = writeln!(text, "  private pools have {}", size(private));
     }

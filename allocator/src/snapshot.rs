@@ -3,8 +3,8 @@
 use device::{Moment, StreamId};
 
 use crate::MemoryStats;
-use crate::arena::{Arena, MergedBlock};
-use crate::block::{State, UNIT};
+use crate::arena::Arena;
+use crate::block::{Block, State, UNIT};
 
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Snapshot {
 
     /// Adds an arena.
     pub(crate) fn add(&mut self, arena: &Arena) {
-        for segment in arena.segments.iter().flatten() {
+        for segment in arena.segments.iter() {
             let blocks: Vec<_> = arena.merged_blocks_of(segment).collect();
             for run in blocks.chunk_by(|a, b| (a.state == State::Hole) == (b.state == State::Hole)) {
                 let Some(first) = run.first().filter(|first| first.state != State::Hole) else { continue };
@@ -98,7 +98,7 @@ impl Snapshot {
     }
 }
 
-fn picture(arena: &Arena, block: &MergedBlock) -> BlockSnapshot {
+fn picture(arena: &Arena, block: &Block) -> BlockSnapshot {
     BlockSnapshot {
         address: block.address.0.as_ptr().addr(),
         bytes: block.units as usize * UNIT,

@@ -3,7 +3,7 @@
 use device::HeldOutside;
 
 use crate::arena::Arena;
-use crate::block::{State, UNIT};
+use crate::block::UNIT;
 
 /// The state of a device's memory.
 ///
@@ -73,9 +73,7 @@ impl MemoryStats {
         let free = self.pending_bytes + self.cached_bytes;
         if free == 0 { 0.0 } else { 1.0 - self.largest_free_bytes as f64 / free as f64 }
     }
-}
 
-impl MemoryStats {
     pub(crate) fn add(&mut self, arena: &Arena) {
         let counts = arena.counts;
         let bytes = |units: u64| units as usize * UNIT;
@@ -90,17 +88,5 @@ impl MemoryStats {
         self.frees += counts.allocations - counts.live_blocks;
         self.total_allocated_bytes += bytes(counts.allocated_units) as u64;
         self.total_freed_bytes += bytes(counts.allocated_units - counts.live_units) as u64;
-        for segment in arena.segments.iter().flatten() {
-            let mut in_hole = true;
-            for block in arena.merged_blocks_of(segment) {
-                let hole = block.state == State::Hole;
-                self.segments += usize::from(in_hole && !hole);
-                in_hole = hole;
-                if !hole && block.state != State::Live {
-                    self.free_blocks += 1;
-                    self.largest_free_bytes = self.largest_free_bytes.max(bytes(u64::from(block.units)));
-                }
-            }
-        }
     }
 }

@@ -35,13 +35,8 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    fn is_same(&self, other: &Source) -> bool {
-        let is_same_pool = match (&self.pool, &other.pool) {
-            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
-            (None, None) => true,
-            _ => false,
-        };
-        is_same_pool && Arc::ptr_eq(&self.context, &other.context)
+    fn key(&self) -> (*const Context, Option<*const ()>) {
+        (Arc::as_ptr(&self.context), self.pool.as_ref().map(|pool| Arc::as_ptr(pool).cast()))
     }
 }
 
@@ -50,13 +45,11 @@ impl Borrows {
     /// known not to have happened or was reported.
     pub(crate) fn keep(&self, until: Moment, memory: Option<Source>, fault: &Arc<Fault>) {
         let mut lists = self.0.lock();
-        let same_memory = |kept: &Borrow| match (&kept.memory, &memory) {
-            (Some(kept), Some(memory)) => kept.is_same(memory),
-            (None, None) => true,
-            _ => false,
-        };
+        let key = memory.as_ref().map(Source::key);
         let same = |kept: &&mut Borrow| {
-            kept.until.stream == until.stream && Arc::ptr_eq(&kept.fault, fault) && same_memory(kept)
+            kept.until.stream == until.stream
+                && Arc::ptr_eq(&kept.fault, fault)
+                && kept.memory.as_ref().map(Source::key) == key
         };
         match lists.pending.iter_mut().find(same) {
             Some(kept) => kept.until.tick = kept.until.tick.max(until.tick),

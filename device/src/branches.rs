@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::fifo::Fifo;
 use crate::stream::{Handle, Side};
-use crate::{Device, Placement, Result, Stream, StreamOptions, SyncMode};
+use crate::{Device, OnDrop, Placement, Result, Stream, StreamOptions, SyncMode};
 
 /// Closures that [`Device::concurrent`] runs at once: a tuple of 2 to 8 `FnOnce() -> Result<T>`.
 pub trait Branches: Sized {
@@ -77,30 +77,12 @@ impl Device {
             return branches.run_on(&streams);
         }
         streams.iter().try_for_each(|stream| stream.wait_stream(&current))?;
-        let mut join = Join { current: &current, streams: &streams };
-        let done = branches.run_on(&streams)?;
-        join.now()?;
-        Ok(done)
-    }
-}
-
-/// The current stream waits for its branches at the end, whether they succeed, fail or panic.
-struct Join<'a> {
-    current: &'a Stream,
-    streams: &'a [Stream],
-}
-
-impl Join<'_> {
-    fn now(&mut self) -> Result<()> {
-        let streams = std::mem::take(&mut self.streams);
-        streams.iter().try_for_each(|stream| self.current.wait_stream(stream))
-    }
-}
-
-impl Drop for Join<'_> {
-    fn drop(&mut self) {
-        // What the branch failed with comes first.
-        let _ = self.now();
+        let mut joined = Ok(());
+        // Also if a branch fails or panics. Its failure is returned before that of the join.
+        let join = OnDrop(|| joined = streams.iter().try_for_each(|stream| current.wait_stream(stream)));
+        let done = branches.run_on(&streams);
+        drop(join);
+        done.and_then(|done| joined.map(|()| done))
     }
 }
 
@@ -110,6 +92,7 @@ impl Stream {
     ///
     /// # Errors
     /// `Io` if the system gives no thread for them.
+    #[derive::located]
     pub fn branches(&self, count: usize) -> Result<Vec<Stream>> {
         let priority = self.priority();
         let branch = |fifo: &Arc<Fifo>| {

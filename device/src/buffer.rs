@@ -1,7 +1,6 @@
 //! Buffers: ranges of device memory with a log of their uses.
 
 use std::any::Any;
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::num::NonZero;
 use std::ptr::NonNull;
@@ -16,9 +15,8 @@ use crate::fifo::{Fifo, find, reached};
 use crate::graph::capture::{Capture, forget};
 use crate::launch::Ordered;
 use crate::log::Log;
-use crate::order::Place;
+use crate::order::RunsOn;
 use crate::recorder::{CommandKind, Label, Syncing};
-use crate::refused::refused;
 use crate::shared::Home;
 use crate::within::{Holds, Within};
 use crate::{
@@ -102,17 +100,9 @@ impl Buffer {
         len_bytes: usize,
         block: BlockId,
     ) -> Buffer {
-        Buffer {
-            ptr,
-            len_bytes,
-            block,
-            // SAFETY: the copy is never dropped, and the original's device outlives the buffer, as the caller says.
-            device: ManuallyDrop::new(unsafe { std::ptr::read(stream.device()) }),
-            counted: false,
-            version: AtomicU32::new(0),
-            home: None,
-            log: SpinLock::new(Log { write: stream.now(), reads: SmallVec::new(), host_reads: 0 }),
-        }
+        // SAFETY: the copy is never dropped, and the original's device outlives the buffer, as the caller says.
+        let device = ManuallyDrop::new(unsafe { std::ptr::read(stream.device()) });
+        Buffer::new(ptr, len_bytes, block, device, false, stream.now())
     }
 
     /// The buffer that `make` gives, for several owners, which commands that are kept may be among.
@@ -143,16 +133,21 @@ impl Buffer {
     ) -> Buffer {
         let block = BlockId { arena: PLANNED, index: index as u32 };
         let write = Moment { stream: capture, tick: 1 };
-        Buffer {
-            ptr: NonNull::without_provenance(NonZero::new(at).unwrap_or(NonZero::<usize>::MAX)),
-            len_bytes: bytes,
-            block,
-            device: ManuallyDrop::new(device.clone()),
-            counted: true,
-            version: AtomicU32::new(0),
-            home: None,
-            log: SpinLock::new(Log { write, reads: SmallVec::new(), host_reads: 0 }),
-        }
+        let ptr = NonNull::without_provenance(NonZero::new(at).unwrap_or(NonZero::<usize>::MAX));
+        Buffer::new(ptr, bytes, block, ManuallyDrop::new(device.clone()), true, write)
+    }
+
+    #[inline(always)]
+    fn new(
+        ptr: NonNull<u8>,
+        len_bytes: usize,
+        block: BlockId,
+        device: ManuallyDrop<Device>,
+        counted: bool,
+        write: Moment,
+    ) -> Buffer {
+        let log = SpinLock::new(Log { write, reads: SmallVec::new(), host_reads: 0 });
+        Buffer { ptr, len_bytes, block, device, counted, version: AtomicU32::new(0), home: None, log }
     }
 
     /// Which memory of which capture it stands for.
@@ -175,6 +170,11 @@ impl Buffer {
     #[inline]
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
+    }
+
+    /// Whether `bytes` bytes from `start` on are inside.
+    pub(crate) fn has_range(&self, start: usize, bytes: usize) -> bool {
+        start.checked_add(bytes).is_some_and(|end| end <= self.len_bytes)
     }
 
     /// The device that the memory belongs to.
@@ -209,10 +209,15 @@ impl Buffer {
     /// refused; `Deadlock` if it would wait within a command or another read.
     #[track_caller]
     pub fn download<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let _at = AtCaller::enter();
+        let read = |bytes: &[u8]| {
+            let _user = AtCaller::leave();
+            read(bytes)
+        };
         let core = self.device.core();
         if Capture::is_current() || self.is_planned() {
             let place = AtCaller::location();
-            return Err(refused(
+            return Err(Error::captured(
                 "download",
                 &format!("the host would read a value at {place}, which is known in a replay only"),
             ));
@@ -256,10 +261,11 @@ impl Buffer {
     /// captured step.
     #[track_caller]
     pub fn update<R>(&self, write: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        let _at = AtCaller::enter();
         const OP: &str = "update";
         let core = self.device.core();
         if Capture::is_current() || self.is_planned() {
-            return Err(refused(OP, "the host would write once what each replay reads"));
+            return Err(Error::captured(OP, "the host would write once what each replay reads"));
         }
         if core.cuda().is_some() {
             let value = self.device.name();
@@ -285,26 +291,32 @@ impl Buffer {
         // SAFETY: `from_block` promised the range. All its uses have run, and the write logged above keeps later ones away
         // until `_ended` drops.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len_bytes) };
+        let _user = AtCaller::leave();
         Ok(write(bytes))
     }
 
     /// Logs a write of the host that begins now; else a use that has not run yet.
     #[track_caller]
     fn begin_update(&self) -> Result<Moment, Moment> {
-        let core = self.device.core();
         let mut log = self.log.lock();
         if let Some(pending) = log.pending() {
             return Err(pending);
         }
-        let place = AtCaller::location();
-        let moment = core.host.begin(|moment| {
-            if core.observers.audit.is_on() {
-                let accesses = [Use::write(self).access()].into_iter().collect();
-                core.observers.audit.command(moment, "host write", place, accesses);
-            }
-        });
+        let moment = self.begin_outside(&self.device.core().host, "host write", true);
         log.record(moment, true);
         Ok(moment)
+    }
+
+    /// Begins a use by code that is no command, under the lock of the log.
+    #[track_caller]
+    fn begin_outside(&self, host: &Host, op: &'static str, write: bool) -> Moment {
+        let (audit, place) = (&self.device.core().observers.audit, AtCaller::location());
+        host.begin(|moment| {
+            if audit.is_on() {
+                let used = Use { buffer: self, write };
+                audit.command(moment, op, place, [used.access()].into_iter().collect());
+            }
+        })
     }
 
     /// Whether every use of the buffer that was launched has run, as far as the host can see without waiting.
@@ -358,7 +370,7 @@ impl Buffer {
         if fifo.audit.is_on() {
             fifo.audit_command(&tail, OP, &uses, AtCaller::location());
         }
-        let mut command = Ordered { core, fifo, op: OP, uses: &uses, tail, place: Place::Driver, noted };
+        let mut command = Ordered { core, fifo, op: OP, uses: &uses, tail, place: RunsOn::Driver, noted };
         let moment = command.moment();
         log.record(moment, false);
         drop(log);
@@ -380,17 +392,12 @@ impl Buffer {
     #[must_use = "the loan ends when the value drops"]
     #[track_caller]
     pub unsafe fn lend(&self, write: bool) -> Loan {
-        let (audit, place) = (&self.device.core().observers.audit, AtCaller::location());
+        let audit = &self.device.core().observers.audit;
         let host = Host::new(audit);
         let mut log = self.log.lock();
-        let moment = host.begin(|moment| {
-            if audit.is_on() {
-                // The foreign code sees to that, as the caller says.
-                log.needs(moment.stream, write, |need| audit.wait(moment, need));
-                let used = Use { buffer: self, write };
-                audit.command(moment, "lend", place, [used.access()].into_iter().collect());
-            }
-        });
+        let moment = self.begin_outside(&host, "lend", write);
+        // The foreign code waits, as the caller promises.
+        log.needs(moment.stream, write, |need| audit.wait(moment, need));
         // Planned memory has no order yet, and its log says whose it is.
         if !self.is_planned() {
             log.record(moment, write);
@@ -412,13 +419,7 @@ impl Buffer {
             if !reached(log.write) || core.has_fault() {
                 return None;
             }
-            let place = AtCaller::location();
-            let moment = host.begin(|moment| {
-                if core.observers.audit.is_on() {
-                    let accesses = [Use::read(self).access()].into_iter().collect();
-                    core.observers.audit.command(moment, "host read", place, accesses);
-                }
-            });
+            let moment = self.begin_outside(host, "host read", false);
             log.begin_host_read(moment);
             moment
         };
@@ -478,20 +479,9 @@ impl Drop for Loan {
     }
 }
 
-impl fmt::Debug for Loan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Loan").field("moment", &self.moment).finish_non_exhaustive()
-    }
-}
+debug_fields!(Loan { moment });
 
-impl fmt::Debug for Buffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer")
-            .field("ptr", &self.ptr)
-            .field("len_bytes", &self.len_bytes)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Buffer { ptr, len_bytes });
 
 /// That a command reads or writes a buffer.
 #[derive(Clone, Copy, Debug)]

@@ -38,6 +38,31 @@ pub fn from_bytes_mut<T: Element>(bytes: &mut [u8]) -> Option<&mut [T]> {
     start.is_aligned().then(|| unsafe { std::slice::from_raw_parts_mut(start, count) })
 }
 
+/// Memory that a command will write.
+#[derive(Clone, Copy)]
+pub(crate) struct SendPtr(pub(crate) *mut u8);
+
+// SAFETY: an address is a number; its functions that follow it are unsafe, so their callers answer for that on any thread.
+unsafe impl Send for SendPtr {}
+// SAFETY: likewise, and nothing changes it through a shared reference.
+unsafe impl Sync for SendPtr {}
+
+impl SendPtr {
+    /// # Safety
+    /// `bytes` bytes from here on may be written.
+    pub(crate) unsafe fn fill(self, value: u8, bytes: usize) {
+        // SAFETY: as the caller says.
+        unsafe { std::ptr::write_bytes(self.0, value, bytes) }
+    }
+
+    /// # Safety
+    /// `bytes.len()` bytes from here on may be written, and `bytes` is not among them.
+    pub(crate) unsafe fn copy_from(self, bytes: &[u8]) {
+        // SAFETY: as the caller says.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0, bytes.len()) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

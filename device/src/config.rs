@@ -1,6 +1,5 @@
 //! What a device and a stream can be asked to be, and what a device counts.
 
-use std::fmt;
 use std::ops::Sub;
 use std::sync::Arc;
 
@@ -26,6 +25,13 @@ pub enum Schedule {
     Explore(Policy),
 }
 
+impl Schedule {
+    /// Where a stream runs that is wanted at `wanted`.
+    pub(crate) fn placement(self, wanted: Placement) -> Placement {
+        if self == Schedule::Inline { wanted } else { Placement::Worker }
+    }
+}
+
 /// What a CPU device is made of.
 #[derive(Clone, Default)]
 pub struct CpuConfig {
@@ -44,14 +50,7 @@ pub struct CpuConfig {
     pub drop_wait: Option<usize>,
 }
 
-impl fmt::Debug for CpuConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CpuConfig")
-            .field("threads", &self.threads)
-            .field("schedule", &self.schedule)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(CpuConfig { threads, schedule });
 
 /// How urgent a stream's work is against that of other streams. CPU devices accept and ignore it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -114,11 +113,18 @@ pub struct SyncStats {
 
 impl SyncStats {
     pub(crate) fn add(&mut self, other: SyncStats) {
-        self.launches += other.launches;
-        self.events_recorded += other.events_recorded;
-        self.waits_inserted += other.waits_inserted;
-        self.waits_elided += other.waits_elided;
-        self.host_syncs += other.host_syncs;
+        *self = self.each(other, u64::wrapping_add);
+    }
+
+    /// Combines each count with that of `other`.
+    fn each(self, other: SyncStats, f: impl Fn(u64, u64) -> u64) -> SyncStats {
+        SyncStats {
+            launches: f(self.launches, other.launches),
+            events_recorded: f(self.events_recorded, other.events_recorded),
+            waits_inserted: f(self.waits_inserted, other.waits_inserted),
+            waits_elided: f(self.waits_elided, other.waits_elided),
+            host_syncs: f(self.host_syncs, other.host_syncs),
+        }
     }
 }
 
@@ -127,12 +133,6 @@ impl Sub for SyncStats {
 
     /// What was counted between two readings of one device.
     fn sub(self, earlier: SyncStats) -> SyncStats {
-        SyncStats {
-            launches: self.launches.saturating_sub(earlier.launches),
-            events_recorded: self.events_recorded.saturating_sub(earlier.events_recorded),
-            waits_inserted: self.waits_inserted.saturating_sub(earlier.waits_inserted),
-            waits_elided: self.waits_elided.saturating_sub(earlier.waits_elided),
-            host_syncs: self.host_syncs.saturating_sub(earlier.host_syncs),
-        }
+        self.each(earlier, u64::saturating_sub)
     }
 }

@@ -149,7 +149,7 @@ impl Streams {
     pub(crate) fn retire(&self, fifo: &Fifo) {
         let mut retired = self.retired.lock();
         retired.add(fifo.counters.read());
-        fifo.set_retired();
+        fifo.retired.store(true, Ordering::Release);
     }
 
     /// Counts since the device was made.
@@ -157,7 +157,7 @@ impl Streams {
         let retired = self.retired.lock();
         let mut total = *retired;
         for fifo in self.live.lock().iter().filter_map(Weak::upgrade) {
-            if !fifo.is_retired() {
+            if !fifo.retired.load(Ordering::Acquire) {
                 total.add(fifo.counters.read());
             }
         }
@@ -169,13 +169,14 @@ impl Streams {
 impl Core {
     pub(crate) fn new(
         backend: Backend,
-        (schedule, threads): (Schedule, usize),
-        (runner, placement): (Runner, Placement),
+        schedule: Schedule,
+        threads: usize,
+        runner: Runner,
         memory: Arc<dyn MemoryDriver>,
     ) -> Core {
         fork::watch();
         let observers = Observers::default();
-        let default = Fifo::new(runner, placement, threads, &observers.audit);
+        let default = Fifo::new(runner, schedule.placement(Placement::Caller), threads, &observers.audit);
         let live = Mutex::new(vec![Arc::downgrade(&default)]);
         let fault = match &backend {
             Backend::Cuda(cuda) => Arc::new(Fault::of_driver(&cuda.fault)),
@@ -260,7 +261,9 @@ impl Core {
     pub(crate) fn sweep(&self) {
         // A host function may drop a stream, but not ask the driver about it.
         if self.context().is_some() && !in_host_function() {
-            self.health.orphans.lock().retain(|fifo| !fifo.has_run(fifo.enqueued.load(Ordering::Acquire)));
+            let is_busy =
+                |fifo: &mut Arc<Fifo>| !matches!(fifo.query(fifo.enqueued.load(Ordering::Acquire)), Ok(true));
+            self.health.orphans.lock().retain_mut(is_busy);
             self.health.borrows.sweep();
         }
     }
@@ -284,6 +287,7 @@ impl Core {
             || matches!(self.backend, Backend::Pinned(_)) && self.health.borrows.has_fault()
     }
 
+    #[track_caller]
     pub(crate) fn take_fault(&self) -> Result<()> {
         self.health.fault.take()?;
         if self.context().is_some() {
@@ -456,7 +460,8 @@ impl Fault {
         self.set.load(Ordering::Acquire) || self.word.as_ref().is_some_and(|word| word.is_set())
     }
 
-    /// Reports the error once; the device goes on afterwards.
+    /// Reports the error once, at the call that takes it; the device goes on afterwards.
+    #[track_caller]
     pub(crate) fn take(&self) -> Result<()> {
         if !self.is_set() {
             return Ok(());
@@ -466,6 +471,6 @@ impl Fault {
         }
         let mut error = self.error.lock();
         self.set.store(false, Ordering::Release);
-        error.take().map_or(Ok(()), Err)
+        error.take().map_or(Ok(()), |error| Err(error.here()))
     }
 }

@@ -122,34 +122,23 @@ pub trait Element: sealed::Sealed + Copy + Send + Sync + PartialEq + fmt::Debug 
     const DTYPE: DType;
 }
 
-impl sealed::Sealed for f32 {}
-impl sealed::Sealed for f64 {}
-impl sealed::Sealed for i64 {}
-impl sealed::Sealed for u8 {}
-impl sealed::Sealed for bool {}
-impl sealed::Sealed for bf16 {}
-impl sealed::Sealed for f16 {}
+macro_rules! elements {
+    ($($rust:ident $dtype:ident)*) => {$(
+        impl sealed::Sealed for $rust {}
+        impl Element for $rust {
+            const DTYPE: DType = DType::$dtype;
+        }
+    )*};
+}
 
-impl Element for f32 {
-    const DTYPE: DType = DType::F32;
-}
-impl Element for f64 {
-    const DTYPE: DType = DType::F64;
-}
-impl Element for i64 {
-    const DTYPE: DType = DType::I64;
-}
-impl Element for u8 {
-    const DTYPE: DType = DType::U8;
-}
-impl Element for bool {
-    const DTYPE: DType = DType::Bool;
-}
-impl Element for bf16 {
-    const DTYPE: DType = DType::BF16;
-}
-impl Element for f16 {
-    const DTYPE: DType = DType::F16;
+elements! {
+    f32 F32
+    f64 F64
+    i64 I64
+    u8 U8
+    bool Bool
+    bf16 BF16
+    f16 F16
 }
 
 #[cfg(test)]

@@ -2,14 +2,6 @@
 
 use crate::{Error, Result, Team};
 
-/// Which launches a launcher is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Launches {
-    None,
-    LongRuns,
-    All,
-}
-
 /// Checks all of them: for a program that would rather not begin than find out later.
 ///
 /// # Errors
@@ -39,10 +31,11 @@ pub(crate) fn cudnn() -> Result<Option<bool>> {
     variable("STREAMGRAD_CUDNN", "0 or 1", switch)
 }
 
-pub(crate) fn launches() -> Result<Option<Launches>> {
+/// Whether a launcher issues all launches (`Some(true)`), those of long runs (`Some(false)`) or none.
+pub(crate) fn launches() -> Result<Option<Option<bool>>> {
     variable("STREAMGRAD_LAUNCHER", "0, 1 or all", |text| match text {
-        "all" => Some(Launches::All),
-        text => switch(text).map(|long_runs| if long_runs { Launches::LongRuns } else { Launches::None }),
+        "all" => Some(Some(true)),
+        text => switch(text).map(|long_runs| long_runs.then_some(false)),
     })
 }
 

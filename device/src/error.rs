@@ -383,6 +383,54 @@ impl Error {
         Error::new(ErrorKind::InvalidArgument { op, argument, expected, value: value.to_string().into() })
     }
 
+    /// No memory left for `bytes` bytes; `report` says why.
+    #[cold]
+    #[track_caller]
+    pub fn out_of_memory(bytes: usize, report: impl Into<Box<str>>) -> Error {
+        Error::new(ErrorKind::OutOfMemory { requested_bytes: bytes, report: report.into() })
+    }
+
+    /// No CUDA device can be used; `reason` says why.
+    #[cold]
+    #[track_caller]
+    pub fn no_cuda(reason: impl Into<Box<str>>) -> Error {
+        Error::new(ErrorKind::CudaUnavailable { reason: reason.into() })
+    }
+
+    /// What a captured step does not allow, and why.
+    #[cold]
+    #[track_caller]
+    pub(crate) fn captured(op: &'static str, reason: &str) -> Error {
+        Error::new(ErrorKind::Captured { op, reason: reason.into() })
+    }
+
+    /// A use of planned memory outside of its capture.
+    #[cold]
+    pub(crate) fn of_another_step(op: &'static str) -> Error {
+        Error::captured(
+            op,
+            "it uses a tensor that was made within a captured step, which has no value outside of it",
+        )
+    }
+
+    /// The failure of a command that was launched earlier.
+    #[cold]
+    #[track_caller]
+    pub(crate) fn of_command(
+        op: &'static str,
+        stream: StreamId,
+        source: impl std::error::Error + Send + Sync + 'static,
+    ) -> Error {
+        Error::new(ErrorKind::Async { op, stream, source: Arc::new(source) })
+    }
+
+    /// A call that would wait for what it is made within.
+    #[cold]
+    #[track_caller]
+    pub(crate) fn deadlock(op: &'static str, within: impl Into<Box<str>>) -> Error {
+        Error::new(ErrorKind::Deadlock { op, within: within.into() })
+    }
+
     /// Two shapes that do not fit together.
     #[cold]
     #[inline(never)]
@@ -464,12 +512,20 @@ impl Error {
         self
     }
 
+    /// The error as of the call that returns it: a command fails on another thread, which has no line of the program.
+    #[cold]
+    #[track_caller]
+    pub(crate) fn here(mut self) -> Error {
+        self.0.location = AtCaller::location();
+        self
+    }
+
     /// A driver's failure as that of the op that met it first. Once a command has failed on a device, so does every
     /// later call.
     #[track_caller]
     pub(crate) fn met_by(self, op: &'static str, stream: StreamId) -> Error {
         match self.kind() {
-            ErrorKind::Driver { .. } => Error::new(ErrorKind::Async { op, stream, source: Arc::new(self) }),
+            ErrorKind::Driver { .. } => Error::of_command(op, stream, self),
             _ => self,
         }
     }

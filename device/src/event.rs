@@ -1,14 +1,15 @@
 //! Events: markers in a stream.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crate::core::Core;
 use crate::cuda::{Context, TimedEvent};
-use crate::fifo::Fifo;
+use crate::fifo::{Fifo, bump};
 use crate::graph::capture::Capture;
-use crate::refused::refused;
+use crate::recorder::{CommandKind, Label};
 use crate::stream::Handle;
 use crate::{Device, Error, Moment, Result, Stream};
 
@@ -37,6 +38,7 @@ pub(crate) struct Marker {
     pub(crate) captured: bool,
 }
 
+#[derive::located]
 impl Stream {
     /// Records an event after everything launched so far.
     ///
@@ -45,16 +47,25 @@ impl Stream {
     pub fn record(&self) -> Result<Event> {
         let stamp = Arc::new(OnceLock::new());
         let set = Arc::clone(&stamp);
-        let (moment, timed) = self.mark(move || {
+        let mut command = self.ordered("record", &[], Some(&Label::of(CommandKind::Marker)), true)?;
+        let work = move || {
             // The cell is set here only.
             let _ = set.set(Instant::now());
-        })?;
+        };
+        // A driver's stream has an event instead.
+        let timed = command.dispatch(work, |_, driver, _| driver.record_timed())?;
+        let (moment, counters) = (command.moment(), &self.fifo().counters);
+        bump(&counters.events_recorded, 1);
+        counters.marked.store(moment.tick, Ordering::Relaxed);
+        command.noted();
+        drop(command);
         let (core, fifo) = (Arc::clone(self.core()), Arc::clone(self.fifo()));
         let captured = Capture::of(&core).is_some();
         Ok(Event(Arc::new(Marker { core, fifo, moment, stamp, timed, captured })))
     }
 }
 
+#[derive::located]
 impl Event {
     /// Where in which stream the event was recorded.
     pub fn moment(&self) -> Moment {
@@ -79,7 +90,7 @@ impl Event {
     /// `Deadlock` if it would wait within a command or a host read.
     pub fn synchronize(&self) -> Result<()> {
         if Capture::of(&self.0.core).is_some() {
-            return Err(refused("synchronize", "nothing has run that the host could wait for"));
+            return Err(Error::captured("synchronize", "nothing has run that the host could wait for"));
         }
         let Marker { core, fifo, moment, timed, .. } = &*self.0;
         let _syncing = core.host_sync("synchronize", [*moment])?;
@@ -87,7 +98,7 @@ impl Event {
             Some(timed) => {
                 fifo.may_wait("synchronize", moment.tick)?;
                 match timed.synchronize() {
-                    Ok(()) => fifo.passed(moment.tick),
+                    Ok(()) => fifo.progress.raise(moment.tick),
                     Err(error) => core.fail(error.met_by("synchronize", moment.stream)),
                 }
             }
@@ -108,7 +119,7 @@ impl Event {
             return Err(Error::device_mismatch(OP, &self.0.device(), &end.0.device()));
         }
         if self.0.captured || end.0.captured {
-            return Err(refused(OP, "an event recorded there marks nothing that runs"));
+            return Err(Error::captured(OP, "an event recorded there marks nothing that runs"));
         }
         self.synchronize()?;
         end.synchronize()?;

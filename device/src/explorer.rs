@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::barrier::Gate;
+use crate::bytes::SendPtr;
 use crate::core::Core;
 use crate::fifo::{Fifo, Item};
 use crate::within::Holds;
@@ -43,6 +44,15 @@ pub enum Policy {
         /// Decides the order of the others.
         seed: u64,
     },
+}
+
+impl Policy {
+    fn seed(self) -> Option<u64> {
+        match self {
+            Policy::Random { seed } | Policy::Priorities { seed } | Policy::Starve { seed, .. } => Some(seed),
+            Policy::NewestFirst | Policy::OldestFirst => None,
+        }
+    }
 }
 
 /// A range of memory that a command reads or writes.
@@ -154,14 +164,10 @@ enum Next {
 
 impl Explorer {
     pub(crate) fn new(policy: Policy, prefix: Arc<[usize]>, drop_wait: Option<usize>) -> Self {
-        let seed = match policy {
-            Policy::Random { seed } | Policy::Priorities { seed } | Policy::Starve { seed, .. } => seed,
-            Policy::NewestFirst | Policy::OldestFirst => 0,
-        };
         Explorer {
             state: Mutex::new(State {
                 policy,
-                random: SplitMix(seed),
+                random: SplitMix(policy.seed().unwrap_or(0)),
                 prefix,
                 fifos: Vec::new(),
                 priorities: Vec::new(),
@@ -233,12 +239,8 @@ impl Explorer {
                 true
             }
             Next::Foreign(fifo, tick) => {
-                let device = fifo.explorer().and_then(|explorer| explorer.core.get()?.upgrade());
-                match device {
-                    Some(other) => fifo.see_through(&other, tick),
-                    // A driver that fails tells its own device.
-                    None => drop(fifo.wait_until(tick)),
-                }
+                // A driver that fails tells its own device.
+                drop(fifo.reach("wait", core, tick));
                 true
             }
             Next::Later => {
@@ -342,12 +344,9 @@ impl State {
 
     /// What decides the order of a replay that runs now. Draws none of the policy's random numbers.
     fn plan_order(&self) -> u64 {
-        match self.policy {
-            Policy::OldestFirst => 0,
-            Policy::NewestFirst => 1,
-            Policy::Random { seed } | Policy::Priorities { seed } | Policy::Starve { seed, .. } => {
-                mix(seed ^ (self.choices.len() as u64) << 32) | 1
-            }
+        match self.policy.seed() {
+            Some(seed) => mix(seed ^ (self.choices.len() as u64) << 32) | 1,
+            None => u64::from(self.policy == Policy::NewestFirst),
         }
     }
 
@@ -394,23 +393,10 @@ impl Stream {
         if self.fifo().explorer().is_none() || buffer.len_bytes() == 0 {
             return Ok(());
         }
-        let range = Poisoned(buffer.ptr(), buffer.len_bytes());
+        let (to, bytes) = (SendPtr(buffer.ptr()), buffer.len_bytes());
+        // All ones are NaN as floats, and -1 as integers.
         // SAFETY: the range is the buffer's, and the launch orders the write among its uses.
-        self.launch_host("poison", &[Use::write(buffer)], move || unsafe { range.fill() })
-    }
-}
-
-struct Poisoned(*mut u8, usize);
-
-// SAFETY: an address; who follows it answers for that.
-unsafe impl Send for Poisoned {}
-
-impl Poisoned {
-    /// # Safety
-    /// The range may be written.
-    unsafe fn fill(self) {
-        // SAFETY: the caller guarantees that the range may be written. All ones are NaN as floats, and -1 as integers.
-        unsafe { std::ptr::write_bytes(self.0, 0xff, self.1) }
+        self.launch_host("poison", &[Use::write(buffer)], move || unsafe { to.fill(0xff, bytes) })
     }
 }
 
@@ -422,40 +408,30 @@ impl Fifo {
     /// As for [`may_wait`](Self::may_wait).
     pub(crate) fn host_wait(&self, op: &'static str, core: &Core, tick: u64) -> Result<()> {
         self.may_wait(op, tick)?;
-        self.see_through(core, tick);
+        self.reach(op, core, tick).unwrap_or_else(|error| core.fail(error));
         Ok(())
     }
 
-    /// As [`host_wait`](Self::host_wait), where a failure of the driver must not count as the end of the wait: the device of
-    /// `core` is that of the caller, which need not be the stream's.
+    /// As [`host_wait`](Self::host_wait), where a failure of the driver must not count as the end of the wait.
     ///
     /// # Errors
     /// As for [`may_wait`](Self::may_wait); `Driver`.
     pub(crate) fn wait_or_fail(&self, op: &'static str, core: &Core, tick: u64) -> Result<()> {
         self.may_wait(op, tick)?;
+        self.reach(op, core, tick)
+    }
+
+    /// Waits for the worker or the driver, or runs what the explorer picks. `core` is the caller's device, which need not be the
+    /// stream's.
+    fn reach(&self, op: &'static str, core: &Core, tick: u64) -> Result<()> {
         let Some(explorer) = self.explorer() else {
             return self.wait_until(tick).map_err(|error| error.met_by(op, self.id));
         };
-        match explorer.core.get().and_then(Weak::upgrade) {
-            Some(own) => self.see_through(&own, tick),
-            None => self.see_through(core, tick),
-        }
+        let own = explorer.core.get().and_then(Weak::upgrade);
+        explorer.run_until(own.as_deref().unwrap_or(core), || self.completed() >= tick);
+        self.seen.fetch_max(tick, Ordering::AcqRel);
+        self.audit.passed(Moment { stream: self.id, tick });
         Ok(())
-    }
-
-    /// Waits for the worker, or runs what the explorer picks.
-    fn see_through(&self, core: &Core, tick: u64) {
-        match self.explorer() {
-            None => match self.wait_until(tick) {
-                Ok(()) => {}
-                Err(error) => core.fail(error.met_by("synchronize", self.id)),
-            },
-            Some(explorer) => {
-                explorer.run_until(core, || self.completed() >= tick);
-                self.seen.fetch_max(tick, Ordering::AcqRel);
-                self.audit.passed(Moment { stream: self.id, tick });
-            }
-        }
     }
 
     /// The newest tick that the host can see has passed. Of an explored stream, that is what somebody waited for: what

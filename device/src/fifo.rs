@@ -20,9 +20,7 @@ use crate::progress::Progress;
 use crate::threads::spawn;
 use crate::time::Timeline;
 use crate::within::{Holds, Within, may_launch, may_wait};
-use crate::{
-    Clock, Error, ErrorKind, Moment, Panicked, Placement, Result, StreamId, SyncStats, failure, fork,
-};
+use crate::{Clock, Error, Moment, Panicked, Placement, Result, StreamId, SyncStats, failure, fork};
 
 /// What a queued command does.
 pub(crate) type Job = Box<dyn FnOnce(&Core) + Send>;
@@ -54,7 +52,7 @@ pub(crate) struct Tail {
     pub(crate) waits: SmallVec<[(Arc<Fifo>, u64); 2]>,
 }
 
-struct Queue {
+struct WorkQueue {
     items: VecDeque<Item>,
     parked: bool,
     closed: bool,
@@ -83,7 +81,7 @@ pub(crate) struct Fifo {
     /// The tail's clock over time. A leaf lock: nothing else is taken under it.
     pub(crate) timeline: Mutex<Timeline>,
     pub(crate) counters: Counters,
-    queue: Mutex<Queue>,
+    queue: Mutex<WorkQueue>,
     /// Whether the queue has items, for a look without its lock.
     backlog: AtomicBool,
     pushed: Condvar,
@@ -95,7 +93,8 @@ pub(crate) struct Fifo {
     pub(crate) runner: Runner,
     /// The newest tick of an explored stream that the host waited for.
     pub(crate) seen: AtomicU64,
-    retired: AtomicBool,
+    /// Whether the device has taken over the counts.
+    pub(crate) retired: AtomicBool,
     /// The FIFOs of the stream's branches, for each number of them. They end with the stream.
     pub(crate) branches: Mutex<Vec<Vec<Arc<Fifo>>>>,
     /// What keeps commands from running by themselves. A leaf lock but for the gates in it.
@@ -171,7 +170,7 @@ impl Fifo {
             progress: Progress::new(),
             timeline: Mutex::new(Timeline::new()),
             counters: Counters::default(),
-            queue: Mutex::new(Queue { items: VecDeque::new(), parked: false, closed: false }),
+            queue: Mutex::new(WorkQueue { items: VecDeque::new(), parked: false, closed: false }),
             backlog: AtomicBool::new(false),
             pushed: Condvar::new(),
             has_worker: AtomicBool::new(matches!(runner, Runner::Explorer(_))),
@@ -218,7 +217,8 @@ impl Fifo {
     /// Whether the host can see that `tick` has passed.
     pub(crate) fn has_reached(&self, tick: u64) -> bool {
         // Of an explored stream the host sees what it waited for, whatever the explorer has run.
-        let reached = self.visible() >= tick || self.explorer().is_none() && self.poll(tick);
+        let reached =
+            self.visible() >= tick || self.explorer().is_none() && self.query(tick).unwrap_or(false);
         if reached {
             self.audit.passed(Moment { stream: self.id, tick });
         }
@@ -260,15 +260,6 @@ impl Fifo {
         if queue.parked {
             self.pushed.notify_one();
         }
-    }
-
-    pub(crate) fn set_retired(&self) {
-        self.retired.store(true, Ordering::Release);
-    }
-
-    /// Whether the counts were taken over by the device.
-    pub(crate) fn is_retired(&self) -> bool {
-        self.retired.load(Ordering::Acquire)
     }
 
     /// This FIFO, those of its branches, and those of theirs.
@@ -392,13 +383,10 @@ impl Fifo {
     /// Keeps what the command that just ran has reported, or else its panic.
     #[cold]
     fn fail(&self, core: &Core, op: &'static str, caught: Option<Panicked>) {
-        let source: Option<Arc<dyn std::error::Error + Send + Sync>> = match (failure::take(), caught) {
-            (Some(reported), _) => Some(Arc::new(reported)),
-            (None, Some(panicked)) => Some(Arc::new(panicked)),
-            (None, None) => None,
-        };
-        if let Some(source) = source {
-            core.fail(Error::new(ErrorKind::Async { op, stream: self.id, source }));
+        if let Some(reported) = failure::take() {
+            core.fail(Error::of_command(op, self.id, reported));
+        } else if let Some(panicked) = caught {
+            core.fail(Error::of_command(op, self.id, panicked));
         }
     }
 
@@ -412,7 +400,7 @@ impl Fifo {
             Some(_) if self.completed() >= tick => {}
             Some(driver) => {
                 let ran = driver.host_wait(tick)?;
-                self.passed(ran);
+                self.progress.raise(ran);
             }
         }
         self.audit.passed(Moment { stream: self.id, tick });
@@ -440,17 +428,7 @@ impl Fifo {
         }
     }
 
-    /// The host saw `tick` pass.
-    pub(crate) fn passed(&self, tick: u64) {
-        self.progress.raise(tick);
-    }
-
-    /// Whether the stream has run `tick`, as far as can be seen without blocking.
-    pub(crate) fn has_run(&self, tick: u64) -> bool {
-        self.completed() >= tick || self.poll(tick)
-    }
-
-    /// As [`has_run`](Self::has_run), for who asks until it has: a driver that has failed never says so.
+    /// Whether the stream has run `tick`, as far as can be seen without blocking. A driver that has failed never says so.
     ///
     /// # Errors
     /// `Driver` if the stream's driver says that it will not.
@@ -460,14 +438,8 @@ impl Fifo {
         }
         let Some(driver) = self.driver_stream() else { return Ok(false) };
         let ran = driver.poll(tick)?.unwrap_or(0);
-        self.passed(ran);
+        self.progress.raise(ran);
         Ok(ran >= tick)
-    }
-
-    /// Asks the stream's driver whether `tick` has passed, without blocking. A failure is told to who waits.
-    #[cold]
-    fn poll(&self, tick: u64) -> bool {
-        self.query(tick).unwrap_or(false)
     }
 
     /// Locks the tail for `op`.

@@ -48,10 +48,14 @@ pub fn read_if(path: impl AsRef<Path>, check: impl FnOnce(&Metadata) -> io::Resu
 
 /// Options to open a file with that do not wait if the path names a pipe: the file is looked at once it is open.
 fn without_waiting() -> OpenOptions {
-    let mut options = File::options();
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK | libc::O_NOCTTY);
-    options
+    {
+        let mut options = File::options();
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK | libc::O_NOCTTY);
+        options
+    }
+    #[cfg(not(unix))]
+    File::options()
 }
 
 /// How many bytes of memory the machine has.
@@ -136,7 +140,7 @@ impl Unfinished {
         Ok(unfinished)
     }
 
-    /// For the file `target`, with permissions `mode` less those that the process masks.
+    /// For the file `target`, with permissions `mode` less those that the process masks; on Unix only.
     fn beside(target: PathBuf, mode: u32) -> io::Result<Unfinished> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let stem = stem(&target).ok_or(io::ErrorKind::InvalidInput)?;
@@ -147,9 +151,12 @@ impl Unfinished {
             name.push(format!(".{}-{number}{SUFFIX}", std::process::id()));
             let path = target.with_file_name(name);
             let mut options = File::options();
+            let options = options.write(true).create_new(true);
             #[cfg(unix)]
-            std::os::unix::fs::OpenOptionsExt::mode(&mut options, mode);
-            let file = match options.write(true).create_new(true).open(&path) {
+            std::os::unix::fs::OpenOptionsExt::mode(options, mode);
+            #[cfg(not(unix))]
+            let _ = mode;
+            let file = match options.open(&path) {
                 // A process of this number on another machine, or in another container, may share the folder.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 file => file?,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::{Device, Error, ErrorKind, Result};
+use crate::{AtCaller, Device, Error, ErrorKind, Result};
 
 /// What a device does when the host has to wait without being asked to: when it reads a buffer, in `item`, `to_vec`, or by
 /// printing a tensor, and when an allocation waits for memory that queued commands still use.
@@ -48,7 +48,7 @@ impl HiddenSyncs {
     pub(crate) fn meet(&self, op: &'static str) -> Result<()> {
         match self.mode.load(Ordering::Relaxed) {
             0 => Ok(()),
-            mode => self.look(mode, op, Location::caller()),
+            mode => self.look(mode, op, AtCaller::location()),
         }
     }
 

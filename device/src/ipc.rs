@@ -1,13 +1,11 @@
 //! Handles by which other processes of the machine open a CUDA device's events, and copies of its memory.
 
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use crate::cuda::{Context, IpcCopy, IpcMemory, IpcWait, SharedEvent};
+use crate::cuda::{Context, IpcMemory, SharedEvent};
 use crate::graph::capture::Capture;
-use crate::refused::refused;
 use crate::{Buffer, Device, Error, Event, Result, Stream, Use};
 
 /// What another process of the machine opens an event or a copy of device memory by: bytes to be sent there, whichever way.
@@ -28,16 +26,13 @@ impl IpcHandle {
     }
 }
 
-impl fmt::Debug for IpcHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IpcHandle").field("bytes", &self.bytes.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!(IpcHandle {});
 
 /// An event that another process recorded.
 #[derive(Clone)]
 pub struct IpcEvent(Arc<SharedEvent>);
 
+#[derive::located]
 impl IpcEvent {
     /// Opens what [`Event::ipc_handle`] of another process made, on the same GPU.
     ///
@@ -69,12 +64,9 @@ impl IpcEvent {
     }
 }
 
-impl fmt::Debug for IpcEvent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IpcEvent").finish_non_exhaustive()
-    }
-}
+debug_fields!(IpcEvent {});
 
+#[derive::located]
 impl Event {
     /// A handle by which another process waits for this event, see [`IpcEvent::from_ipc_handle`]. Keep it until that
     /// process has waited. The host waits for nothing.
@@ -85,7 +77,7 @@ impl Event {
     pub fn ipc_handle(&self) -> Result<IpcHandle> {
         const OP: &str = "ipc_handle";
         if Capture::of(&self.0.core).is_some() {
-            return Err(refused(OP, "nothing has run that another process could wait for"));
+            return Err(Error::captured(OP, "nothing has run that another process could wait for"));
         }
         let Some(timed) = &self.0.timed else {
             return Err(Error::invalid(OP, "self", "an event of a CUDA device", format_args!("{self:?}")));
@@ -95,6 +87,7 @@ impl Event {
     }
 }
 
+#[derive::located]
 impl Stream {
     /// Makes later commands of this stream come after another process's event. Does not block the host.
     ///
@@ -105,7 +98,7 @@ impl Stream {
         const OP: &str = "wait_ipc";
         self.not_captured(OP, "another process's event is waited for once")?;
         event.0.check_device(OP, self.device())?;
-        self.launch(OP, &[], IpcWait(Arc::clone(&event.0)))
+        self.launch_driver(OP, &[], true, |driver| event.0.delay(driver))
     }
 
     /// A handle of what these bytes of `buffer` are at this point of the stream: they are copied to memory of their own,
@@ -127,7 +120,11 @@ impl Stream {
         let context = cuda_context(op, self.device())?;
         let memory = self.core().with_room(|| IpcMemory::allocate(context, range.len()))?;
         let bytes = write(memory.used(), Some(&memory), note)?;
-        self.launch(op, &[Use::read(buffer)], IpcCopy::out_of(buffer, range, &memory))?;
+        let from = buffer.ptr().wrapping_add(range.start);
+        self.launch_driver(op, &[Use::read(buffer)], false, |driver| {
+            // SAFETY: the range is inside the buffer, and the memory was allocated for it.
+            unsafe { memory.copy(driver, from, range.len(), true) }
+        })?;
         Ok(IpcHandle { bytes, _event: None, _memory: Some(memory) })
     }
 
@@ -144,7 +141,11 @@ impl Stream {
         in_bounds(op, buffer, &(0..len))?;
         let event = open_event(op, self.device(), &parsed)?;
         let memory = IpcMemory::open(cuda_context(op, self.device())?, memory, len)?;
-        self.launch(op, &[Use::write(buffer)], IpcCopy::into(buffer, &memory, event))?;
+        self.launch_driver(op, &[Use::write(buffer)], true, |driver| {
+            event.delay(driver)?;
+            // SAFETY: the buffer and the other process's memory were found to be that long.
+            unsafe { memory.copy(driver, buffer.ptr(), len, false) }
+        })?;
         // Closing waits for the copy anyway, and the other process may free the memory once this returns.
         self.synchronize()
     }
@@ -161,7 +162,7 @@ pub fn shared_copy<'a>(op: &'static str, handle: &'a [u8]) -> Result<(usize, &'a
 }
 
 fn in_bounds(op: &'static str, buffer: &Buffer, range: &Range<usize>) -> Result<()> {
-    if range.start <= range.end && range.end <= buffer.len_bytes() {
+    if range.start <= range.end && buffer.has_range(range.start, range.len()) {
         return Ok(());
     }
     let value = format_args!("{range:?} of {}", buffer.len_bytes());
@@ -197,10 +198,8 @@ fn write(event: &SharedEvent, memory: Option<&IpcMemory>, note: &[u8]) -> Result
     bytes.extend(event.gpu()?);
     bytes.extend(event.handle()?);
     bytes.push(u8::from(memory.is_some()));
-    if let Some(memory) = memory {
-        bytes.extend(memory.handle()?);
-        bytes.extend((memory.len() as u64).to_le_bytes());
-    }
+    bytes.extend(memory.map_or(Ok([0; DRIVER_HANDLE]), IpcMemory::handle)?);
+    bytes.extend(memory.map_or(0, |memory| memory.len() as u64).to_le_bytes());
     bytes.extend(note);
     Ok(bytes)
 }
@@ -208,18 +207,14 @@ fn write(event: &SharedEvent, memory: Option<&IpcMemory>, note: &[u8]) -> Result
 impl<'a> Parsed<'a> {
     fn read(bytes: &'a [u8]) -> Option<Parsed<'a>> {
         let (magic, rest) = bytes.split_first_chunk::<8>()?;
-        let (process, rest) = rest.split_first_chunk()?;
+        let (&process, rest) = rest.split_first_chunk()?;
         let (&gpu, rest) = rest.split_first_chunk()?;
         let (&event, rest) = rest.split_first_chunk()?;
-        let (&has_memory, mut note) = rest.split_first()?;
-        let mut memory = None;
-        if has_memory == 1 {
-            let (&handle, rest) = note.split_first_chunk()?;
-            let (len, rest) = rest.split_first_chunk()?;
-            memory = Some((handle, usize::try_from(u64::from_le_bytes(*len)).ok()?));
-            note = rest;
-        }
-        let process = u64::from_le_bytes(*process);
+        let (&has_memory, rest) = rest.split_first()?;
+        let (&handle, rest) = rest.split_first_chunk()?;
+        let (&len, note) = rest.split_first_chunk()?;
+        let memory = (has_memory == 1).then_some((handle, usize::try_from(u64::from_le_bytes(len)).ok()?));
+        let process = u64::from_le_bytes(process);
         (magic == MAGIC && has_memory <= 1).then_some(Parsed { process, gpu, event, memory, note })
     }
 

@@ -15,11 +15,10 @@ use crate::explorer::Ready;
 use crate::fifo::{Fifo, Item, Job, Tail, bump, find};
 use crate::graph::capture::Capture;
 use crate::needs::Moments;
-use crate::order::Place;
+use crate::order::RunsOn;
 use crate::recorder::{CommandKind, Label, Launching, OperandRecord};
-use crate::refused::refused;
 use crate::within::{Holds, Within};
-use crate::{Cpu, Error, ErrorKind, Moment, Panicked, Result, Shared, Stream, Use, Work, fork};
+use crate::{Cpu, Error, Moment, OnDrop, Panicked, Result, Shared, Stream, Use, Work, fork};
 
 impl Stream {
     /// Launches a command that reads and writes `uses`, and does `work` on this stream's device.
@@ -54,49 +53,17 @@ impl Stream {
         operands: &dyn Fn() -> Vec<OperandRecord>,
         work: W,
     ) -> Result<()> {
-        if self.core().is_capturing() {
-            return self.launch_or_record(op, uses, operands, work);
-        }
-        self.launch_now(op, uses, operands, work)
-    }
-
-    /// Some thread captures a step, perhaps this one.
-    #[cold]
-    #[inline(never)]
-    #[track_caller]
-    fn launch_or_record<W: Work>(
-        &self,
-        op: &'static str,
-        uses: &[Use<'_>],
-        operands: &dyn Fn() -> Vec<OperandRecord>,
-        work: W,
-    ) -> Result<()> {
-        match Capture::of(self.core()) {
-            Some(capture) => {
-                self.owns(op, uses)?;
-                capture.record(self, op, uses, work)
-            }
-            None => self.launch_now(op, uses, operands, work),
-        }
-    }
-
-    #[inline(always)]
-    #[track_caller]
-    fn launch_now<W: Work>(
-        &self,
-        op: &'static str,
-        uses: &[Use<'_>],
-        operands: &dyn Fn() -> Vec<OperandRecord>,
-        work: W,
-    ) -> Result<()> {
-        let (fifo, waits) = (self.fifo(), work.waits());
         self.owns(op, uses)?;
+        if let Some(capture) = Capture::of(self.core()) {
+            return capture.record(self, op, uses, work);
+        }
+        let (fifo, waits) = (self.fifo(), work.waits());
         if waits && fifo.driver_stream().is_none() {
             fork::check(op)?;
             fifo.ensure_worker(op)?;
         }
         let mut command = self.ordered(op, uses, Some(&Label { kind: work.kind(), operands }), true)?;
-        if command.place != Place::Here || waits {
+        if command.place != RunsOn::Here || waits {
             return command.hand_over(work, waits);
         }
         command.run(|| work.run(&Cpu::new(self.core(), fifo.threads)));
@@ -126,7 +93,7 @@ impl Stream {
             driver.host_call(Box::new(move || {
                 let _within = Within::enter(stream, Holds::Nothing);
                 if let Err(panicked) = Panicked::catch(work) {
-                    core.fail(Error::new(ErrorKind::Async { op, stream, source: Arc::new(panicked) }));
+                    core.fail(Error::of_command(op, stream, panicked));
                 }
             }))
         })?;
@@ -134,9 +101,28 @@ impl Stream {
         Ok(())
     }
 
+    /// Launches a command of a CUDA stream that calls the driver and is never kept; one that `waits` for other processes is a
+    /// barrier, see [`Work::waits`].
+    pub(crate) fn launch_driver(
+        &self,
+        op: &'static str,
+        uses: &[Use<'_>],
+        waits: bool,
+        work: impl FnOnce(&DriverStream) -> Result<()>,
+    ) -> Result<()> {
+        self.owns(op, uses)?;
+        let mut command = self.ordered(op, uses, Some(&Label::of(CommandKind::Compute)), false)?;
+        if waits {
+            command.fifo.add_barrier(command.tail.tick, Barrier::Ranks(op));
+        }
+        command.drive(|driver, _| work(driver))?;
+        command.launched();
+        Ok(())
+    }
+
     /// That this thread's commands run, where one of them cannot be kept.
     pub(crate) fn not_captured(&self, op: &'static str, reason: &str) -> Result<()> {
-        if Capture::of(self.core()).is_some() { Err(refused(op, reason)) } else { Ok(()) }
+        if Capture::of(self.core()).is_some() { Err(Error::captured(op, reason)) } else { Ok(()) }
     }
 
     /// Whether an op that is several kernels is better several commands: in a step that this thread captures for a CUDA device,
@@ -164,7 +150,7 @@ impl Stream {
 
     /// Whether the device has units for products of matrices of BF16, F16 and TF32 (compute capability 8.0).
     pub fn has_tensor_cores(&self) -> bool {
-        self.fifo().driver_stream().is_some_and(|stream| stream.has_tensor_cores())
+        self.fifo().driver_stream().is_some_and(|stream| stream.properties().has_tensor_cores)
     }
 
     /// Makes later commands come after `moments`, with the fewest waits. Does not block the host.
@@ -172,6 +158,7 @@ impl Stream {
     /// # Errors
     /// `Io` if the stream needs a thread that the system does not give, `InvalidArgument` for a moment that its
     /// stream has not come to: the clock would count it as passed.
+    #[derive::located]
     pub fn wait_for(&self, moments: &[Moment]) -> Result<()> {
         self.wait_exactly(moments, None)
     }
@@ -196,22 +183,11 @@ impl Stream {
         if needs.is_empty() {
             return Ok(());
         }
-        let place = self.take_turn(&mut tail, (OP, &[]), needs, event, false)?;
+        let place = self.take_turn(&mut tail, OP, &[], needs, event, false)?;
         let mut command = Ordered { core, fifo, op: OP, uses: &[], tail, place, noted };
         command.dispatch(|| (), |_, _, _| Ok(()))?;
         command.noted();
         Ok(())
-    }
-
-    /// Takes a tick for a marker, which runs `work` when the stream passes it. A driver's stream has an event instead.
-    pub(crate) fn mark(&self, work: impl FnOnce() + Send + 'static) -> Result<(Moment, Option<TimedEvent>)> {
-        let mut command = self.ordered("record", &[], Some(&Label::of(CommandKind::Marker)), true)?;
-        let event = command.dispatch(work, |_, driver, _| driver.record_timed())?;
-        let (moment, counters) = (command.moment(), &self.fifo().counters);
-        bump(&counters.events_recorded, 1);
-        counters.marked.store(moment.tick, Ordering::Relaxed);
-        command.noted();
-        Ok((moment, event))
     }
 
     /// Puts a gate into the stream, which never runs on the calling thread. That of a driver's stream is its own.
@@ -220,7 +196,7 @@ impl Stream {
         let mut command = self.ordered("hold", &[], None, false)?;
         let tick = command.tail.tick;
         fifo.add_barrier(tick, Barrier::Gate(Arc::clone(&gate)));
-        if command.place == Place::Driver {
+        if command.place == RunsOn::Driver {
             return command.drive(|driver, moment| driver.gate(moment, true)).map(Some);
         }
         fifo.push([Item::Gate { tick, gate }]);
@@ -252,7 +228,7 @@ pub(crate) struct Ordered<'a> {
     pub(crate) op: &'static str,
     pub(crate) uses: &'a [Use<'a>],
     pub(crate) tail: MutexGuard<'a, Tail>,
-    pub(crate) place: Place,
+    pub(crate) place: RunsOn,
     /// Its entry in a recording.
     pub(crate) noted: Option<Box<Launching>>,
 }
@@ -276,7 +252,7 @@ impl Ordered<'_> {
         if let Some(noted) = self.noted.take() {
             self.core.observers.recorder.launched(noted, moment);
         }
-        if self.place == Place::Worker
+        if self.place == RunsOn::Worker
             && let Some(explorer) = self.fifo.explorer()
         {
             explorer.make_room(self.core);
@@ -291,15 +267,15 @@ impl Ordered<'_> {
             fifo.add_barrier(self.tail.tick, Barrier::Ranks(self.op));
         }
         match self.place {
-            Place::Driver => self.enqueue(&work)?,
-            Place::Here if self.tried(&work) => fifo.progress.complete_unawaited(self.tail.tick),
-            Place::Here | Place::Worker if waits => {
+            RunsOn::Driver => self.enqueue(&work)?,
+            RunsOn::Here if self.tried(&work) => fifo.progress.complete_unawaited(self.tail.tick),
+            RunsOn::Here | RunsOn::Worker if waits => {
                 let work = Arc::new(work);
                 let looked = Arc::clone(&work);
                 let job = Box::new(move |core: &_| work.run(&Cpu::new(core, threads)));
                 self.queue(job, Some(Arc::new(move || looked.is_ready())));
             }
-            Place::Here | Place::Worker => {
+            RunsOn::Here | RunsOn::Worker => {
                 self.queue(Box::new(move |core: &_| work.run(&Cpu::new(core, threads))), None);
             }
         }
@@ -308,7 +284,7 @@ impl Ordered<'_> {
     }
 
     /// Has `work` run where the command's place is, or `drive` give it to the driver.
-    fn dispatch<F, R>(
+    pub(crate) fn dispatch<F, R>(
         &mut self,
         work: F,
         drive: impl FnOnce(F, &DriverStream, Moment) -> Result<R>,
@@ -317,9 +293,9 @@ impl Ordered<'_> {
         F: FnOnce() + Send + 'static,
     {
         match self.place {
-            Place::Here => self.run(work),
-            Place::Worker => self.queue(Box::new(|_| work()), None),
-            Place::Driver => return self.drive(|driver, moment| drive(work, driver, moment)).map(Some),
+            RunsOn::Here => self.run(work),
+            RunsOn::Worker => self.queue(Box::new(|_| work()), None),
+            RunsOn::Driver => return self.drive(|driver, moment| drive(work, driver, moment)).map(Some),
         }
         Ok(None)
     }
@@ -386,16 +362,12 @@ impl Ordered<'_> {
 
     /// Has the driver do its work: recorded where commands are, waited for where that is asked.
     pub(crate) fn drive<R>(&mut self, work: impl FnOnce(&DriverStream, Moment) -> Result<R>) -> Result<R> {
-        /// On drop, marks the tick as launched, so that waiters never hang.
-        struct Launched<'a>(&'a DriverStream, u64);
-        impl Drop for Launched<'_> {
-            fn drop(&mut self) {
-                self.0.set_launched(self.1);
-            }
-        }
         let (core, moment, driver) = (self.core, self.moment(), self.fifo.driver()?);
-        let launched = Launched(driver, moment.tick);
-        let blocking = core.cuda().is_some_and(|cuda| cuda.config.blocking == Some(true));
+        // Also on failure and panic, so that waiters never hang.
+        let launched = OnDrop(|| driver.set_launched(moment.tick));
+        // Behind a hold the wait would not end: the guard may be this thread's.
+        let blocking = core.cuda().is_some_and(|cuda| cuda.config.blocking == Some(true))
+            && !self.fifo.is_held(moment.tick);
         self.note_waits();
         self.tail.waits.clear();
         let drive = || -> Result<R> {

@@ -8,6 +8,12 @@
 //! its own. A stream placed with [`Placement::Caller`] runs inline, too, whenever its queue is idle and the
 //! command's needs are met.
 
+// The attribute `located` names this crate as others do.
+extern crate self as device;
+
+#[macro_use]
+mod debug;
+
 mod audit;
 mod barrier;
 mod borrow;
@@ -19,7 +25,7 @@ mod config;
 mod core;
 pub mod cuda;
 mod delay;
-mod device;
+mod devices;
 mod dtype;
 pub mod environment;
 mod error;
@@ -47,7 +53,6 @@ mod progress;
 mod quantiles;
 mod random;
 mod recorder;
-mod refused;
 mod shared;
 mod spin;
 mod stream;
@@ -66,7 +71,7 @@ pub use bytes::{as_bytes, from_bytes, from_bytes_mut};
 pub use caller::AtCaller;
 pub use config::{CpuConfig, Placement, Priority, Schedule, StreamOptions, SyncMode, SyncStats};
 pub use cuda::CudaConfig;
-pub use device::{Device, DeviceKind};
+pub use devices::{Device, DeviceKind};
 pub use dtype::{DType, Element};
 pub use error::{Error, ErrorKind, Panicked, Result};
 pub use event::Event;

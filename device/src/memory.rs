@@ -157,10 +157,7 @@ impl HostMemory {
 }
 
 fn no_memory(bytes: usize) -> Error {
-    Error::new(ErrorKind::OutOfMemory {
-        requested_bytes: bytes,
-        report: "the system has no such range".into(),
-    })
+    Error::out_of_memory(bytes, "the system has no such range")
 }
 
 // SAFETY: the system's allocator returns memory of the layout that is asked for, and every thread may use it.
@@ -244,13 +241,9 @@ unsafe impl AddressSpace for HostMemory {
         // SAFETY: the caller says that the pages are in a range of `reserve` and that nobody uses them.
         let lost = unsafe { libc::mprotect(ptr, bytes, libc::PROT_NONE) };
         if lost != 0 {
-            let code = std::io::Error::last_os_error();
-            let name = code.to_string().into();
-            return Err(Error::new(ErrorKind::Driver {
-                call: "mprotect",
-                code: code.raw_os_error().unwrap_or(0),
-                name,
-            }));
+            let error = std::io::Error::last_os_error();
+            let (code, name) = (error.raw_os_error().unwrap_or(0), error.to_string().into());
+            return Err(Error::new(ErrorKind::Driver { call: "mprotect", code, name }));
         }
         // Nobody can reach the pages any more; whether their memory went back is the system's business.
         // SAFETY: the caller says that nobody uses the pages, which are whole and inside one mapping of this process.

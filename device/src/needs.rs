@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::cuda::{DriverStream, TimedEvent};
 use crate::fifo::{Fifo, Tail, bump, find, reached};
 use crate::threads::spawn;
-use crate::{Clock, Error, ErrorKind, Moment, Result, Use};
+use crate::{Clock, Error, Moment, Result, Use};
 
 pub(crate) type Moments = SmallVec<[Moment; 4]>;
 
@@ -136,8 +136,7 @@ impl Fifo {
 
     /// The driver's stream behind this one.
     pub(crate) fn driver(&self) -> Result<&DriverStream> {
-        let reason = "the stream is not a CUDA device's";
-        self.driver_stream().ok_or_else(|| Error::new(ErrorKind::CudaUnavailable { reason: reason.into() }))
+        self.driver_stream().ok_or_else(|| Error::no_cuda("the stream is not a CUDA device's"))
     }
 
     fn learn(&self, tail: &mut Tail, tick: u64) {

@@ -6,12 +6,13 @@
 //!
 //! Without a tool, or with one that cannot be loaded or fails, nothing is told, and a range takes one atomic load.
 
+use std::array::from_fn;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::marker::PhantomData;
 use std::mem::transmute_copy;
 use std::ptr::{from_ref, null, null_mut};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{LazyLock, OnceLock};
 
 use libloading::Library;
 use smallvec::SmallVec;
@@ -34,21 +35,14 @@ const RANGE_POP: usize = 11;
 static CELLS: [[Cell; MAX_SIZE]; SIZES.len()] =
     [const { [const { Cell::new(null_mut()) }; MAX_SIZE] }; SIZES.len()];
 
-static TABLES: [Table; SIZES.len()] = tables();
-
-const fn tables() -> [Table; SIZES.len()] {
-    let mut tables = [const { [const { AtomicPtr::new(null_mut()) }; MAX_SIZE + 1] }; SIZES.len()];
-    let mut module = 0;
-    while module < SIZES.len() {
-        let mut number = 1;
-        while number < SIZES[module] {
-            tables[module][number] = AtomicPtr::new(from_ref(&CELLS[module][number]).cast_mut());
-            number += 1;
-        }
-        module += 1;
-    }
-    tables
-}
+static TABLES: LazyLock<[Table; SIZES.len()]> = LazyLock::new(|| {
+    from_fn(|module| {
+        from_fn(|number| {
+            let cell = CELLS[module].get(number).filter(|_| (1..SIZES[module]).contains(&number));
+            AtomicPtr::new(cell.map_or(null_mut(), |cell| from_ref(cell).cast_mut()))
+        })
+    })
+});
 
 /// `NvtxExportTableCallbacks`.
 #[repr(C)]
@@ -132,9 +126,10 @@ fn load() -> Option<Library> {
 /// The tool's function with this number, if it has one.
 ///
 /// # Safety
-/// `F` is the type of a pointer to that function, and there is a [`tool`].
+/// `F` is the type of a pointer to that function.
 unsafe fn function<F: Copy>(number: usize) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    tool()?;
     let function = CELLS[CORE][number].load(Ordering::Acquire);
     // SAFETY: a tool writes functions to the cells of their numbers, and stays. This one is an `F`, by the caller.
     (!function.is_null()).then(|| unsafe { transmute_copy(&function) })
@@ -148,10 +143,7 @@ fn terminated(text: &str) -> SmallVec<[u8; 64]> {
 
 /// Tells the tool, if there is one, of a moment of the calling thread.
 pub(crate) fn mark(name: &str) {
-    if tool().is_none() {
-        return;
-    }
-    // SAFETY: `nvtxMarkA` has this type, and there is a tool.
+    // SAFETY: `nvtxMarkA` has this type.
     let mark = unsafe { function::<unsafe extern "C" fn(*const c_char)>(MARK) };
     if let Some(mark) = mark {
         // SAFETY: the text ends with NUL, and is there for as long as the call.
@@ -185,7 +177,7 @@ impl Drop for Range {
 /// Whether the tool wants to know.
 #[cold]
 fn push(name: &str) -> bool {
-    // SAFETY: `nvtxRangePushA` has this type, and the caller found a tool.
+    // SAFETY: `nvtxRangePushA` has this type.
     let push = unsafe { function::<unsafe extern "C" fn(*const c_char) -> c_int>(RANGE_PUSH) };
     let Some(push) = push else { return false };
     // SAFETY: the text ends with NUL, and is there for as long as the call.
@@ -195,7 +187,7 @@ fn push(name: &str) -> bool {
 
 #[cold]
 fn pop() {
-    // SAFETY: `nvtxRangePop` has this type, and a tool was told of the range's beginning.
+    // SAFETY: `nvtxRangePop` has this type.
     let pop = unsafe { function::<unsafe extern "C" fn() -> c_int>(RANGE_POP) };
     if let Some(pop) = pop {
         // SAFETY: it has no conditions.

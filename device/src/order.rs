@@ -10,13 +10,12 @@ use crate::cuda::TimedEvent;
 use crate::fifo::{Tail, find};
 use crate::log::Log;
 use crate::needs::Moments;
-use crate::refused::of_another_step;
 use crate::{AtCaller, Error, ErrorKind, Moment, Placement, Result, SpinGuard, Stream, Use};
 
 /// Where an ordered command runs.
 #[derive(Clone, Copy, PartialEq)]
 #[repr(usize)]
-pub(crate) enum Place {
+pub(crate) enum RunsOn {
     /// The calling thread, at once.
     Here,
     /// The worker, after the tail's waits.
@@ -45,7 +44,7 @@ impl Stream {
         op: &'static str,
         uses: &[Use<'_>],
         may_run_here: bool,
-    ) -> Result<Place> {
+    ) -> Result<RunsOn> {
         // A read of what is named once more adds nothing.
         let uses = match uses {
             [a, b, ..] if address(a) == address(b) && !a.write => &uses[1..],
@@ -78,7 +77,7 @@ impl Stream {
         uses: &[Use<'_>],
         mut logs: impl AsMut<[LockedLog<'a>]>,
         may_run_here: bool,
-    ) -> Result<Place> {
+    ) -> Result<RunsOn> {
         let (fifo, core) = (self.fifo(), self.core());
         let mut needs = Moments::new();
         for (log, write) in logs.as_mut().iter() {
@@ -86,7 +85,7 @@ impl Stream {
         }
         if !needs.is_empty() {
             if needs.iter().any(|need| need.stream.is_capture()) {
-                return Err(of_another_step(op));
+                return Err(Error::of_another_step(op));
             }
             fifo.drop_met(tail, &mut needs);
         }
@@ -97,7 +96,7 @@ impl Stream {
             drop(logs);
             return Err(self.race(op, uses, need));
         }
-        let place = self.take_turn(tail, (op, uses), needs, None, may_run_here)?;
+        let place = self.take_turn(tail, op, uses, needs, None, may_run_here)?;
         for (log, write) in logs.as_mut() {
             log.record(Moment { stream: fifo.id, tick: tail.tick }, *write);
         }
@@ -111,23 +110,24 @@ impl Stream {
     pub(crate) fn take_turn(
         &self,
         tail: &mut Tail,
-        (op, uses): (&'static str, &[Use<'_>]),
+        op: &'static str,
+        uses: &[Use<'_>],
         needs: Moments,
         event: Option<&TimedEvent>,
         may_run_here: bool,
-    ) -> Result<Place> {
+    ) -> Result<RunsOn> {
         let (fifo, core) = (self.fifo(), self.core());
         let place = if fifo.driver_stream().is_some() {
-            Place::Driver
+            RunsOn::Driver
         } else if may_run_here
             && fifo.placement == Placement::Caller
             && needs.is_empty()
             && fifo.completed() == tail.tick
         {
-            Place::Here
+            RunsOn::Here
         } else {
             fifo.ensure_worker(op)?;
-            Place::Worker
+            RunsOn::Worker
         };
         fifo.take(tail);
         if !needs.is_empty() {

@@ -50,16 +50,35 @@ impl fmt::Display for Stuck {
 const MANY: usize = 64;
 
 impl Fifo {
-    /// The oldest barrier at or before `tick` that the stream has not passed.
-    fn barrier_before(&self, tick: u64) -> Option<Stuck> {
+    /// The barriers that keep the command at `tick` from running: this stream's, then those of the streams that it is known
+    /// to wait for, each oldest first.
+    fn barriers_before(&self, tick: u64) -> Vec<Stuck> {
+        // Not under the lock of the timeline, which is a leaf.
+        let awaited = self.timeline.lock().at_or_oldest(tick).moments();
+        let mut found = self.own_barriers(tick);
+        for Moment { stream, tick } in awaited {
+            found.extend(find(stream).iter().flat_map(|fifo| fifo.own_barriers(tick)));
+        }
+        found
+    }
+
+    /// The barriers of this stream at or before `tick` that it has not passed.
+    fn own_barriers(&self, tick: u64) -> Vec<Stuck> {
         let barriers = self.barriers.0.lock();
         let closed = barriers.iter().take_while(|&&(at, _)| at <= tick);
-        closed.filter(|&&(at, _)| !self.has_reached(at)).find_map(|(_, barrier)| match barrier {
-            Barrier::Gate(gate) if gate.is_open() => None,
-            Barrier::Gate(_) => Some(Stuck::Held(self.id)),
-            Barrier::Ranks(op) => Some(Stuck::Ranks { op, stream: self.id }),
-            Barrier::Lent => Some(Stuck::Lent),
-        })
+        let stuck =
+            closed.filter(|&&(at, _)| !self.has_reached(at)).filter_map(|(_, barrier)| match barrier {
+                Barrier::Gate(gate) if gate.is_open() => None,
+                Barrier::Gate(_) => Some(Stuck::Held(self.id)),
+                Barrier::Ranks(op) => Some(Stuck::Ranks { op, stream: self.id }),
+                Barrier::Lent => Some(Stuck::Lent),
+            });
+        stuck.collect()
+    }
+
+    /// Whether a [hold](Stream::hold), of this stream or of one that it waits for, keeps the command at `tick` from running.
+    pub(crate) fn is_held(&self, tick: u64) -> bool {
+        self.barriers_before(tick).iter().any(|stuck| matches!(stuck, Stuck::Held(_)))
     }
 
     /// Notes that commands from `tick` on run only after something that no stream does.
@@ -85,14 +104,7 @@ impl Stream {
         if Capture::of(self.core()).is_some() {
             return Some(Stuck::Capturing);
         }
-        let fifo = find(moment.stream)?;
-        // Not under the lock of the timeline, which is a leaf.
-        let after = fifo.timeline.lock().at_or_oldest(moment.tick).moments();
-        let other = |moment: Moment| {
-            let fifo = find(moment.stream)?;
-            fifo.barrier_before(moment.tick)
-        };
-        fifo.barrier_before(moment.tick).or_else(|| after.into_iter().find_map(other))
+        find(moment.stream)?.barriers_before(moment.tick).into_iter().next()
     }
 
     /// Blocks until `moments`, none of which is [stuck](Self::stuck), have passed: memory that their commands use is needed.

@@ -64,7 +64,7 @@ impl<T> Shared<T> {
     /// The first owner of what `value` makes, in its place: a large value is not moved there.
     #[inline]
     pub fn new_with(value: impl FnOnce() -> T) -> Shared<T> {
-        let record = Memory::<T>::take();
+        let record = Allocation::<T>::take();
         // SAFETY: the memory has the layout of a record and is nobody else's.
         unsafe { record.write(Record { owners: AtomicUsize::new(1), value: value() }) };
         Shared { record, value: PhantomData }
@@ -121,7 +121,7 @@ impl<T> Shared<T> {
         // SAFETY: the value was written by `new` and is dropped once, by its last owner; a count needs no drop.
         unsafe { std::ptr::drop_in_place(&raw mut (*self.record.as_ptr()).value) };
         // SAFETY: the memory is from `take` of the same type, and nobody refers to it any more.
-        unsafe { Memory::give(self.record) };
+        unsafe { Allocation::give(self.record) };
     }
 }
 
@@ -208,7 +208,7 @@ impl Drop for Spare {
         for (lines, memory) in self.0.iter_mut().enumerate() {
             for record in memory.drain(..) {
                 if let Ok(layout) = Layout::from_size_align(lines * LINE, LINE) {
-                    // SAFETY: it was allocated with this layout, see `Memory::LAYOUT`, and nobody refers to it.
+                    // SAFETY: it was allocated with this layout, see `Allocation::LAYOUT`, and nobody refers to it.
                     unsafe { dealloc(record.as_ptr(), layout) };
                 }
             }
@@ -217,9 +217,9 @@ impl Drop for Spare {
 }
 
 /// Where the records of one type lie.
-struct Memory<T>(PhantomData<T>);
+struct Allocation<T>(PhantomData<T>);
 
-impl<T> Memory<T> {
+impl<T> Allocation<T> {
     /// Sizes that are kept are whole lines, so that types of about one size share memory.
     const LAYOUT: Layout = {
         let exact = Layout::new::<Record<T>>();

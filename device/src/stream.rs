@@ -10,7 +10,7 @@ use crate::barrier::Gate;
 use crate::core::Core;
 use crate::cuda::GateWord;
 use crate::fifo::Fifo;
-use crate::{Device, Event, Moment, Priority, Result, StreamId, fork};
+use crate::{Device, Event, Moment, OnDrop, Priority, Result, StreamId, fork};
 
 /// A FIFO of commands on one device. A cheap handle: clones are the same stream.
 ///
@@ -71,6 +71,7 @@ thread_local! {
     static INNERMOST: Cell<*const Scope> = const { Cell::new(ptr::null()) };
 }
 
+#[derive::located]
 impl Stream {
     /// The stream that ops of this thread run on: that of the innermost scope on `device`, else the default one.
     pub fn current(device: &Device) -> Stream {
@@ -107,14 +108,9 @@ impl Stream {
     /// # Ok::<(), device::Error>(())
     /// ```
     pub fn scope<R>(&self, f: impl FnOnce() -> R) -> R {
-        struct Leave(*const Scope);
-        impl Drop for Leave {
-            fn drop(&mut self) {
-                INNERMOST.set(self.0);
-            }
-        }
-        let scope = Scope { stream: self, outer: INNERMOST.get() };
-        let _leave = Leave(scope.outer);
+        let outer = INNERMOST.get();
+        let scope = Scope { stream: self, outer };
+        let _leave = OnDrop(|| INNERMOST.set(outer));
         INNERMOST.set(&raw const scope);
         f()
     }
@@ -275,8 +271,4 @@ impl Drop for Hold {
     }
 }
 
-impl fmt::Debug for Hold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").finish_non_exhaustive()
-    }
-}
+debug_fields!(Hold {});

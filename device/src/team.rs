@@ -14,7 +14,7 @@ use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{UnsafeCell, spin_loop, thread_local};
 use crate::threads::spawn;
 use crate::within::{CurrentWithin, may_wait};
-use crate::{Error, ErrorKind, Panicked, Result, fork};
+use crate::{Error, OnDrop, Panicked, Result, fork};
 
 /// Threads that wait close by for the next job: a hand-off takes well under a microsecond while they look around,
 /// which they do for some hundred microseconds after each job, and tens of microseconds once they sleep.
@@ -25,13 +25,13 @@ pub struct Team {
 }
 
 struct Member {
-    shared: Arc<Shared>,
+    shared: Arc<Mailbox>,
     thread: Option<JoinHandle<()>>,
 }
 
 type Job<'a> = &'a (dyn Fn(usize) + Sync);
 
-struct Shared {
+struct Mailbox {
     /// [`FREE`], [`OFFERED`] or [`TAKEN`].
     state: AtomicU32,
     /// The job, valid from when it is offered until `state` is free again. The giver writes it while the member is free,
@@ -51,7 +51,7 @@ const TAKEN: u32 = 2;
 
 // SAFETY: `job` is written only while `state` is free and read only while it is taken, and the release and acquire of
 // `state` order the accesses; everything else is `Sync` by itself.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for Mailbox {}
 
 /// A thread waits for a team to be free, within runs of others that end only after it.
 struct Waiting {
@@ -75,8 +75,7 @@ impl Waiting {
             reached.extend(new);
         }
         if reached.iter().any(|team| runs.contains(team)) {
-            let within = "a job of a team that it waits for".into();
-            return Err(Error::new(ErrorKind::Deadlock { op: "Team::run", within }));
+            return Err(Error::deadlock("Team::run", "a job of a team that it waits for"));
         }
         waiting.extend(runs.iter().map(|&run| (run, team)));
         Ok(Waiting { runs, team })
@@ -109,7 +108,7 @@ impl Team {
         }
         let mut team = Team { members: Vec::with_capacity(helpers), running: Mutex::new(()) };
         for index in 1..=helpers {
-            let shared = Arc::new(Shared::new());
+            let shared = Arc::new(Mailbox::new());
             let own = Arc::clone(&shared);
             let thread = spawn(format!("{name} {index}"), move || own.serve(index))?;
             team.members.push(Member { shared, thread: Some(thread) });
@@ -119,7 +118,7 @@ impl Team {
 
     /// A team whose helpers are threads that look for work now and then, by [`assist`](Team::assist).
     pub(crate) fn of_visitors(helpers: usize) -> Team {
-        let member = || Member { shared: Arc::new(Shared::new()), thread: None };
+        let member = || Member { shared: Arc::new(Mailbox::new()), thread: None };
         Team { members: (0..helpers).map(|_| member()).collect(), running: Mutex::new(()) }
     }
 
@@ -158,10 +157,7 @@ impl Team {
     pub fn run_some(&self, helpers: usize, job: &(dyn Fn(usize) + Sync)) -> Result<Vec<(usize, Panicked)>> {
         fork::check("Team::run")?;
         if RUNS.with(|runs| runs.borrow().contains(&self.id())) {
-            return Err(Error::new(ErrorKind::Deadlock {
-                op: "Team::run",
-                within: "a job of the same team".into(),
-            }));
+            return Err(Error::deadlock("Team::run", "a job of the same team"));
         }
         let _running = match self.running.try_lock() {
             Some(running) => running,
@@ -176,17 +172,17 @@ impl Team {
         let (capture, range) = (capture::current(), CurrentRange::get());
         let job =
             |i| as_part_of(&runs, within, || capture::within(capture.clone(), || range.within(|| job(i))));
-        Ok(call(&self.members[..helpers.min(self.members.len())], &job, Shared::wait))
+        Ok(call(&self.members[..helpers.min(self.members.len())], &job, Mailbox::wait))
     }
 
     /// Calls `job(0)` on the calling thread and, meanwhile, `job(i)` on those of the first `helpers` helpers that come
     /// before the caller has done its own: for work that whoever comes takes parts of. Nobody waits for a helper that
     /// sleeps, and where the team is at work for another caller, this one works alone. Returns as [`run`](Team::run).
     pub fn share(&self, helpers: usize, job: &(dyn Fn(usize) + Sync)) -> Vec<(usize, Panicked)> {
-        let Some(_running) = self.running.try_lock() else { return call(&[], job, Shared::take_back) };
+        let Some(_running) = self.running.try_lock() else { return call(&[], job, Mailbox::take_back) };
         let helpers = helpers.min(self.members.len());
         let (runs, within) = (self.runs(), CurrentWithin::get());
-        call(&self.members[..helpers], &|i| as_part_of(&runs, within, || job(i)), Shared::take_back)
+        call(&self.members[..helpers], &|i| as_part_of(&runs, within, || job(i)), Mailbox::take_back)
     }
 
     fn id(&self) -> usize {
@@ -212,20 +208,15 @@ type Runs = SmallVec<[usize; 2]>;
 /// Calls `f` as part of `runs`, within what their caller is within: a command that waits for its helpers holds its locks
 /// until they return, so they must not wait for these.
 fn as_part_of<R>(runs: &Runs, within: CurrentWithin, f: impl FnOnce() -> R) -> R {
-    /// The former runs, to be restored also on panic.
-    struct Outer(Runs);
-    impl Drop for Outer {
-        fn drop(&mut self) {
-            RUNS.with(|runs| std::mem::swap(&mut **runs.borrow_mut(), &mut self.0));
-        }
-    }
-    let outer = RUNS.with(|own| own.replace(ManuallyDrop::new(runs.clone())));
-    let (_outer, _within) = (Outer(ManuallyDrop::into_inner(outer)), within.enter());
+    let swap = |new| RUNS.with(|own| ManuallyDrop::into_inner(own.replace(ManuallyDrop::new(new))));
+    let mut outer = swap(runs.clone());
+    let _restore = OnDrop(|| drop(swap(std::mem::take(&mut outer))));
+    let _within = within.enter();
     f()
 }
 
 /// Gives the members the job, does it here, too, and lets `finish` see each member through.
-fn call(members: &[Member], job: Job<'_>, finish: impl Fn(&Shared)) -> Vec<(usize, Panicked)> {
+fn call(members: &[Member], job: Job<'_>, finish: impl Fn(&Mailbox)) -> Vec<(usize, Panicked)> {
     // SAFETY: only the lifetime changes. `finish` returns once its member is free, so nobody has the job when this call
     // returns, which no panic can forestall: the caller's own part is caught.
     let given: Job<'static> = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
@@ -265,9 +256,9 @@ fn look(round: usize) {
     if round < BUSY_LOOKS { spin_loop() } else { thread::yield_now() }
 }
 
-impl Shared {
-    fn new() -> Shared {
-        Shared {
+impl Mailbox {
+    fn new() -> Mailbox {
+        Mailbox {
             state: AtomicU32::new(FREE),
             job: UnsafeCell::new(None),
             asleep: AtomicBool::new(false),
@@ -427,6 +418,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
+    use crate::ErrorKind;
 
     #[test]
     fn every_member_runs_once_a_run() -> Result<()> {

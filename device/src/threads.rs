@@ -1,6 +1,5 @@
 //! The threads that the library starts, all of them here.
 
-use std::fmt;
 use std::hint::black_box;
 use std::io;
 use std::sync::Arc;
@@ -8,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 use crate::sync::thread::{Builder, JoinHandle, current};
-use crate::{Error, ErrorKind, Panicked, Result, fork};
+use crate::{Error, ErrorKind, OnDrop, Panicked, Result, fork};
 
 // A thread that the system gives and then cannot set up ends the process, so the library stays well below what systems give.
 
@@ -20,22 +19,12 @@ const ROOM: usize = 128 << 20;
 
 static ALIVE: AtomicUsize = AtomicUsize::new(0);
 
-/// One of the threads that are alive.
-struct Alive;
-
-impl Alive {
-    fn new() -> io::Result<Alive> {
-        let one_more = |alive| if alive < MOST { Some(alive + 1) } else { None };
-        match ALIVE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more) {
-            Ok(_) => Ok(Alive),
-            Err(alive) => Err(io::Error::other(format!("the process has {alive} threads of streamgrad"))),
-        }
-    }
-}
-
-impl Drop for Alive {
-    fn drop(&mut self) {
-        ALIVE.fetch_sub(1, Ordering::Relaxed);
+/// Counts a thread, until the result drops.
+fn count_thread() -> io::Result<OnDrop<impl FnMut()>> {
+    let one_more = |alive| if alive < MOST { Some(alive + 1) } else { None };
+    match ALIVE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more) {
+        Ok(_) => Ok(OnDrop(|| _ = ALIVE.fetch_sub(1, Ordering::Relaxed))),
+        Err(alive) => Err(io::Error::other(format!("the process has {alive} threads of streamgrad"))),
     }
 }
 
@@ -57,7 +46,7 @@ pub(crate) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Resul
     fork::check("thread")?;
     let path = format!("thread {name}");
     let (started, start) = channel();
-    let spawned = Alive::new().and_then(|alive| {
+    let spawned = count_thread().and_then(|alive| {
         check_room()?;
         Builder::new().name(name).spawn(move || {
             let _alive = alive;
@@ -106,8 +95,4 @@ impl Drop for Thread {
     }
 }
 
-impl fmt::Debug for Thread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Thread").finish()
-    }
-}
+debug_fields!(Thread {});

@@ -134,8 +134,7 @@ impl Timeline {
 
     /// A clock that has all that the command at `tick` comes after, and more if that is forgotten.
     pub(crate) fn at_or_oldest(&self, tick: u64) -> &Clock {
-        let known = self.epochs.iter().rev().find(|epoch| epoch.0 <= tick);
-        &known.unwrap_or(&self.epochs[0]).1
+        self.at(tick).unwrap_or(&self.epochs[0].1)
     }
 
     /// What every command from now on comes after.

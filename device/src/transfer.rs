@@ -3,11 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::bytes::SendPtr;
 use crate::cuda::Queue;
 use crate::graph::capture::Capture;
-use crate::order::Place;
+use crate::order::RunsOn;
 use crate::recorder::{CommandKind, Label};
-use crate::{Binder, Buffer, Cpu, Error, ErrorKind, Result, Stream, Use, Work};
+use crate::{Binder, Buffer, Cpu, Error, Result, Stream, Use, Work};
 
 impl Stream {
     /// Copies `bytes` into `buffer` from its byte `offset` on. If the stream cannot run the copy at once, the bytes
@@ -15,19 +16,15 @@ impl Stream {
     ///
     /// # Errors
     /// As for [`launch`](Self::launch); `InvalidArgument` if the range is not inside the buffer.
-    #[track_caller]
+    #[derive::located]
     pub fn upload(&self, op: &'static str, buffer: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
-        if offset.checked_add(bytes.len()).is_none_or(|end| end > buffer.len_bytes()) {
-            return Err(Error::new(ErrorKind::InvalidArgument {
-                op,
-                argument: "range",
-                expected: "inside the buffer",
-                value: format!("{offset}+{} of {}", bytes.len(), buffer.len_bytes()).into(),
-            }));
+        if !buffer.has_range(offset, bytes.len()) {
+            let value = format_args!("{offset}+{} of {}", bytes.len(), buffer.len_bytes());
+            return Err(Error::invalid(op, "range", "inside the buffer", value));
         }
-        let to = Address(buffer.ptr().wrapping_add(offset));
+        let to = SendPtr(buffer.ptr().wrapping_add(offset));
         if Capture::of(self.core()).is_some() {
-            return self.launch(op, &[Use::write(buffer)], Constant::new(to.0, bytes));
+            return self.launch(op, &[Use::write(buffer)], Constant { to, bytes: bytes.into() });
         }
         // SAFETY: the range is inside the buffer, the launch below orders the write, and the source is a slice, which
         // cannot overlap memory that only commands use.
@@ -37,12 +34,12 @@ impl Stream {
         self.owns(op, &uses)?;
         let mut command = self.ordered(op, &uses, Some(&Label::of(kind)), true)?;
         match command.place {
-            Place::Here => command.run(|| copy(bytes)),
-            Place::Worker => {
+            RunsOn::Here => command.run(|| copy(bytes)),
+            RunsOn::Worker => {
                 let kept: Box<[u8]> = bytes.into();
                 command.queue(Box::new(move |_| copy(&kept)), None);
             }
-            Place::Driver => {
+            RunsOn::Driver => {
                 // SAFETY: the range is inside the buffer, and the command writes it.
                 command.drive(|driver, moment| unsafe { driver.upload(to.0, bytes, moment) })?;
             }
@@ -60,7 +57,7 @@ impl Stream {
     /// As for [`launch`](Self::launch); `CudaUnavailable` if the other buffer is neither, `DeviceMismatch` if
     /// `to` is another CUDA device's, `InvalidArgument` for a range that is not inside its buffer or if `from` is
     /// `to`.
-    #[track_caller]
+    #[derive::located]
     pub fn copy_across(
         &self,
         op: &'static str,
@@ -76,8 +73,8 @@ impl Stream {
         let other = if is_ours(to) { from } else { to };
         let theirs = other.device().core();
         let Some(context) = theirs.context() else {
-            let reason = format!("{op} copies between {} and {}", self.device(), other.device()).into();
-            return Err(Error::new(ErrorKind::CudaUnavailable { reason }));
+            let reason = format!("{op} copies between {} and {}", self.device(), other.device());
+            return Err(Error::no_cuda(reason));
         };
         if !is_ours(to) {
             // It would be written by another CUDA device than its own.
@@ -85,24 +82,13 @@ impl Stream {
             self.owns(op, &[Use::read(from)])?;
         }
         let bytes = range.len();
-        let fits = |start: usize, buffer: &Buffer| {
-            start.checked_add(bytes).is_some_and(|end| end <= buffer.len_bytes())
-        };
-        if !fits(at, to) || !fits(range.start, from) {
-            return Err(Error::new(ErrorKind::InvalidArgument {
-                op,
-                argument: "range",
-                expected: "inside the buffers",
-                value: format!("{range:?} of {} to {at} of {}", from.len_bytes(), to.len_bytes()).into(),
-            }));
+        if !to.has_range(at, bytes) || !from.has_range(range.start, bytes) {
+            let value = format_args!("{range:?} of {} to {at} of {}", from.len_bytes(), to.len_bytes());
+            return Err(Error::invalid(op, "range", "inside the buffers", value));
         }
         if std::ptr::eq(to, from) {
-            return Err(Error::new(ErrorKind::InvalidArgument {
-                op,
-                argument: "from",
-                expected: "another buffer than the target",
-                value: format!("{:p} twice", to.ptr()).into(),
-            }));
+            let value = format_args!("{:p} twice", to.ptr());
+            return Err(Error::invalid(op, "from", "another buffer than the target", value));
         }
         let uses = [Use::write(to), Use::read(from)];
         let kind = match theirs.cuda() {
@@ -131,25 +117,10 @@ impl Stream {
     }
 }
 
-/// A place in a buffer that a command will write.
-#[derive(Clone, Copy)]
-struct Address(*mut u8);
-
-// SAFETY: an address is a number; its functions that follow it are unsafe, so their callers answer for that on any thread.
-unsafe impl Send for Address {}
-// SAFETY: likewise, and nothing changes it through a shared reference.
-unsafe impl Sync for Address {}
-
 /// An upload in a captured step: the bytes stay what they were.
 struct Constant {
-    to: Address,
+    to: SendPtr,
     bytes: Box<[u8]>,
-}
-
-impl Constant {
-    fn new(to: *mut u8, bytes: &[u8]) -> Constant {
-        Constant { to: Address(to), bytes: bytes.into() }
-    }
 }
 
 impl Work for Constant {
@@ -164,15 +135,6 @@ impl Work for Constant {
     }
 
     fn bind(&mut self, binder: &mut dyn Binder) {
-        self.to = Address(binder.address(self.to.0));
-    }
-}
-
-impl Address {
-    /// # Safety
-    /// `bytes.len()` bytes from here on may be written, and `bytes` is not among them.
-    unsafe fn copy_from(self, bytes: &[u8]) {
-        // SAFETY: as the caller says.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0, bytes.len()) }
+        self.to = SendPtr(binder.address(self.to.0));
     }
 }

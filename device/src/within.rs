@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use crate::{Error, ErrorKind, Result, StreamId, fork};
+use crate::{Error, Result, StreamId, fork};
 
 /// What a thread is within, by the locks that it holds meanwhile.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -83,8 +83,5 @@ pub(crate) fn may_launch(op: &'static str) -> Result<()> {
 
 #[cold]
 fn deadlock(op: &'static str, within: u64) -> Error {
-    Error::new(ErrorKind::Deadlock {
-        op,
-        within: format!("a command or host read of stream #{}", within >> 1).into(),
-    })
+    Error::deadlock(op, format!("a command or host read of stream #{}", within >> 1))
 }

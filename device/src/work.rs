@@ -143,8 +143,4 @@ impl<'a> Cpu<'a> {
     }
 }
 
-impl std::fmt::Debug for Cpu<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cpu").field("threads", &self.threads).finish_non_exhaustive()
-    }
-}
+debug_fields!(Cpu<'_> { threads });

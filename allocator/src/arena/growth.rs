@@ -3,24 +3,16 @@
 
 use device::StreamId;
 
-use super::{Arena, SMALLEST_ARENA, Segment, Taken};
+use super::{Arena, SMALLEST_ARENA, Segment};
 use crate::block::{Address, Block, NONE, State, Tags, UNIT};
 use crate::history::Action;
 use crate::order::Frontier;
 
-/// Pages that are about to get memory.
+/// Pages that are about to get memory, or to lose it.
 #[derive(Debug)]
-pub(crate) struct Growth {
-    /// The block that they are the end of.
+pub(crate) struct Pages {
+    /// The block that they are the end of, or all of if they lose their memory.
     pub(super) index: u32,
-    pub(crate) address: Address,
-    pub(crate) units: u32,
-}
-
-/// Pages that are about to lose their memory: one block.
-#[derive(Debug)]
-pub(crate) struct Shrinkage {
-    index: u32,
     pub(crate) address: Address,
     pub(crate) units: u32,
 }
@@ -65,7 +57,7 @@ impl Arena {
         units: u32,
         page: u32,
         step: usize,
-    ) -> Option<Growth> {
+    ) -> Option<Pages> {
         self.tidy();
         let home = self.home;
         // A stream that shares the arena does not come after the uses of what is ready for the home stream.
@@ -103,34 +95,18 @@ impl Arena {
         } else {
             hole
         };
-        Some(Growth { index, address, units })
+        Some(Pages { index, address, units })
     }
 
     /// How far from the start of its range an address lies, in bytes: where ranges are differs from run to run.
     fn offset(&self, address: Address) -> usize {
         let at = address.0.as_ptr().addr();
         let from_start = |segment: &Segment| at.checked_sub(segment.base.0.as_ptr().addr());
-        self.segments.iter().flatten().filter_map(from_start).min().unwrap_or(at)
-    }
-
-    /// The pages have memory: takes `units` units of the block that they are the end of, or what there is.
-    pub(super) fn finish_growth(&mut self, growth: &Growth, units: u32) -> Taken {
-        self.borrowed = 0;
-        let index = growth.index;
-        if units < self.blocks[index].units {
-            let rest = self.split(index, units);
-            self.settle(rest);
-        }
-        self.note(Action::Obtain, growth.address, growth.units);
-        let block = &mut self.blocks[index];
-        block.state = State::Live;
-        let address = block.address;
-        self.count_taken(address, units);
-        Taken { ptr: address.0, index }
+        self.segments.iter().filter_map(from_start).min().unwrap_or(at)
     }
 
     /// The pages got no memory.
-    pub(crate) fn abort_growth(&mut self, growth: &Growth) {
+    pub(crate) fn abort_growth(&mut self, growth: &Pages) {
         self.counts.reserved_units -= u64::from(growth.units);
         let whole = self.blocks[growth.index].units;
         if growth.units == whole {
@@ -153,14 +129,14 @@ impl Arena {
 
     /// Takes all whole pages out of free blocks of which `frontier` passes every use, until they are `bytes` bytes: the
     /// smallest blocks first, which fit the fewest requests.
-    pub(crate) fn begin_shrink(&mut self, frontier: &Frontier, bytes: usize) -> Vec<Shrinkage> {
+    pub(crate) fn begin_shrink(&mut self, frontier: &Frontier, bytes: usize) -> Vec<Pages> {
         // Afterwards blocks that have passed are ready and merged, and stay apart when one is cut.
         self.promote(frontier, None);
         let passed = |block: &Block| {
             block.state == State::Ready && block.tags.moments(self.home).all(|tag| frontier.passes(tag))
         };
         let mut candidates = Vec::new();
-        for segment in self.segments.iter().flatten() {
+        for segment in self.segments.iter() {
             let Some(page) = segment.page else { continue };
             let page = page.get() as usize * UNIT;
             for index in self.indices_of(segment).filter(|&index| passed(&self.blocks[index])) {
@@ -174,20 +150,17 @@ impl Arena {
             }
         }
         candidates.sort_by_key(|&(pages, ..)| pages);
-        let mut chosen = Vec::new();
         let mut left = bytes;
-        for (pages, index, skip) in candidates {
-            if left == 0 {
-                break;
-            }
+        candidates.retain(|&(pages, ..)| {
+            let is_chosen = left > 0;
             left = left.saturating_sub(pages as usize * UNIT);
-            chosen.push((index, skip, pages));
-        }
-        chosen.into_iter().map(|(index, skip, units)| self.carve(index, skip, units)).collect()
+            is_chosen
+        });
+        candidates.into_iter().map(|(units, index, skip)| self.carve(index, skip, units)).collect()
     }
 
     /// Cuts `units` units from `skip` on out of a free block, whose uses have passed.
-    fn carve(&mut self, index: u32, skip: u32, units: u32) -> Shrinkage {
+    fn carve(&mut self, index: u32, skip: u32, units: u32) -> Pages {
         self.withdraw(index);
         self.blocks[index].state = State::Moving;
         let pages = if skip > 0 { self.split(index, skip) } else { index };
@@ -198,18 +171,18 @@ impl Arena {
         if skip > 0 {
             self.settle(index);
         }
-        Shrinkage { index: pages, address: self.blocks[pages].address, units }
+        Pages { index: pages, address: self.blocks[pages].address, units }
     }
 
     /// The pages have lost their memory.
-    pub(crate) fn finish_shrink(&mut self, pages: &Shrinkage) {
+    pub(crate) fn finish_shrink(&mut self, pages: &Pages) {
         self.counts.reserved_units -= u64::from(pages.units);
         self.note(Action::Release, pages.address, pages.units);
         self.make_hole(pages.index);
     }
 
     /// The pages have kept their memory.
-    pub(crate) fn abort_shrink(&mut self, pages: &Shrinkage) {
+    pub(crate) fn abort_shrink(&mut self, pages: &Pages) {
         self.settle(pages.index);
     }
 

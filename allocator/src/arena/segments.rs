@@ -2,25 +2,32 @@
 
 use device::{Moment, StreamId};
 
-use super::{Arena, MergedBlock, Obtained, Segment, Taken};
+use super::{Arena, Obtained, Segment, Taken};
 use crate::block::{Block, NONE, State, Tags, UNIT};
 use crate::classes::class_of;
 use crate::history::Action;
 use crate::order::Frontier;
 
 impl Arena {
-    /// Adds a range of memory from the driver as one free block and takes `units` units of it.
-    fn add_segment(&mut self, segment: Segment, units: u32) -> Taken {
-        self.counts.reserved_units += u64::from(segment.units);
-        self.note(Action::Obtain, segment.base, segment.units);
-        let first = self.add_block(segment, State::Ready);
-        self.list(first, State::Ready);
-        self.borrowed = 0;
-        self.take(first, units)
-    }
-
     /// Makes memory from the driver a free block that is ready, merged with its neighbours.
     pub(crate) fn keep_obtained(&mut self, obtained: Obtained<'_>) {
+        let index = self.add_obtained(obtained);
+        self.settle(index);
+    }
+
+    /// Takes a block of `units` units of memory from the driver, or what there is.
+    pub(crate) fn take_obtained(&mut self, obtained: Obtained<'_>, units: u32) -> Taken {
+        let is_segment = matches!(obtained, Obtained::Segment(_));
+        let index = self.add_obtained(obtained);
+        if !is_segment {
+            return self.take_start(index, units);
+        }
+        self.settle(index);
+        self.take(index, units)
+    }
+
+    /// The block of memory from the driver, in no list.
+    fn add_obtained(&mut self, obtained: Obtained<'_>) -> u32 {
         self.borrowed = 0;
         let (index, address, units) = match obtained {
             Obtained::Segment(segment) => {
@@ -31,36 +38,24 @@ impl Arena {
             Obtained::Pages(growth) => (growth.index, growth.address, growth.units),
         };
         self.note(Action::Obtain, address, units);
-        self.settle(index);
+        index
     }
 
-    /// Takes a block of `units` units of memory from the driver.
-    pub(crate) fn take_obtained(&mut self, obtained: Obtained<'_>, units: u32) -> Taken {
-        match obtained {
-            Obtained::Segment(segment) => self.add_segment(segment, units),
-            Obtained::Pages(growth) => self.finish_growth(growth, units),
+    /// Takes the first `units` units of a block that is in no list; the rest is free.
+    fn take_start(&mut self, index: u32, units: u32) -> Taken {
+        // Else the rest would merge with it again.
+        self.blocks[index].state = State::Moving;
+        if units < self.blocks[index].units {
+            let rest = self.split(index, units);
+            self.settle(rest);
         }
+        self.hand_out(index)
     }
 
     /// Adds a range as one block that is in no list.
-    pub(crate) fn add_block(&mut self, mut segment: Segment, state: State) -> u32 {
-        let place = self.segments.iter().position(Option::is_none).unwrap_or(self.segments.len());
-        let first = self.blocks.add(Block {
-            tags: Tags::default(),
-            address: segment.base,
-            units: segment.units,
-            prev: NONE,
-            next: NONE,
-            before: NONE,
-            after: NONE,
-            state,
-        });
-        segment.first = first;
-        if place == self.segments.len() {
-            self.segments.push(Some(segment));
-        } else {
-            self.segments[place] = Some(segment);
-        }
+    pub(crate) fn add_block(&mut self, segment: Segment, state: State) -> u32 {
+        let first = self.blocks.add(Block::new(segment.base, segment.units, state));
+        self.segments.push(Segment { first, ..segment });
         first
     }
 
@@ -71,17 +66,12 @@ impl Arena {
 
     /// The blocks of a segment from start to end, as they are once the loose ones are merged. Looking changes
     /// nothing.
-    pub(crate) fn merged_blocks_of(&self, segment: &Segment) -> impl Iterator<Item = MergedBlock> {
+    pub(crate) fn merged_blocks_of(&self, segment: &Segment) -> impl Iterator<Item = Block> {
         let mut blocks = self.blocks_of(segment).peekable();
         let ready = |block: &Block| matches!(block.state, State::Ready | State::Loose);
         std::iter::from_fn(move || {
             let first = blocks.next()?;
-            let mut merged = MergedBlock {
-                address: first.address,
-                units: first.units,
-                state: first.state,
-                tags: first.tags.clone(),
-            };
+            let mut merged = first.clone();
             while ready(first)
                 && let Some(next) = blocks.next_if(|next| ready(next))
             {
@@ -98,23 +88,18 @@ impl Arena {
         std::iter::successors(Some(segment.first), following)
     }
 
-    fn is_free(&self, segment: &Segment) -> bool {
-        self.blocks_of(segment).all(|block| block.state.is_free() || block.state == State::Hole)
-    }
-
     /// Takes out the first segment with memory and without a live block of which `frontier` passes every use. Tells
     /// the bytes of memory that it has.
     pub(crate) fn remove_free_segment(&mut self, frontier: &Frontier) -> Option<(Segment, usize)> {
-        let passed = |segment: &Segment| {
-            let mut moments = self.blocks_of(segment).flat_map(|block| block.tags.moments(self.home));
-            moments.all(|tag| frontier.passes(tag))
+        let is_unused = |block: &Block| {
+            let is_free = block.state.is_free() || block.state == State::Hole;
+            is_free && block.tags.moments(self.home).all(|tag| frontier.passes(tag))
         };
-        let free = |segment: &Segment| {
-            let memory = self.blocks_of(segment).any(|block| block.state != State::Hole);
-            memory && self.is_free(segment) && passed(segment)
+        let goes = |segment: &Segment| {
+            let has_memory = self.blocks_of(segment).any(|block| block.state != State::Hole);
+            has_memory && self.blocks_of(segment).all(is_unused)
         };
-        let place = self.segments.iter().position(|segment| segment.as_ref().is_some_and(free))?;
-        let segment = self.segments[place].take()?;
+        let segment = self.segments.remove(self.segments.iter().position(goes)?);
         let indices: Vec<u32> = self.indices_of(&segment).collect();
         let mut with_memory = 0;
         for index in indices {
@@ -146,7 +131,7 @@ impl Arena {
     /// its blocks.
     pub(crate) fn smallest_run(&self, units: u32) -> Option<(u32, Vec<u32>)> {
         let mut best: Option<(u32, Vec<u32>)> = None;
-        for segment in self.segments.iter().flatten() {
+        for segment in self.segments.iter() {
             let (mut run, mut size, mut start) = (Vec::new(), 0, 0);
             for index in self.indices_of(segment) {
                 let block = &self.blocks[index];
@@ -176,18 +161,8 @@ impl Arena {
         let first = *run.first()?;
         run.iter().for_each(|&index| self.withdraw(index));
         run.iter().skip(1).for_each(|_| self.absorb_next(home, first));
-        let block = &mut self.blocks[first];
-        let moments = block.tags.moments(home).collect();
-        let state = if block.tags.foreign.is_empty() { State::Ready } else { State::Pending };
-        block.state = state;
-        if state == State::Pending {
-            self.counts.pending_units += u64::from(block.units);
-            self.note_waiting(first);
-        }
-        self.list(first, state);
-        let taken = self.take(first, units);
-        self.merge_all();
-        Some((taken, moments))
+        let moments = self.blocks[first].tags.moments(home).collect();
+        Some((self.take_start(first, units), moments))
     }
 
     /// Makes the arena another stream's home. The old one is gone: every command of it has run.
@@ -197,31 +172,6 @@ impl Arena {
         }
         self.home = home;
         self.borrowed = 0;
-    }
-
-    /// Merges the neighbours that may merge, wherever they are.
-    fn merge_all(&mut self) {
-        for place in 0..self.segments.len() {
-            let Some(mut index) = self.segments[place].as_ref().map(|segment| segment.first) else {
-                continue;
-            };
-            loop {
-                let next = self.blocks[index].next;
-                if next == NONE {
-                    break;
-                }
-                if self.blocks[index].state == State::Hole || !self.may_merge(index, next) {
-                    index = next;
-                    continue;
-                }
-                let state = self.blocks[index].state;
-                let listed = self.blocks[index].units;
-                let class = class_of(self.blocks[next].units);
-                self.unlist(next, state, class);
-                self.absorb_next(self.home, index);
-                self.rebin(index, state, listed);
-            }
-        }
     }
 
     /// The blocks in the lists of ready, or of pending, ones.

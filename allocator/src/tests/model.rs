@@ -495,7 +495,7 @@ fn check_arena(arena: &Arena) {
     let mut seen = 0;
     let mut free = Vec::new();
     let mut holes = Vec::new();
-    for segment in arena.segments.iter().flatten() {
+    for segment in arena.segments.iter() {
         let (mut index, mut previous, mut address) = (segment.first, NONE, segment.base.0.as_ptr().addr());
         while index != NONE {
             let block = &arena.blocks[index];

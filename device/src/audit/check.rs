@@ -1,7 +1,8 @@
 //! What comes after what, worked out from the entries alone.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::range_uses::RangeUses;
 use super::{AuditedCommand, Entry, Hazard};
 use crate::{Moment, StreamId};
 
@@ -10,8 +11,8 @@ pub(super) fn hazards<'a>(
     entries: impl Iterator<Item = &'a Entry> + Clone,
     without: Option<usize>,
 ) -> Vec<Hazard> {
-    let mut order = Order::new(entries.clone(), without);
-    let mut memory = Memory::default();
+    let mut order = HappensBefore::new(entries.clone(), without);
+    let mut last = RangeUses::default();
     let mut found = Vec::new();
     let mut commands: Vec<&AuditedCommand> = Vec::new();
     for entry in entries {
@@ -26,10 +27,10 @@ pub(super) fn hazards<'a>(
                 let number = commands.len();
                 commands.push(command);
                 for access in &command.accesses {
-                    memory.touch((access.start, access.end), number, access.write, |earlier, range| {
+                    last.record(access.start..access.end, number, access.write, |earlier, range| {
                         if !order.keeps(commands[earlier].moment, command.moment) {
                             let (first, second) = (commands[earlier].clone(), command.clone());
-                            found.push(Hazard { first, second, range });
+                            found.push(Hazard { first, second, range: (range.start, range.end) });
                         }
                     });
                 }
@@ -40,58 +41,40 @@ pub(super) fn hazards<'a>(
 }
 
 /// For each command the newest tick of every stream that it comes after.
-struct Order {
-    /// Streams by their place in a row of ticks.
-    places: HashMap<StreamId, usize>,
-    awaited: HashMap<Moment, Vec<Moment>>,
+#[derive(Default)]
+struct HappensBefore {
+    awaited: FxHashMap<Moment, Vec<Moment>>,
     /// Each stream's rows by tick, ascending.
-    rows: Vec<Vec<(u64, Vec<u64>)>>,
+    rows: FxHashMap<StreamId, Vec<(u64, Row)>>,
     /// What everything comes after that is launched from now on.
-    passed: Vec<u64>,
+    passed: Row,
     /// Reads of the host that are over, each by itself: they end in any order.
-    ended: HashSet<Moment>,
+    ended: FxHashSet<Moment>,
 }
 
-impl Order {
-    fn new<'a>(entries: impl Iterator<Item = &'a Entry>, without: Option<usize>) -> Order {
-        let mut places = HashMap::new();
-        let mut awaited: HashMap<Moment, Vec<Moment>> = HashMap::new();
-        let mut waits = 0;
-        for entry in entries {
-            match entry {
-                Entry::Command(command) => {
-                    let next = places.len();
-                    places.entry(command.moment.stream).or_insert(next);
-                }
-                Entry::Wait(wait) => {
-                    if without != Some(waits) {
-                        awaited.entry(wait.waiter).or_default().push(wait.awaited);
-                    }
-                    waits += 1;
-                }
-                Entry::Passed(_) | Entry::Ended(_) => {}
-            }
+/// The newest tick of each stream.
+type Row = FxHashMap<StreamId, u64>;
+
+impl HappensBefore {
+    fn new<'a>(entries: impl Iterator<Item = &'a Entry>, without: Option<usize>) -> HappensBefore {
+        let mut order = HappensBefore::default();
+        let waits = entries.filter_map(|entry| if let Entry::Wait(wait) = entry { Some(wait) } else { None });
+        for (_, wait) in waits.enumerate().filter(|(number, _)| Some(*number) != without) {
+            order.awaited.entry(wait.waiter).or_default().push(wait.awaited);
         }
-        let count = places.len();
-        Order {
-            places,
-            awaited,
-            rows: vec![Vec::new(); count],
-            passed: vec![0; count],
-            ended: HashSet::new(),
-        }
+        order
     }
 
     /// The newest row of the stream up to `moment`: what that command comes after, itself included.
-    fn row(&self, moment: Moment) -> Option<&[u64]> {
-        let rows = &self.rows[*self.places.get(&moment.stream)?];
+    fn row(&self, moment: Moment) -> Option<&Row> {
+        let rows = self.rows.get(&moment.stream)?;
         let after = rows.partition_point(|(tick, _)| *tick <= moment.tick);
-        rows.get(after.checked_sub(1)?).map(|(_, row)| &row[..])
+        rows.get(after.checked_sub(1)?).map(|(_, row)| row)
     }
 
     /// From now on everything comes after `moment`.
     fn pass(&mut self, moment: Moment) {
-        if let Some(row) = self.row(moment).map(<[u64]>::to_vec) {
+        if let Some(row) = self.row(moment).cloned() {
             join(&mut self.passed, &row);
         }
     }
@@ -107,79 +90,22 @@ impl Order {
                 join(&mut row, after);
             }
         }
-        if let Some(&place) = self.places.get(&moment.stream) {
-            row[place] = moment.tick;
-            self.rows[place].push((moment.tick, row));
-        }
+        row.insert(moment.stream, moment.tick);
+        self.rows.entry(moment.stream).or_default().push((moment.tick, row));
     }
 
     /// Whether the command at `later` comes after the one at `earlier`.
     fn keeps(&self, earlier: Moment, later: Moment) -> bool {
-        let place = self.places.get(&earlier.stream);
-        earlier == later
-            || self.ended.contains(&earlier)
-            || place.zip(self.row(later)).is_some_and(|(&place, row)| row[place] >= earlier.tick)
+        let after = |row: &Row| row.get(&earlier.stream).is_some_and(|&tick| tick >= earlier.tick);
+        earlier == later || self.ended.contains(&earlier) || self.row(later).is_some_and(after)
     }
 }
 
 /// The pointwise maximum.
-fn join(row: &mut [u64], other: &[u64]) {
-    row.iter_mut().zip(other).for_each(|(tick, &other)| *tick = (*tick).max(other));
-}
-
-/// Who used each range last: the newest write, and the reads since. Ranges are cut where accesses begin and end.
-#[derive(Default)]
-struct Memory {
-    ranges: BTreeMap<usize, Range>,
-}
-
-#[derive(Clone, Default)]
-struct Range {
-    end: usize,
-    write: Option<usize>,
-    reads: Vec<usize>,
-}
-
-impl Memory {
-    /// Notes an access of a command, and calls `meet` for each earlier one that it has to come after.
-    fn touch(
-        &mut self,
-        (start, end): (usize, usize),
-        command: usize,
-        write: bool,
-        mut meet: impl FnMut(usize, (usize, usize)),
-    ) {
-        self.cut(start);
-        self.cut(end);
-        let mut at = start;
-        while at < end {
-            let next = self.ranges.range(at..end).next().map_or(end, |(&next, _)| next);
-            if next > at {
-                // Nobody used it yet.
-                self.ranges.insert(at, Range { end: next, ..Range::default() });
-            }
-            let Some(range) = self.ranges.get_mut(&at) else { return };
-            range.write.iter().for_each(|&earlier| meet(earlier, (at, range.end)));
-            if write {
-                range.reads.iter().for_each(|&earlier| meet(earlier, (at, range.end)));
-                range.reads.clear();
-                range.write = Some(command);
-            } else {
-                range.reads.push(command);
-            }
-            at = range.end;
-        }
-    }
-
-    /// Cuts the range that `at` lies within.
-    fn cut(&mut self, at: usize) {
-        if let Some((_, range)) = self.ranges.range_mut(..at).next_back()
-            && range.end > at
-        {
-            let rest = range.clone();
-            range.end = at;
-            self.ranges.insert(at, rest);
-        }
+fn join(row: &mut Row, other: &Row) {
+    for (&stream, &tick) in other {
+        let known = row.entry(stream).or_insert(0);
+        *known = tick.max(*known);
     }
 }
 

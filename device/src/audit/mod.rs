@@ -5,6 +5,7 @@
 //! [`Stream::launch`](crate::Stream::launch) decides.
 
 mod check;
+mod range_uses;
 
 use std::fmt;
 use std::panic::Location;
@@ -12,6 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
+
+pub(crate) use range_uses::RangeUses;
 
 use crate::{Access, Device, Moment, StreamId};
 

@@ -2,18 +2,14 @@
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
-use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Arg, Grid, Program, Queue, Target};
+use super::{Arg, Grid, Program, Properties, Queue, Target};
 use crate::core::Core;
 use crate::graph::Node;
 use crate::ipc::DRIVER_HANDLE;
-use crate::{
-    Binder, Buffer, Cpu, Device, DeviceFacts, Error, ErrorKind, HeldOutside, KernelRecord, MemoryDriver,
-    Moment, Priority, Result, StreamId, Work,
-};
+use crate::{Device, Error, HeldOutside, KernelRecord, MemoryDriver, Moment, Priority, Result, StreamId};
 
 /// Types without values, and methods of theirs.
 macro_rules! absent {
@@ -40,7 +36,6 @@ macro_rules! absent {
 absent! {
     Context {
         [fn] describe() -> String;
-        [fn] facts(DeviceFacts) -> DeviceFacts;
         [fn] held() -> HeldOutside;
         [fn] trim_pinned() -> bool;
         [fn] allocate_pinned(usize) -> Result<NonNull<u8>>;
@@ -49,10 +44,7 @@ absent! {
     }
     DriverStream {
         [fn] launch_here(bool) -> ();
-        [fn] multiprocessors() -> u32;
-        [fn] shared_bytes() -> u32;
-        [fn] has_tensor_cores() -> bool;
-        [fn] has_warp_groups() -> bool;
+        [fn] properties() -> &Properties;
         [fn] bind() -> Result<()>;
         [fn] set_launched(u64) -> ();
         [fn] wait_for(&DriverStream, u64) -> Result<(u64, bool)>;
@@ -61,7 +53,7 @@ absent! {
         [fn] poll(u64) -> Result<Option<u64>>;
         [fn] record_timed() -> Result<TimedEvent>;
         [fn] host_call(Box<dyn FnOnce() + Send>) -> Result<()>;
-        [unsafe fn] upload(*mut u8, &[u8], Moment) -> Result<()>;
+        [unsafe fn] upload(*mut u8, &[u8], Moment) -> Result<Staged>;
         [unsafe fn] download(*const u8, usize, Moment) -> Result<Staged>;
         [fn] gate(Moment, bool) -> Result<GateWord>;
         [fn] preload(&[&'static Program]) -> Result<()>;
@@ -69,7 +61,6 @@ absent! {
             (&'static str, StreamId), &'static Program, &str, Grid, &[Arg<'_>], Target<'_>
         ) -> Result<()>;
         [fn] describe(&'static Program, &str, Grid) -> Result<KernelRecord>;
-        [unsafe fn] upload_constant(*mut u8, &[u8], Moment, &Captured) -> Result<()>;
         [unsafe fn] copy((&'static str, StreamId), *mut u8, *const u8, usize) -> Result<()>;
         [unsafe fn] copy_across(*mut u8, &Context, *const u8, usize) -> Result<()>;
         [unsafe fn] copy_from_pinned(*mut u8, *const u8, usize) -> Result<()>;
@@ -101,6 +92,7 @@ absent! {
         [fn] launch(&Queue<'_>) -> Result<()>;
     }
     Captured {
+        [fn] keep(Staged) -> ();
         [fn] library(&DriverStream, impl FnOnce(*mut std::ffi::c_void) -> Result<()>) -> Result<()>;
         [fn] beside(&DriverStream, impl FnOnce() -> Result<()>, impl FnOnce() -> Result<()>) -> Result<()>;
     }
@@ -108,6 +100,7 @@ absent! {
         [fn] handle() -> Result<[u8; DRIVER_HANDLE]>;
         [fn] gpu() -> Result<[u8; 16]>;
         [fn] check_device(&'static str, &Device) -> Result<()>;
+        [fn] delay(&DriverStream) -> Result<()>;
         [fn] is_complete() -> Result<bool>;
         [fn] synchronize() -> Result<()>;
         static open([u8; DRIVER_HANDLE]) -> Result<SharedEvent>;
@@ -116,13 +109,12 @@ absent! {
         [fn] used() -> &Arc<SharedEvent>;
         [fn] handle() -> Result<[u8; DRIVER_HANDLE]>;
         [fn] len() -> usize;
+        [unsafe fn] copy(&DriverStream, *mut u8, usize, bool) -> Result<()>;
         static allocate(usize) -> Result<IpcMemory>;
         static open([u8; DRIVER_HANDLE], usize) -> Result<IpcMemory>;
     }
 }
 
-pub(crate) struct IpcCopy(Infallible);
-pub(crate) struct IpcWait(pub(crate) Arc<SharedEvent>);
 pub(crate) struct Updated<'a>(Infallible, PhantomData<&'a ()>);
 
 impl Updated<'_> {
@@ -137,8 +129,7 @@ pub(crate) fn in_host_function() -> bool {
 
 impl Context {
     pub(crate) fn open(_: usize) -> Result<Arc<Context>> {
-        let reason = "this build has no CUDA: it was made without the feature `cuda`".into();
-        Err(Error::new(ErrorKind::CudaUnavailable { reason }))
+        Err(Error::no_cuda("this build has no CUDA: it was made without the feature `cuda`"))
     }
 }
 
@@ -161,37 +152,7 @@ impl DriverGraph {
     pub(crate) fn new(core: &Arc<Core>, _: &[Node]) -> Result<DriverGraph> {
         match core.cuda().map(|cuda| &*cuda.context) {
             Some(context) => match *context {},
-            None => Err(Error::new(ErrorKind::CudaUnavailable { reason: "this build has no CUDA".into() })),
+            None => Err(Error::no_cuda("this build has no CUDA")),
         }
     }
-}
-
-impl IpcCopy {
-    pub(crate) fn out_of(_: &Buffer, _: Range<usize>, memory: &IpcMemory) -> IpcCopy {
-        match *memory {}
-    }
-
-    pub(crate) fn into(_: &Buffer, memory: &IpcMemory, _: Arc<SharedEvent>) -> IpcCopy {
-        match *memory {}
-    }
-}
-
-impl Work for IpcCopy {
-    fn run(&self, _: &Cpu<'_>) {}
-
-    fn enqueue(&self, _: &Queue<'_>) -> Result<()> {
-        match self.0 {}
-    }
-
-    fn bind(&mut self, _: &mut dyn Binder) {}
-}
-
-impl Work for IpcWait {
-    fn run(&self, _: &Cpu<'_>) {}
-
-    fn enqueue(&self, _: &Queue<'_>) -> Result<()> {
-        match *self.0 {}
-    }
-
-    fn bind(&mut self, _: &mut dyn Binder) {}
 }

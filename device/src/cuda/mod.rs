@@ -7,7 +7,6 @@
 mod driver;
 
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -17,14 +16,13 @@ pub use driver::ffi;
 #[cfg(feature = "cuda")]
 pub use driver::{Addresses, Enqueued};
 pub(crate) use driver::{
-    Captured, Context, DriverGraph, DriverStream, FaultWord, GateWord, IpcCopy, IpcMemory, IpcWait, Launcher,
-    SharedEvent, Staged, TimedEvent, Updated, in_host_function,
+    Captured, Context, DriverGraph, DriverStream, FaultWord, GateWord, IpcMemory, Launcher, SharedEvent,
+    Staged, TimedEvent, Updated, in_host_function,
 };
 
 use crate::core::Core;
 use crate::recorder::Kernels;
-use crate::refused::refused;
-use crate::{Device, Error, ErrorKind, MemoryDriver, Moment, Result, Stream, StreamId, Work};
+use crate::{Device, Error, MemoryDriver, Moment, Result, Stream, StreamId, Work};
 
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]
@@ -32,7 +30,7 @@ pub struct CudaConfig {
     /// Where memory comes from. By default the driver: pages of reserved addresses where the device has them, else plain
     /// allocations.
     pub memory: Option<Arc<dyn MemoryDriver>>,
-    /// Waits for each command and names the one at fault. By default whether `STREAMGRAD_LAUNCH_BLOCKING` is `1`.
+    /// Waits for each command that is not behind a [hold](Stream::hold), and names the one at fault. By default whether `STREAMGRAD_LAUNCH_BLOCKING` is `1`.
     pub blocking: Option<bool>,
     /// Whether a thread of the device's own makes the driver's calls of all launches, while the program goes on, or of none. By
     /// default of long runs of launches, where the host has four threads or more and no tool follows NVTX ranges;
@@ -44,15 +42,7 @@ pub struct CudaConfig {
     pub cudnn: Option<bool>,
 }
 
-impl fmt::Debug for CudaConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaConfig")
-            .field("blocking", &self.blocking)
-            .field("launcher", &self.launcher)
-            .field("cudnn", &self.cudnn)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(CudaConfig { blocking, launcher, cudnn });
 
 /// Host memory that a CUDA device reaches, too: pinned, and slow for its kernels. With it, a device's buffers can be read
 /// and written by host functions.
@@ -110,6 +100,19 @@ impl Program {
     pub const fn each_rounded(self) -> Self {
         Program { each_rounded: true, ..self }
     }
+}
+
+/// What a device is made of, for kernels that choose by it and for recordings.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Properties {
+    pub(crate) multiprocessors: u32,
+    /// Threads for which a multiprocessor has room.
+    pub(crate) multiprocessor_threads: u32,
+    pub(crate) copy_engines: u32,
+    /// The most shared memory that a block may have.
+    pub(crate) shared_bytes: u32,
+    pub(crate) has_tensor_cores: bool,
+    pub(crate) has_warp_groups: bool,
 }
 
 /// How many threads run a kernel.
@@ -183,9 +186,7 @@ impl Device {
     pub fn make_current(&self) -> Result<()> {
         match self.default_stream().fifo().driver_stream() {
             Some(driver) => driver.bind(),
-            None => Err(Error::new(ErrorKind::CudaUnavailable {
-                reason: format!("{self} is no CUDA device").into(),
-            })),
+            None => Err(Error::no_cuda(format!("{self} is no CUDA device"))),
         }
     }
 }
@@ -272,14 +273,7 @@ pub(crate) struct Measured {
     pub(crate) stays: Cell<bool>,
 }
 
-impl fmt::Debug for Queue<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue")
-            .field("op", &self.op)
-            .field("stream", &self.moment.stream)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Queue<'_> { op, moment });
 
 impl<'a> Queue<'a> {
     pub(crate) fn new(
@@ -311,22 +305,22 @@ impl<'a> Queue<'a> {
 
     /// How many multiprocessors the device has.
     pub fn multiprocessors(&self) -> u32 {
-        self.stream.multiprocessors()
+        self.stream.properties().multiprocessors
     }
 
     /// The most shared memory that a block of threads may have, in bytes.
     pub fn shared_bytes(&self) -> u32 {
-        self.stream.shared_bytes()
+        self.stream.properties().shared_bytes
     }
 
     /// See [`Stream::has_tensor_cores`](crate::Stream::has_tensor_cores).
     pub fn has_tensor_cores(&self) -> bool {
-        self.stream.has_tensor_cores()
+        self.stream.properties().has_tensor_cores
     }
 
     /// Whether groups of four warps multiply by reading shared memory at once (compute capability 9.0).
     pub fn has_warp_groups(&self) -> bool {
-        self.stream.has_warp_groups()
+        self.stream.properties().has_warp_groups
     }
 
     /// Whether factors in F32 may be rounded to TF32, see [`Device::set_tf32`](crate::Device::set_tf32).
@@ -359,7 +353,7 @@ impl<'a> Queue<'a> {
         // SAFETY: the caller's promise.
         unsafe { self.stream.kernel(self.command(), program, name, grid, args, self.target)? };
         if let Some(noted) = self.noted.filter(|_| !grid.blocks.contains(&0)) {
-            noted.borrow_mut().add(self.stream.describe(program, name, grid)?);
+            noted.borrow_mut().add([self.stream.describe(program, name, grid)?]);
         }
         Ok(())
     }
@@ -437,7 +431,7 @@ impl<'a> Queue<'a> {
         // SAFETY: the context is current while a queue is used; the caller answers for the rest.
         unsafe { enqueued.enqueue(on, &[a, b, c, bias, workspace], |at, raw| call(at, raw.cast()))? };
         if let Some(noted) = self.noted {
-            noted.borrow_mut().add_library(enqueued.kernels());
+            noted.borrow_mut().add(enqueued.kernels());
         }
         Ok(())
     }
@@ -459,7 +453,7 @@ impl<'a> Queue<'a> {
             return Ok(());
         }
         if let Some(noted) = self.noted {
-            noted.borrow_mut().add_library(&[]);
+            noted.borrow_mut().add([]);
         }
         match self.target {
             Target::Graph(captured) => captured.library(self.stream, |raw| enqueue(raw.cast())),
@@ -504,12 +498,14 @@ impl<'a> Queue<'a> {
     /// The range is in bounds, and the command writes it.
     pub(crate) unsafe fn constant(&self, to: *mut u8, bytes: &[u8]) -> Result<()> {
         match self.target {
-            // SAFETY: the caller's promise.
-            Target::Graph(captured) => unsafe {
-                self.stream.upload_constant(to, bytes, self.moment, captured)
-            },
-            // SAFETY: the caller's promise.
-            Target::Stream => unsafe { self.stream.upload(to, bytes, self.moment) },
+            Target::Stream | Target::Graph(_) => {
+                // SAFETY: the caller's promise.
+                let staged = unsafe { self.stream.upload(to, bytes, self.moment)? };
+                if let Target::Graph(captured) = self.target {
+                    captured.keep(staged);
+                }
+                Ok(())
+            }
             Target::Update(_) | Target::Measure(_) => self.adds("an upload").map(drop),
         }
     }
@@ -523,7 +519,9 @@ impl<'a> Queue<'a> {
                 measured.stays.set(true);
                 Ok(false)
             }
-            Target::Update(_) => Err(refused(self.op, &format!("{what} of a graph stays where it is"))),
+            Target::Update(_) => {
+                Err(Error::captured(self.op, &format!("{what} of a graph stays where it is")))
+            }
         }
     }
 

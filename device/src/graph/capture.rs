@@ -11,11 +11,10 @@ use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::commands::{ALIGNMENT, Command, Memory};
+use super::commands::{ALIGNMENT, StepCommand, StepMemory};
 use super::plan::{Plan, reserve, room};
 use crate::core::Core;
-use crate::refused::{of_another_step, refused};
-use crate::{Buffer, Device, Error, ErrorKind, Result, Shared, Stream, StreamId, Use, Work};
+use crate::{Buffer, Device, Error, OnDrop, Result, Shared, Stream, StreamId, Use, Work};
 
 /// A step that is being captured, for which `tensor` has `Graph`: commands that are launched in its [`scope`](Capture::scope), on whatever streams of the
 /// device and by whatever threads of a [`Team`](crate::Team), are written down instead of run, and memory that is allocated
@@ -31,8 +30,8 @@ pub struct Capture {
 /// What was written down so far.
 #[derive(Default)]
 struct Recording {
-    commands: Vec<Command>,
-    memories: Vec<Memory>,
+    commands: Vec<StepCommand>,
+    memories: Vec<StepMemory>,
     /// Where in `memories` the buffers are that the step found, by their address.
     found: HashMap<usize, usize>,
     /// The memories of commands that find some operands where they found them first.
@@ -71,17 +70,13 @@ pub(crate) fn current() -> Option<Arc<Capture>> {
 
 /// Calls `f` within `capture`, or outside of any. The former one is back afterwards, also after a panic.
 pub(crate) fn within<R>(capture: Option<Arc<Capture>>, f: impl FnOnce() -> R) -> R {
-    struct Restore(Option<Arc<Capture>>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            let inner = CURRENT.replace(ManuallyDrop::new(self.0.take()));
-            drop(ManuallyDrop::into_inner(inner));
-        }
-    }
-    let _restore = Restore(ManuallyDrop::into_inner(CURRENT.replace(ManuallyDrop::new(capture))));
+    let swap = |new| ManuallyDrop::into_inner(CURRENT.replace(ManuallyDrop::new(new)));
+    let mut outer = swap(capture);
+    let _restore = OnDrop(|| drop(swap(outer.take())));
     f()
 }
 
+#[derive::located]
 impl Capture {
     /// A capture on `device`, in which nothing happened yet.
     ///
@@ -113,7 +108,7 @@ impl Capture {
     /// # Errors
     /// `Captured` if it does.
     pub fn none(op: &'static str) -> Result<()> {
-        if Capture::is_current() { Err(refused(op, "captures do not nest")) } else { Ok(()) }
+        if Capture::is_current() { Err(Error::captured(op, "captures do not nest")) } else { Ok(()) }
     }
 
     /// Whether this thread's commands are written down.
@@ -158,13 +153,14 @@ impl Capture {
         let ended = Recording { ended: true, ..Recording::default() };
         let Recording { commands, memories, attached, staying, .. } =
             std::mem::replace(&mut *self.recording.lock(), ended);
-        let kept = memories.iter().position(|memory| matches!(memory, Memory::Planned { alive: true, .. }));
+        let kept =
+            memories.iter().position(|memory| matches!(memory, StepMemory::Planned { alive: true, .. }));
         if let Some(kept) = kept {
-            let uses = |command: &&Command| command.uses.iter().any(|(memory, _)| *memory == kept);
+            let uses = |command: &&StepCommand| command.uses.iter().any(|(memory, _)| *memory == kept);
             let op = commands.iter().find(uses).map_or("empty", |command| command.op);
             let reason = "its result is kept beyond the step and is not part of what the step returns; make state before the \
                           step";
-            return Err(refused(op, reason));
+            return Err(Error::captured(op, reason));
         }
         Ok((Plan::new(self.device.clone(), commands, memories, staying), attached))
     }
@@ -186,6 +182,8 @@ impl Capture {
     }
 
     /// Writes a command down.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn record(
         &self,
         stream: &Stream,
@@ -196,7 +194,7 @@ impl Capture {
         let stays = stream.stays(op, &work)?;
         let mut recording = self.recording.lock();
         if recording.ended {
-            return Err(refused(op, "the capture has ended"));
+            return Err(Error::captured(op, "the capture has ended"));
         }
         recording.has_room()?;
         let memory = |used: &Use<'_>| Ok((recording.memory(self.id, op, used.buffer)?, used.write));
@@ -205,11 +203,11 @@ impl Capture {
             recording.staying.extend(named.iter().map(|(memory, _)| *memory));
         }
         let (stream, work) = (stream.id(), Box::new(work));
-        recording.commands.push(Command { op, stream, uses: named, work });
+        recording.commands.push(StepCommand { op, stream, uses: named, work });
         Ok(())
     }
 
-    /// Memory that the plan will find a place for.
+    /// A buffer of planned memory, whose place the plan decides.
     #[cold]
     pub(crate) fn buffer(&self, bytes: usize) -> Result<Shared<Buffer>> {
         let mut recording = self.recording.lock();
@@ -256,28 +254,29 @@ impl Recording {
         let end =
             bytes.checked_add(1).and_then(|bytes| at.checked_add(bytes.checked_next_multiple_of(ALIGNMENT)?));
         self.next = end.filter(|&end| end <= isize::MAX.unsigned_abs()).ok_or_else(|| {
-            Error::new(ErrorKind::OutOfMemory {
-                requested_bytes: bytes,
-                report: format!("the captured step has {} bytes already", at.saturating_sub(FIRST)).into(),
-            })
+            let known = at.saturating_sub(FIRST);
+            Error::out_of_memory(bytes, format!("the captured step has {known} bytes already"))
         })?;
-        self.memories.push(Memory::Planned { at, bytes, alive: true });
+        self.memories.push(StepMemory::Planned { at, bytes, alive: true });
         Ok(self.memories.len() - 1)
     }
 
     fn memory(&mut self, id: StreamId, op: &'static str, buffer: &Buffer) -> Result<usize> {
         match buffer.plan() {
             Some((capture, index)) if capture == id => Ok(index),
-            Some(_) => Err(of_another_step(op)),
+            Some(_) => Err(Error::of_another_step(op)),
             None => {
                 let at = std::ptr::from_ref(buffer).addr();
                 if let Some(&known) = self.found.get(&at) {
                     return Ok(known);
                 }
                 let owner = buffer.owner().ok_or_else(|| {
-                    refused(op, "a buffer that it uses has one owner only, so the step cannot keep it")
+                    Error::captured(
+                        op,
+                        "a buffer that it uses has one owner only, so the step cannot keep it",
+                    )
                 })?;
-                self.memories.push(Memory::Found(owner));
+                self.memories.push(StepMemory::Found(owner));
                 self.found.insert(at, self.memories.len() - 1);
                 Ok(self.memories.len() - 1)
             }
@@ -297,7 +296,7 @@ impl Drop for Capture {
 pub(crate) fn forget(capture: StreamId, index: usize) {
     let found = CAPTURES.lock().get(&capture).and_then(Weak::upgrade);
     if let Some(capture) = found
-        && let Some(Memory::Planned { alive, .. }) = capture.recording.lock().memories.get_mut(index)
+        && let Some(StepMemory::Planned { alive, .. }) = capture.recording.lock().memories.get_mut(index)
     {
         *alive = false;
     }

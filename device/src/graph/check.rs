@@ -1,10 +1,12 @@
 //! Plans as they came out, and a check of them that sees final addresses and edges alone.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 
+use super::plan::fewest;
 use super::reach::Reach;
 use crate::StreamId;
+use crate::audit::RangeUses;
 
 /// A command of a plan: what it waits for, and the memory that it uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,69 +80,21 @@ pub fn needless(commands: &[PlannedCommand]) -> Vec<(usize, usize)> {
 fn reach(commands: &[PlannedCommand]) -> Reach {
     let mut reach = Reach::new(commands.len());
     for (at, command) in commands.iter().enumerate() {
-        let mut needs = command.needs.clone();
-        needs.sort_unstable_by(|a, b| b.cmp(a));
-        for need in needs {
-            if !reach.has(need, at) {
-                reach.add(need);
-            }
-        }
+        fewest(&mut reach, at, &mut command.needs.iter().copied().collect());
         reach.push();
     }
     reach
 }
 
-/// Some bytes, by where they start: where they end, the command that wrote them last, and those that read them since.
-type LastUses = BTreeMap<usize, (usize, Option<usize>, Vec<usize>)>;
-
 /// Whether each command comes after what used its memory last.
 fn follow_last_uses(commands: &[PlannedCommand], reach: &Reach) -> bool {
-    let mut last = LastUses::new();
-    commands.iter().enumerate().all(|(at, command)| {
-        command.uses.iter().filter(|(range, _)| !range.is_empty()).all(|(range, write)| {
-            let is_over = |other: usize| other == at || reach.has(other, at);
-            [range.start, range.end].into_iter().for_each(|edge| split(&mut last, edge));
-            let mut all = last.range(range.clone()).map(|(_, uses)| uses);
-            let follows = all.all(|(_, writer, readers)| {
-                writer.is_none_or(is_over) && (!*write || readers.iter().all(|&reader| is_over(reader)))
-            });
-            if *write {
-                let over: Vec<usize> = last.range(range.clone()).map(|(&start, _)| start).collect();
-                over.iter().for_each(|start| drop(last.remove(start)));
-                last.insert(range.start, (range.end, Some(at), Vec::new()));
-            } else {
-                read(&mut last, range.clone(), at);
-            }
-            follows
-        })
-    })
-}
-
-/// Has what spans an address begin there anew.
-fn split(last: &mut LastUses, at: usize) {
-    if let Some((_, (end, writer, readers))) = last.range_mut(..at).next_back()
-        && *end > at
-    {
-        let second = (std::mem::replace(end, at), *writer, readers.clone());
-        last.insert(at, second);
-    }
-}
-
-/// Notes a reader of bytes, also where nobody used them yet.
-fn read(last: &mut LastUses, range: Range<usize>, reader: usize) {
-    let mut start = range.start;
-    let mut fresh = Vec::new();
-    for (&at, (end, _, readers)) in last.range_mut(range.clone()) {
-        if start < at {
-            fresh.push((start, at));
+    let (mut last, mut follows) = (RangeUses::default(), true);
+    for (at, command) in commands.iter().enumerate() {
+        for (range, write) in &command.uses {
+            last.record(range.clone(), at, *write, |other, _| follows &= other == at || reach.has(other, at));
         }
-        readers.push(reader);
-        start = *end;
     }
-    if start < range.end {
-        fresh.push((start, range.end));
-    }
-    last.extend(fresh.into_iter().map(|(start, end)| (start, (end, None, vec![reader]))));
+    follows
 }
 
 /// For each command, those that wait for it.

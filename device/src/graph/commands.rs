@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use crate::{Buffer, Shared, StreamId, Work};
 
 /// A command that is kept.
-pub(crate) struct Command {
+pub(crate) struct StepCommand {
     pub(crate) op: &'static str,
     /// The stream that it was launched on.
     pub(crate) stream: StreamId,
@@ -15,25 +15,25 @@ pub(crate) struct Command {
 }
 
 /// What commands of a step use.
-pub(crate) enum Memory {
+pub(crate) enum StepMemory {
     /// A buffer that was there before.
     Found(Shared<Buffer>),
     /// What was allocated within the step: an address that stands for it, its size, and whether its buffer is still there.
     Planned { at: usize, bytes: usize, alive: bool },
 }
 
-impl Memory {
+impl StepMemory {
     pub(crate) fn at(&self) -> usize {
         match self {
-            Memory::Found(buffer) => buffer.ptr().addr(),
-            Memory::Planned { at, .. } => *at,
+            StepMemory::Found(buffer) => buffer.ptr().addr(),
+            StepMemory::Planned { at, .. } => *at,
         }
     }
 
     pub(crate) fn bytes(&self) -> usize {
         match self {
-            Memory::Found(buffer) => buffer.len_bytes(),
-            Memory::Planned { bytes, .. } => *bytes,
+            StepMemory::Found(buffer) => buffer.len_bytes(),
+            StepMemory::Planned { bytes, .. } => *bytes,
         }
     }
 }

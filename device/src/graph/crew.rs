@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::node::Node;
 use crate::recorder::Replayed;
-use crate::{Cpu, Error, Panicked, SpinLock, Team, failure};
+use crate::{Cpu, Error, Panicked, SpinLock, SplitMix, Team, failure};
 
 /// For each thread that replays, the others as helpers of its kernels; made at a first replay.
 pub(super) type Helpers = Vec<Arc<Team>>;
@@ -42,15 +42,14 @@ impl Step<'_> {
     ///
     /// # Panics
     /// As [`run`](Self::run).
-    pub(super) fn run_shuffled(self, mut seed: u64, cpu: &Cpu<'_>) {
+    pub(super) fn run_shuffled(self, seed: u64, cpu: &Cpu<'_>) {
+        let mut random = SplitMix(seed);
         let nodes = self.nodes;
         let mut left: Vec<usize> = nodes.iter().map(|node| node.needs.len()).collect();
         let mut ready: Vec<usize> = (0..nodes.len()).filter(|&at| left[at] == 0).collect();
         let mut first = None;
         while !ready.is_empty() {
-            // Knuth's linear congruential generator.
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let at = ready.swap_remove((seed >> 33) as usize % ready.len());
+            let at = ready.swap_remove(random.below(ready.len()));
             if let Err(failed) = self.run_node(at, 0, cpu) {
                 first.get_or_insert(failed);
             }

@@ -1,7 +1,6 @@
 //! Executables: plans with memory, ready to be replayed.
 
 use std::any::Any;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -11,8 +10,9 @@ use smallvec::SmallVec;
 
 use super::capture::Capture;
 use super::check::PlannedCommand;
-use super::commands::{Command, Memory};
+use super::commands::{StepCommand, StepMemory};
 use super::crew;
+use super::memory::users;
 use super::node::{Node, cost};
 use super::plan::{GraphOptions, Layout, Plan, PlanReport};
 use crate::cuda::{DriverGraph, Queue};
@@ -49,7 +49,7 @@ struct Bound {
     at: usize,
     bytes: usize,
     /// None for the step's own memory, which stays.
-    commands: Vec<usize>,
+    commands: SmallVec<[usize; 4]>,
 }
 
 /// The commands, in the program's order.
@@ -130,8 +130,8 @@ impl Plan {
     /// The buffers that were there before the step and that it uses: what it reads, and the state that it changes.
     pub fn found(&self) -> impl Iterator<Item = &Buffer> {
         self.memories.iter().filter_map(|memory| match memory {
-            Memory::Found(buffer) => Some(&**buffer),
-            Memory::Planned { .. } => None,
+            StepMemory::Found(buffer) => Some(&**buffer),
+            StepMemory::Planned { .. } => None,
         })
     }
 
@@ -171,28 +171,18 @@ impl Plan {
 
     /// The buffers that a replay uses, and where commands find them.
     fn used(&self, arena: Option<Shared<Buffer>>) -> (Vec<Used>, Vec<Bound>) {
-        let (mut used, mut bound) = (Vec::new(), Vec::new());
-        let mut add = |buffer: &Shared<Buffer>, write: bool, commands: Vec<usize>, stays: bool| {
-            let (at, bytes) = (buffer.ptr().expose_provenance(), buffer.len_bytes());
-            used.push(Used { buffer: buffer.clone(), write, stays });
-            bound.push(Bound { at, bytes, commands });
+        let found =
+            self.memories.iter().zip(users(self)).enumerate().filter_map(|(number, (memory, users))| {
+                let StepMemory::Found(buffer) = memory else { return None };
+                let write = users.iter().any(|&at| self.commands[at].uses.contains(&(number, true)));
+                Some((Used { buffer: buffer.clone(), write, stays: self.staying.contains(&number) }, users))
+            });
+        let arena = arena.map(|buffer| (Used { buffer, write: true, stays: true }, SmallVec::new()));
+        let bound = |(used, commands): (Used, SmallVec<[usize; 4]>)| {
+            let (at, bytes) = (used.buffer.ptr().expose_provenance(), used.buffer.len_bytes());
+            (used, Bound { at, bytes, commands })
         };
-        let mut users = vec![(false, Vec::new()); self.memories.len()];
-        for (at, command) in self.commands.iter().enumerate() {
-            for &(memory, writes) in &command.uses {
-                if matches!(self.memories[memory], Memory::Found(_)) {
-                    users[memory].0 |= writes;
-                    users[memory].1.push(at);
-                }
-            }
-        }
-        for (number, (memory, (write, commands))) in self.memories.iter().zip(users).enumerate() {
-            if let Memory::Found(buffer) = memory {
-                add(buffer, write, commands, self.staying.contains(&number));
-            }
-        }
-        arena.iter().for_each(|arena| add(arena, true, Vec::new(), true));
-        (used, bound)
+        found.chain(arena).map(bound).unzip()
     }
 
     /// The commands with the addresses that they get.
@@ -202,7 +192,7 @@ impl Plan {
             let start = layout.offsets[memory].map_or_else(|| known.at(), |offset| base + offset);
             (start..start + known.bytes(), write)
         };
-        let planned = |(command, needs): (&Command, &SmallVec<[u32; 4]>)| PlannedCommand {
+        let planned = |(command, needs): (&StepCommand, &SmallVec<[u32; 4]>)| PlannedCommand {
             op: command.op,
             stream: command.stream,
             needs: needs.iter().map(|&need| need as usize).collect(),
@@ -241,7 +231,7 @@ pub(super) struct Moved {
 impl Moved {
     /// What the plan allocates, as it is laid out from `base` on.
     fn planned(plan: &Plan, layout: &Layout, base: usize) -> Moved {
-        let place = |(memory, offset): (&Memory, &Option<usize>)| {
+        let place = |(memory, offset): (&StepMemory, &Option<usize>)| {
             Some((memory.at(), memory.at() + memory.bytes(), base + (*offset)?))
         };
         Moved { places: plan.memories.iter().zip(&layout.offsets).filter_map(place).collect() }
@@ -447,8 +437,4 @@ impl Nodes {
     }
 }
 
-impl fmt::Debug for Executable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Executable").field("report", &self.report).finish_non_exhaustive()
-    }
-}
+debug_fields!(Executable { report });

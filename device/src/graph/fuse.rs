@@ -8,7 +8,7 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::capture::each_once;
-use super::commands::{Command, Memory};
+use super::commands::{StepCommand, StepMemory};
 use super::executable::Moved;
 use super::groups::Groups;
 use super::memory;
@@ -30,10 +30,6 @@ impl Work for Once {
 
     fn bind(&mut self, binder: &mut dyn Binder) {
         self.0.bind(binder);
-    }
-
-    fn cost(&self) -> usize {
-        self.0.cost()
     }
 }
 
@@ -93,7 +89,7 @@ impl Plan {
 
     /// Whether a memory is the step's own, so that its content ends with the last command that uses it.
     pub fn is_planned(&self, memory: usize) -> bool {
-        matches!(self.memories[memory], Memory::Planned { .. })
+        matches!(self.memories[memory], StepMemory::Planned { .. })
     }
 
     /// For each memory the commands that use it, in the program's order.
@@ -105,7 +101,7 @@ impl Plan {
     pub fn leave_out_unused(&mut self) {
         let before = self.len();
         let mut used: Vec<bool> =
-            self.memories.iter().map(|memory| matches!(memory, Memory::Found(_))).collect();
+            self.memories.iter().map(|memory| matches!(memory, StepMemory::Found(_))).collect();
         let mut commands = std::mem::take(&mut self.commands);
         commands.reverse();
         commands.retain(|command| {
@@ -167,7 +163,7 @@ impl Plan {
         let (mut named, mut in_use) = (FxHashSet::default(), self.in_use());
         for (memory, buffer) in &buffers {
             match self.memories.get(*memory) {
-                Some(&Memory::Planned { bytes, .. }) if named.insert(*memory) => {
+                Some(&StepMemory::Planned { bytes, .. }) if named.insert(*memory) => {
                     self.takes(op, bytes, buffer, &mut in_use)?
                 }
                 _ => return Err(Error::invalid(op, "memory", "the step's own, named once", memory)),
@@ -178,7 +174,7 @@ impl Plan {
         for (memory, buffer) in buffers {
             let known = &mut self.memories[memory];
             moved.add(known.at(), known.bytes(), buffer.ptr().expose_provenance());
-            *known = Memory::Found(buffer);
+            *known = StepMemory::Found(buffer);
         }
         Ok(moved)
     }
@@ -207,7 +203,7 @@ impl Plan {
         used.dedup();
         let mut own = Vec::with_capacity(used.len());
         for memory in used {
-            if let Memory::Planned { bytes, .. } = self.memories[memory] {
+            if let StepMemory::Planned { bytes, .. } = self.memories[memory] {
                 own.push((memory, allocate(bytes)?));
             }
         }
@@ -215,18 +211,18 @@ impl Plan {
         let mut is_settled = vec![false; self.commands.len()];
         commands.iter().for_each(|&at| is_settled[at] = true);
         let (mut is_settled, all) = (is_settled.into_iter(), std::mem::take(&mut self.commands));
-        let (settled, mut rest): (Vec<Command>, Vec<Command>) =
+        let (settled, mut rest): (Vec<StepCommand>, Vec<StepCommand>) =
             all.into_iter().partition(|_| is_settled.next() == Some(true));
         rest.iter_mut().for_each(|command| command.work.bind(&mut moved));
         self.commands = rest;
         self.settled += settled.len();
-        for Command { op, uses, mut work, .. } in settled {
+        for StepCommand { op, uses, mut work, .. } in settled {
             work.bind(&mut moved);
             let uses: SmallVec<[Use<'_>; 4]> = uses
                 .iter()
                 .filter_map(|&(memory, write)| match &self.memories[memory] {
-                    Memory::Found(buffer) => Some(Use { buffer, write }),
-                    Memory::Planned { .. } => None,
+                    StepMemory::Found(buffer) => Some(Use { buffer, write }),
+                    StepMemory::Planned { .. } => None,
                 })
                 .collect();
             stream.launch(op, &uses, Once(work))?;
@@ -236,7 +232,7 @@ impl Plan {
 
     /// Replaces each group of several commands by what `fused` has for it, in the order of [`Groups::several`]. Others stay.
     pub fn fuse(&mut self, groups: &Groups, fused: Vec<Fused>) {
-        let mut old: Vec<Option<Command>> =
+        let mut old: Vec<Option<StepCommand>> =
             std::mem::take(&mut self.commands).into_iter().map(Some).collect();
         let mut fused: HashMap<usize, Fused> =
             groups.several().map(|members| members[0]).zip(fused).collect();
@@ -246,7 +242,7 @@ impl Plan {
             self.commands.push(match fused.remove(&first) {
                 Some(Fused { op, uses, work }) => {
                     self.fused += members.len() - 1;
-                    Command { op, stream: command.stream, uses: uses.into(), work }
+                    StepCommand { op, stream: command.stream, uses: uses.into(), work }
                 }
                 None => command,
             });
@@ -254,8 +250,4 @@ impl Plan {
     }
 }
 
-impl std::fmt::Debug for Fused {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Fused").field("op", &self.op).field("uses", &self.uses).finish_non_exhaustive()
-    }
-}
+debug_fields!(Fused { op, uses });

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use super::commands::{ALIGNMENT, Memory};
+use super::commands::{ALIGNMENT, StepMemory};
 use super::plan::{GraphOptions, Layout, Needs, Plan};
 use super::reach::Reach;
 
@@ -45,13 +45,13 @@ struct End {
 /// Neighbouring places.
 #[derive(Default)]
 struct Block {
-    places: Vec<Place>,
+    places: Vec<Slot>,
     /// Where the last one ends.
     end: usize,
 }
 
 /// A range of bytes, and the memories that have it one after the other.
-struct Place {
+struct Slot {
     start: usize,
     bytes: usize,
     /// By their first users.
@@ -79,7 +79,7 @@ impl Plan {
     pub(super) fn needed_bytes(&self) -> usize {
         let mut changes = vec![0isize; self.len() + 1];
         for (memory, users) in self.memories.iter().zip(users(self)) {
-            if let (Memory::Planned { bytes, .. }, Some(first), Some(last)) =
+            if let (StepMemory::Planned { bytes, .. }, Some(first), Some(last)) =
                 (memory, users.first(), users.last())
             {
                 changes[*first] += size(*bytes) as isize;
@@ -137,7 +137,7 @@ impl<'a> Arena<'a> {
     /// Places for all memory where it is known already which command comes before which: the largest first, which fit worst.
     pub(super) fn with_all(plan: &'a Plan, needs: &Needs, earlier: Earlier<'_>) -> Arena<'a> {
         let mut arena = Arena::new(plan);
-        let planned = |memory: &usize| matches!(plan.memories[*memory], Memory::Planned { .. });
+        let planned = |memory: &usize| matches!(plan.memories[*memory], StepMemory::Planned { .. });
         let mut all: Vec<usize> = (0..plan.memories.len()).filter(planned).collect();
         all.retain(|&memory| !arena.users[memory].is_empty());
         all.sort_by_key(|&memory| Reverse(plan.memories[memory].bytes()));
@@ -163,7 +163,8 @@ impl<'a> Arena<'a> {
         let mut own: SmallVec<[usize; 8]> =
             self.plan.commands[at].uses.iter().map(|(memory, _)| *memory).collect();
         own.retain(|memory| {
-            matches!(self.plan.memories[*memory], Memory::Planned { .. }) && self.offsets[*memory].is_none()
+            matches!(self.plan.memories[*memory], StepMemory::Planned { .. })
+                && self.offsets[*memory].is_none()
         });
         // The largest first, which fit worst.
         own.sort_by_key(|&memory| Reverse(self.size(memory)));
@@ -194,14 +195,14 @@ impl<'a> Arena<'a> {
         let at = self.blocks.partition_point(is_before).saturating_sub(1);
         let block = &mut self.blocks[at];
         block.end = block.end.max(start + bytes);
-        match block.places.binary_search_by_key(&key, Place::key) {
+        match block.places.binary_search_by_key(&key, Slot::key) {
             Ok(known) => {
                 let users = &self.users;
                 let memories = &mut block.places[known].memories;
                 memories.insert(memories.partition_point(|&other| users[other][0] < first), memory);
             }
             Err(new) => {
-                block.places.insert(new, Place { start, bytes, memories: SmallVec::from_slice(&[memory]) });
+                block.places.insert(new, Slot { start, bytes, memories: SmallVec::from_slice(&[memory]) });
                 self.places += 1;
                 if block.places.len() > BLOCK {
                     // What is placed behind all others leaves full blocks.
@@ -241,14 +242,14 @@ impl<'a> Arena<'a> {
         earlier: Earlier<'_>,
     ) -> (Option<Gap>, usize) {
         let bytes = self.size(memory);
-        let is_obstacle = |place: &&Place| !self.may_share(place, memory, earlier);
+        let is_obstacle = |place: &&Slot| !self.may_share(place, memory, earlier);
         let mut end = 0;
         if blocks.start > 0 {
             // What begins before may end within.
             let start = self.blocks[blocks.start].places[0].start;
             let before = self.blocks[..blocks.start].iter().filter(|block| block.end > start);
             let before = before.flat_map(|block| &block.places).filter(|place| place.end() > start);
-            end = before.filter(is_obstacle).map(Place::end).max().unwrap_or(0).max(start);
+            end = before.filter(is_obstacle).map(Slot::end).max().unwrap_or(0).max(start);
         }
         let mut best: Option<Gap> = None;
         let mut find = |start: usize, end: usize| {
@@ -269,7 +270,7 @@ impl<'a> Arena<'a> {
     }
 
     /// Whether a memory can have a place between the memories that have it.
-    fn may_share(&self, place: &Place, memory: usize, earlier: Earlier<'_>) -> bool {
+    fn may_share(&self, place: &Slot, memory: usize, earlier: Earlier<'_>) -> bool {
         let first = self.users[memory][0];
         let at = place.memories.partition_point(|&other| self.users[other][0] < first);
         at.checked_sub(1).is_none_or(|at| self.is_over(place.memories[at], first, earlier))
@@ -343,7 +344,7 @@ impl<'a> Arena<'a> {
     }
 }
 
-impl Place {
+impl Slot {
     fn key(&self) -> (usize, usize) {
         (self.start, self.bytes)
     }
@@ -354,8 +355,8 @@ impl Place {
 }
 
 /// Where the last of some places ends.
-fn end(places: &[Place]) -> usize {
-    places.iter().map(Place::end).max().unwrap_or(0)
+fn end(places: &[Slot]) -> usize {
+    places.iter().map(Slot::end).max().unwrap_or(0)
 }
 
 /// The commands that use each memory, in the program's order.

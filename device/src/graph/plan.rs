@@ -6,10 +6,10 @@ use std::fmt;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use super::commands::{Command, Memory};
+use super::commands::{StepCommand, StepMemory};
 use super::node::cost;
 use super::reach::Reach;
-use crate::{Device, Error, ErrorKind, Result, StreamId};
+use crate::{Device, Error, Result, StreamId};
 
 /// Which commands of a captured step a replay keeps in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,8 +84,8 @@ impl fmt::Display for PlanReport {
 /// until it is [instantiated](Plan::instantiate); what has to come before what is worked out then.
 pub struct Plan {
     pub(super) device: Device,
-    pub(super) commands: Vec<Command>,
-    pub(super) memories: Vec<Memory>,
+    pub(super) commands: Vec<StepCommand>,
+    pub(super) memories: Vec<StepMemory>,
     /// Memories that a command finds where they were at the capture, in all replays.
     pub(super) staying: FxHashSet<usize>,
     /// Captured commands that became a part of another one, those that were left out, and those that ran already.
@@ -136,8 +136,8 @@ impl LastUses {
 impl Plan {
     pub(super) fn new(
         device: Device,
-        commands: Vec<Command>,
-        memories: Vec<Memory>,
+        commands: Vec<StepCommand>,
+        memories: Vec<StepMemory>,
         staying: FxHashSet<usize>,
     ) -> Plan {
         Plan { device, commands, memories, staying, fused: 0, unused: 0, settled: 0 }
@@ -183,7 +183,8 @@ impl Plan {
             let mut all: SmallVec<[usize; 8]> = SmallVec::new();
             for &(memory, write) in &command.uses {
                 // All uses of planned memory come after the first, also where that reads what nobody wrote.
-                let first = matches!(self.memories[memory], Memory::Planned { .. }) && last[memory].is_none();
+                let first =
+                    matches!(self.memories[memory], StepMemory::Planned { .. }) && last[memory].is_none();
                 last[memory].record(at, write || first, |need| all.push(need));
             }
             if order == Order::Streams {
@@ -235,7 +236,7 @@ impl Plan {
 }
 
 /// Adds `needs` to what comes before the command `at`, and gives those that no other one of them implies.
-fn fewest(reach: &mut Reach, at: usize, needs: &mut SmallVec<[usize; 8]>) -> SmallVec<[u32; 4]> {
+pub(super) fn fewest(reach: &mut Reach, at: usize, needs: &mut SmallVec<[usize; 8]>) -> SmallVec<[u32; 4]> {
     needs.sort_unstable_by(|a, b| b.cmp(a));
     needs.dedup();
     let mut fewest = SmallVec::new();
@@ -255,10 +256,8 @@ fn fewest(reach: &mut Reach, at: usize, needs: &mut SmallVec<[usize; 8]>) -> Sma
 /// `OutOfMemory`.
 pub(super) fn reserve<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
     list.try_reserve(more).map_err(|_| {
-        Error::new(ErrorKind::OutOfMemory {
-            requested_bytes: (list.len() + more).saturating_mul(size_of::<T>()),
-            report: "the host has no memory for the commands of a captured step".into(),
-        })
+        let bytes = (list.len() + more).saturating_mul(size_of::<T>());
+        Error::out_of_memory(bytes, "the host has no memory for the commands of a captured step")
     })
 }
 

@@ -30,22 +30,16 @@ impl FailingMemory {
 
     fn call(&self) -> Result<()> {
         let call = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
-        if self.fails.contains(&call) {
-            return Err(Error::new(ErrorKind::Driver {
-                call: "failing memory",
-                code: 1,
-                name: "as told".into(),
-            }));
-        }
-        Ok(())
+        if self.fails.contains(&call) { Err(driver_error("as told")) } else { Ok(()) }
     }
 
     fn space(&self) -> Result<&dyn AddressSpace> {
-        let none = || {
-            Error::new(ErrorKind::Driver { call: "failing memory", code: 2, name: "no address space".into() })
-        };
-        self.host.address_space().ok_or_else(none)
+        self.host.address_space().ok_or_else(|| driver_error("no address space"))
     }
+}
+
+fn driver_error(name: &str) -> Error {
+    Error::new(ErrorKind::Driver { call: "failing memory", code: 1, name: name.into() })
 }
 
 // SAFETY: ranges are those of `HostMemory`.

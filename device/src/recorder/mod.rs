@@ -6,11 +6,10 @@ mod stack;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::ThreadId;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use smallvec::SmallVec;
-
 pub use records::{
     CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, HandOffRecord, KernelRecord, LaunchRecord,
     OperandRecord, Place, RangeRecord, Recording, RecordingOptions, ReplayedRecord, SyncRecord, WaitRecord,
@@ -18,7 +17,7 @@ pub use records::{
 
 use crate::core::Core;
 use crate::cuda::{DriverStream, TimedEvent};
-use crate::{Device, Moment, Result, Stream, StreamId, Use, nvtx};
+use crate::{Device, Moment, OnDrop, Result, Stream, StreamId, Use, nvtx};
 use stack::Stacks;
 
 /// Off, it costs one load a command.
@@ -42,16 +41,17 @@ struct Log {
     timed: Vec<(Moment, TimedEvent, TimedEvent)>,
     began: Option<TimedEvent>,
     /// For commands that enqueued several things, where each but the first began.
-    parts: HashMap<Moment, Vec<Part>>,
+    parts: HashMap<Moment, Vec<KernelMark>>,
     /// None where nobody wants to know the lines of the program.
     stacks: Option<Stacks>,
-    /// The numbers of threads and ranges here, by those in the process.
-    threads: HashMap<u32, u32>,
+    /// The numbers of threads in this recording.
+    threads: HashMap<ThreadId, u32>,
+    /// The numbers of ranges in this recording, by those in the process.
     ranges: HashMap<u32, u32>,
 }
 
 /// Something that a command enqueued: its first kernel among those of the command, and when it began.
-type Part = (usize, TimedEvent);
+type KernelMark = (usize, TimedEvent);
 
 /// When a command ran on a thread of the host.
 struct Ran {
@@ -77,21 +77,16 @@ pub(crate) struct Launching {
     start: Instant,
     /// From when on the command could start, if that was before the launch ended.
     pub(crate) given: Option<Instant>,
-    parts: Vec<Part>,
+    parts: Vec<KernelMark>,
 }
 
 /// What a command enqueues, where it is recorded, in order.
 #[derive(Default)]
 pub(crate) struct Kernels {
-    noted: SmallVec<[Noted; 2]>,
+    /// A kernel of this library, or those of a call of another one, none if they are not known.
+    noted: Vec<Vec<KernelRecord>>,
     /// Where each but the first began.
     marks: Vec<TimedEvent>,
-}
-
-enum Noted {
-    Kernel(KernelRecord),
-    /// A call; none if its kernels are not known.
-    Library(Box<[KernelRecord]>),
 }
 
 impl Kernels {
@@ -105,13 +100,9 @@ impl Kernels {
         Ok(())
     }
 
-    pub(crate) fn add(&mut self, kernel: KernelRecord) {
-        self.noted.push(Noted::Kernel(kernel));
-    }
-
-    /// A library was called, and enqueued these kernels; none if they are not known.
-    pub(crate) fn add_library(&mut self, kernels: &[KernelRecord]) {
-        self.noted.push(Noted::Library(kernels.into()));
+    /// A kernel was enqueued, or a library was called and enqueued these; none if they are not known.
+    pub(crate) fn add(&mut self, kernels: impl Into<Vec<KernelRecord>>) {
+        self.noted.push(kernels.into());
     }
 }
 
@@ -120,15 +111,10 @@ impl Launching {
     pub(crate) fn set_kernels(&mut self, kernels: Kernels) {
         let record = &mut self.record;
         let mut marks = std::iter::once(None).chain(kernels.marks.into_iter().map(Some));
-        for noted in kernels.noted {
+        for kernels in kernels.noted {
             self.parts.extend(marks.next().flatten().map(|mark| (record.kernels.len(), mark)));
-            match noted {
-                Noted::Kernel(kernel) => record.kernels.push(kernel),
-                Noted::Library(kernels) => {
-                    record.library_calls += u32::from(kernels.is_empty());
-                    record.kernels.extend(kernels);
-                }
-            }
+            record.library_calls += u32::from(kernels.is_empty());
+            record.kernels.extend(kernels);
         }
     }
 }
@@ -162,26 +148,10 @@ pub struct HandOff {
 }
 
 thread_local! {
-    /// The thread's number in the process, once it has one.
-    static THREAD: Cell<Option<u32>> = const { Cell::new(None) };
     /// What the thread's command replayed, until it ends.
     static REPLAYED: RefCell<Vec<Replayed>> = const { RefCell::new(Vec::new()) };
     /// The innermost range that the thread is in, by its number in the process.
     static RANGE: Cell<Option<u32>> = const { Cell::new(None) };
-}
-
-fn next(counter: &AtomicU32) -> u32 {
-    counter.fetch_add(1, Ordering::Relaxed)
-}
-
-/// The calling thread's number in the process.
-fn thread_number() -> u32 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    THREAD.get().unwrap_or_else(|| {
-        let number = next(&NEXT);
-        THREAD.set(Some(number));
-        number
-    })
 }
 
 /// The range that the calling thread is in.
@@ -197,13 +167,8 @@ impl CurrentRange {
     /// Calls `f` in this range, on whichever thread.
     #[inline]
     pub(crate) fn within<R>(self, f: impl FnOnce() -> R) -> R {
-        struct Outer(Option<u32>);
-        impl Drop for Outer {
-            fn drop(&mut self) {
-                RANGE.set(self.0);
-            }
-        }
-        let _outer = Outer(RANGE.replace(self.0));
+        let outer = RANGE.replace(self.0);
+        let _restore = OnDrop(|| RANGE.set(outer));
         f()
     }
 }
@@ -230,10 +195,9 @@ impl Log {
 
     /// The calling thread's number in the recording.
     fn thread(&mut self) -> u32 {
-        let Log { threads, recording, .. } = self;
-        *threads.entry(thread_number()).or_insert_with(|| {
-            let name = std::thread::current().name().unwrap_or("a thread").into();
-            recording.threads.push(name);
+        let (Log { threads, recording, .. }, thread) = (self, std::thread::current());
+        *threads.entry(thread.id()).or_insert_with(|| {
+            recording.threads.push(thread.name().unwrap_or("a thread").into());
             recording.threads.len() as u32 - 1
         })
     }
@@ -258,7 +222,9 @@ impl Log {
             times.insert(ran.moment, (ran.op, self.ns(ran.start), self.ns(ran.end)));
             replayed.insert(ran.moment, ran.replayed);
         }
-        times.extend(self.timed_on_driver());
+        times.extend(self.timed.iter().filter_map(|(moment, start, end)| {
+            Some((*moment, ("", self.event_ns(start)?, self.event_ns(end)?)))
+        }));
         let mut recording = std::mem::take(&mut self.recording);
         for mut command in std::mem::take(&mut self.launched) {
             // What has not run is not in the recording.
@@ -310,16 +276,6 @@ impl Log {
     fn event_ns(&self, event: &TimedEvent) -> Option<u64> {
         let ms = self.began.as_ref()?.elapsed_ms(event).ok()?;
         Some((ms * 1e6).max(0.0) as u64)
-    }
-
-    /// When the commands between events ran.
-    fn timed_on_driver(&self) -> Vec<(Moment, (&'static str, u64, u64))> {
-        let times = self.timed.iter();
-        times
-            .filter_map(|(moment, start, end)| {
-                Some((*moment, ("", self.event_ns(start)?, self.event_ns(end)?)))
-            })
-            .collect()
     }
 }
 
@@ -463,13 +419,15 @@ impl Drop for Syncing<'_> {
 
 impl Core {
     fn facts(&self, name: String) -> DeviceFacts {
-        let of_host = DeviceFacts {
+        let found = self.default.driver_stream().map(|driver| *driver.properties()).unwrap_or_default();
+        DeviceFacts {
             name: name.into(),
             default_stream: Some(self.default.id),
             host_threads: self.cuda().is_none().then_some(self.threads),
-            ..DeviceFacts::default()
-        };
-        self.cuda().map_or(of_host.clone(), |cuda| cuda.context.facts(of_host))
+            multiprocessors: found.multiprocessors,
+            multiprocessor_threads: found.multiprocessor_threads,
+            copy_engines: found.copy_engines,
+        }
     }
 }
 
@@ -543,8 +501,15 @@ impl Device {
         if !self.is_recording() {
             return f();
         }
-        let (recorder, number) = (&self.core().observers.recorder, next(&NEXT));
-        let _ended = EndRange { recorder, number };
+        let (recorder, number) = (&self.core().observers.recorder, NEXT.fetch_add(1, Ordering::Relaxed));
+        let _ended = OnDrop(|| {
+            recorder.with(|log| {
+                let now = log.ns(Instant::now());
+                if let Some(&at) = log.ranges.get(&number) {
+                    log.recording.ranges[at as usize].end_ns = now;
+                }
+            });
+        });
         recorder.with(|log| {
             let (thread, parent, start_ns) = (log.thread(), log.range(), log.ns(Instant::now()));
             log.ranges.insert(number, log.recording.ranges.len() as u32);
@@ -589,22 +554,6 @@ impl Device {
     }
 }
 
-struct EndRange<'a> {
-    recorder: &'a Recorder,
-    number: u32,
-}
-
-impl Drop for EndRange<'_> {
-    fn drop(&mut self) {
-        self.recorder.with(|log| {
-            let now = log.ns(Instant::now());
-            if let Some(&at) = log.ranges.get(&self.number) {
-                log.recording.ranges[at as usize].end_ns = now;
-            }
-        });
-    }
-}
-
 impl Stream {
     /// Makes a call that gets `bytes` of the driver for commands of this stream, or gives some back if they are 0, and notes it in the recording that is under
     /// way, if there is one. For allocators.
@@ -615,16 +564,9 @@ impl Stream {
         if let Some(start) = start {
             recorder.with(|log| {
                 let (start_ns, end_ns) = (log.ns(start), log.ns(Instant::now()));
-                let (thread, place) = (log.thread(), log.place());
-                let stream = self.id();
-                log.recording.driver_calls.push(DriverCallRecord {
-                    bytes,
-                    stream,
-                    start_ns,
-                    end_ns,
-                    thread,
-                    place,
-                });
+                let (stream, thread, place) = (self.id(), log.thread(), log.place());
+                let call = DriverCallRecord { bytes, stream, start_ns, end_ns, thread, place };
+                log.recording.driver_calls.push(call);
             });
         }
         result

@@ -15,9 +15,6 @@ use super::records::Place;
 /// Return addresses, innermost first.
 pub(super) type Stack = SmallVec<[usize; 64]>;
 
-/// Calls that are looked at. Without optimisation an op alone is dozens of calls.
-const DEPTH: usize = 512;
-
 /// The stacks that were seen.
 #[derive(Default)]
 pub(super) struct Stacks {
@@ -48,6 +45,9 @@ impl Stacks {
 #[cfg(all(unix, not(miri)))]
 fn walk() -> Stack {
     use std::ffi::{c_int, c_void};
+
+    /// Calls that are looked at. Without optimisation an op alone is dozens of calls.
+    const DEPTH: usize = 512;
 
     unsafe extern "C" {
         fn _Unwind_Backtrace(

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use device::cuda::Queue;
 use device::{
-    Binder, Buffer, Cpu, CpuConfig, CudaConfig, Device, Error, ErrorKind, Event, Result, Schedule, Stream,
-    Use, Work,
+    Binder, Buffer, Capture, Cpu, CpuConfig, CudaConfig, Device, Error, ErrorKind, Event, Result, Schedule,
+    Stream, Use, Work,
 };
 
 use crate::common::{
@@ -54,6 +54,33 @@ fn rule_22_a_panic_is_an_error_at_the_next_synchronising_call() -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// A command fails on another thread; its error has the line of the call that returns it. So has that of a refused wait.
+#[test]
+fn rule_22_an_error_has_the_line_of_the_synchronising_call() -> Result<()> {
+    let dev = Device::cpu_with(CpuConfig::default());
+    let stream = dev.new_stream()?;
+    let x = buffer(&stream)?;
+    let event = stream.record()?;
+    let calls: [(u32, &dyn Fn() -> Result<()>); 5] = [
+        (line!(), &|| dev.synchronize()),
+        (line!(), &|| stream.synchronize()),
+        (line!(), &|| event.synchronize()),
+        (line!(), &|| event.elapsed_ms(&event).map(drop)),
+        (line!(), &|| x.download(|_| ())),
+    ];
+    let capture = Capture::new(&dev)?;
+    for (line, call) in calls {
+        stream.launch_host("explode", &[Use::write(&x)], || fail("boom"))?;
+        while !stream.is_idle()? {}
+        for told in [capture.scope(call), call()] {
+            let error = told.err().ok_or_else(|| Error::invalid("test", "call", "an error", line))?;
+            let at = error.location();
+            assert_eq!((at.file(), at.line()), (file!(), line), "{error:?}");
+        }
+    }
+    Ok(())
 }
 
 /// Panics when it is dropped.
@@ -290,6 +317,29 @@ fn rule_22_a_panic_while_launching_poisons_nothing() -> Result<()> {
         assert_eq!(value(&x)?, 1);
         Ok(())
     })
+}
+
+/// Where each command is waited for, a hold is not, nor a command behind it, whose wait would not end.
+#[test]
+fn a_device_that_waits_for_each_command_can_be_held() -> Result<()> {
+    let config = CudaConfig { blocking: Some(true), ..CudaConfig::default() };
+    let dev = match Device::cuda_with(0, config) {
+        Err(error) if matches!(error.kind(), ErrorKind::CudaUnavailable { .. }) => return Ok(()),
+        device => device?,
+    };
+    let [one, two] = new_streams(&dev)?;
+    let hold = one.hold();
+    one.launch_host("behind", &[], || ())?;
+    two.wait_stream(&one)?;
+    two.launch_host("after", &[], || ())?;
+    assert!(!one.is_idle()? && !two.is_idle()?);
+    drop(hold);
+    dev.synchronize()?;
+    let ran = Arc::new(AtomicBool::new(false));
+    let set = Arc::clone(&ran);
+    two.launch_host("later", &[], move || set.store(true, Ordering::SeqCst))?;
+    assert!(ran.load(Ordering::SeqCst));
+    Ok(())
 }
 
 /// A worker waits for a driver's stream, of which all or some waits fail.

@@ -16,14 +16,14 @@ const MOST: u64 = 256 << 20;
 
 /// The file that keeps a program's image. It begins with all that the image was made from, which a reader compares, and
 /// appears under its name only when it is whole.
-pub(super) struct Kept {
+pub(super) struct CachedImage {
     path: Option<PathBuf>,
     /// What the image was made from, the lengths of the parts included.
     origin: Vec<u8>,
 }
 
-impl Kept {
-    pub(super) fn new(program: &'static Program, options: &[String]) -> Kept {
+impl CachedImage {
+    pub(super) fn new(program: &'static Program, options: &[String]) -> CachedImage {
         let (major, minor) = compiler_version();
         let origin = format!(
             "streamgrad kernels 1\nnvrtc {major}.{minor}\n{}\n{} bytes\n{}",
@@ -33,7 +33,7 @@ impl Kept {
         )
         .into_bytes();
         let file = format!("{}-{:016x}.bin", program.name, fingerprint(&origin));
-        Kept { path: directory().map(|directory| directory.join(file)), origin }
+        CachedImage { path: directory().map(|directory| directory.join(file)), origin }
     }
 
     /// The image; `None` if there is none that was made from the same, or it is not whole, or another user could have
@@ -140,9 +140,9 @@ mod tests {
 
     static PROGRAM: Program = Program::new("kept", "extern \"C\" __global__ void none() {}");
 
-    fn kept(name: &str) -> Kept {
+    fn kept(name: &str) -> CachedImage {
         let path = std::env::temp_dir().join(format!("streamgrad-{}-{name}", std::process::id()));
-        Kept { path: Some(path), origin: PROGRAM.source.into() }
+        CachedImage { path: Some(path), origin: PROGRAM.source.into() }
     }
 
     #[test]
@@ -157,7 +157,7 @@ mod tests {
             fs::write(path, &whole[..cut])?;
             assert!(kept.read().is_none(), "cut to {cut} bytes");
         }
-        let other = Kept { origin: b"another source".to_vec(), path: kept.path.clone() };
+        let other = CachedImage { origin: b"another source".to_vec(), path: kept.path.clone() };
         fs::write(path, &whole)?;
         assert!(other.read().is_none());
         fs::remove_file(path)
@@ -167,7 +167,7 @@ mod tests {
     fn what_killed_writers_left_is_removed_and_nothing_else() -> io::Result<()> {
         let folder = std::env::temp_dir().join(format!("streamgrad-{}-left", std::process::id()));
         fs::create_dir_all(&folder)?;
-        let kept = Kept { path: Some(folder.join("kept-1f.bin")), origin: Vec::new() };
+        let kept = CachedImage { path: Some(folder.join("kept-1f.bin")), origin: Vec::new() };
         for name in [
             "kept-1f.bin.7-0.tmp",
             "kept-1f.bin.8-0.tmp",
@@ -195,7 +195,7 @@ mod tests {
         use std::os::unix::fs::{PermissionsExt, chown};
         let folder = std::env::temp_dir().join(format!("streamgrad-{}-private", std::process::id()));
         let path = folder.join("kept.bin");
-        let kept = Kept { path: Some(path.clone()), origin: PROGRAM.source.into() };
+        let kept = CachedImage { path: Some(path.clone()), origin: PROGRAM.source.into() };
         let allow = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
         let mended = || {
             assert!(kept.read().is_none());

@@ -44,10 +44,7 @@ pub(super) fn address<T>(ptr: *const T) -> sys::CUdeviceptr {
 }
 
 pub(super) fn no_memory(bytes: usize) -> Error {
-    Error::new(ErrorKind::OutOfMemory {
-        requested_bytes: bytes,
-        report: "the driver has no such range".into(),
-    })
+    Error::out_of_memory(bytes, "the driver has no such range")
 }
 
 /// The outcome of a call that asks for `bytes` bytes.

@@ -12,16 +12,16 @@ use super::ffi::sys;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustc_hash::FxHashMap;
 
-use super::Program;
 use super::call::{address, call, check, no_memory, obtained};
 use super::event::{RawEvent, in_host_function};
 use super::handles::Handles;
 use super::memory::Pages;
-use super::module::{Function, Module};
+use super::module::{Function, Module, WARP_GROUPS, refused};
 use super::pinned::PinnedPool;
 use super::probe::probe;
+use super::{Program, Properties};
 use crate::stream::host_is_held;
-use crate::{AddressSpace, DeviceFacts, Error, ErrorKind, HeldOutside, MemoryDriver, Result, fork};
+use crate::{AddressSpace, Error, ErrorKind, HeldOutside, MemoryDriver, Result, fork};
 
 /// Memory that is no longer used.
 pub(crate) enum Freed {
@@ -40,12 +40,7 @@ pub(crate) struct Context {
     name: Box<str>,
     /// Major and minor compute capability.
     pub(crate) capability: (i32, i32),
-    pub(crate) multiprocessors: u32,
-    /// Threads for which one of them has room.
-    multiprocessor_threads: u32,
-    copy_engines: u32,
-    /// The most shared memory that a block may have.
-    pub(crate) shared_bytes: u32,
+    pub(crate) properties: Properties,
     /// The driver's least and greatest priority; the greatest is the smallest number.
     pub(crate) priorities: (i32, i32),
     pub(crate) pinned: PinnedPool,
@@ -104,10 +99,7 @@ impl Context {
             ordinal,
             name: "".into(),
             capability: (0, 0),
-            multiprocessors: 1,
-            multiprocessor_threads: 0,
-            copy_engines: 0,
-            shared_bytes: 0,
+            properties: Properties::default(),
             priorities: (0, 0),
             pinned: PinnedPool::default(),
             gates: AtomicUsize::new(0),
@@ -137,12 +129,15 @@ impl Context {
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
-        self.multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u32;
-        let threads = Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR;
-        self.multiprocessor_threads = attribute(threads)?.max(0) as u32;
-        self.copy_engines = attribute(Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)?.max(0) as u32;
-        let shared = Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        self.shared_bytes = attribute(shared)?.max(0) as u32;
+        let count = |of| attribute(of).map(|count| count.max(0) as u32);
+        self.properties = Properties {
+            multiprocessors: count(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1),
+            multiprocessor_threads: count(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
+            copy_engines: count(Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)?,
+            shared_bytes: count(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            has_tensor_cores: self.capability >= (8, 0),
+            has_warp_groups: self.capability == WARP_GROUPS,
+        };
         let (mut least, mut greatest) = (0, 0);
         let mut name = [0 as c_char; 128];
         // SAFETY: the context is current; the driver writes within what it is given.
@@ -170,20 +165,10 @@ impl Context {
         }
     }
 
-    /// What a recording says of the device.
-    pub(crate) fn facts(&self, facts: DeviceFacts) -> DeviceFacts {
-        DeviceFacts {
-            multiprocessors: self.multiprocessors,
-            multiprocessor_threads: self.multiprocessor_threads,
-            copy_engines: self.copy_engines,
-            ..facts
-        }
-    }
-
     /// The device's own name, with its architecture and size.
     pub(crate) fn describe(&self) -> String {
         let (major, minor) = self.capability;
-        format!("{}, sm_{major}{minor}, {} multiprocessors", self.name, self.multiprocessors)
+        format!("{}, sm_{major}{minor}, {} multiprocessors", self.name, self.properties.multiprocessors)
     }
 
     /// Obtains pinned host memory, at the same address for host and device; if there is none left, once more without the
@@ -268,18 +253,14 @@ impl Context {
     /// The kernel with this name; its program is compiled first, or read from disk, if this is its first use. The context is
     /// current.
     pub(super) fn function(&self, program: &'static Program, name: &str) -> Result<Function> {
-        let look_up = || Some(self.modules.read().get(&key(program))?.function(name, self.shared_bytes));
+        let look_up =
+            || Some(self.modules.read().get(&key(program))?.function(name, self.properties.shared_bytes));
         if let Some(found) = look_up() {
             return found;
         }
         self.load(&[program])?;
         // It is there: modules go with the context.
-        look_up().unwrap_or_else(|| {
-            Err(Error::new(ErrorKind::KernelCompile {
-                name: program.name.into(),
-                log: "the program is not loaded".into(),
-            }))
-        })
+        look_up().unwrap_or_else(|| Err(refused(program.name, "the program is not loaded")))
     }
 
     /// Loads those of the programs that are not.

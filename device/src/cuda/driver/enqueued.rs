@@ -12,12 +12,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::ffi::sys;
-use nodes::Node;
+use nodes::CapturedNode;
 
 use super::Grid;
 use super::enqueue::{Arguments, Call, Cluster, Kernel, Words};
 use super::graph::Graph;
-use super::launcher::Command;
+use super::launcher::CommandId;
 use super::module::Function;
 use super::stream::DriverStream;
 use crate::{KernelRecord, Result};
@@ -60,11 +60,11 @@ struct Launch {
     cluster: Cluster,
     arguments: Arguments,
     words: Box<[u64]>,
-    addresses: Box<[Address]>,
+    addresses: Box<[AddressWord]>,
 }
 
 /// A word that is an operand's address, plus an offset.
-struct Address {
+struct AddressWord {
     word: usize,
     operand: usize,
     offset: u64,
@@ -78,7 +78,7 @@ impl Enqueued {
     /// only, and the caller answers for the operands.
     pub(crate) unsafe fn enqueue(
         &self,
-        (stream, command): (&DriverStream, Command),
+        (stream, command): (&DriverStream, CommandId),
         operands: &Addresses,
         call: impl Fn(&Addresses, sys::CUstream) -> Result<()>,
     ) -> Result<()> {
@@ -138,10 +138,10 @@ fn find(
     let scratch = stream.sibling()?;
     let nodes = |operands: &Addresses| {
         let graph = Graph(scratch.capture(|raw| call(operands, raw))?);
-        Node::all(&graph)
+        CapturedNode::all(&graph)
     };
     let first = nodes(operands)?;
-    let kernels = first.iter().filter_map(Node::record).collect::<Result<_>>()?;
+    let kernels = first.iter().filter_map(CapturedNode::record).collect::<Result<_>>()?;
     // Of addresses that are less aligned a form has several kinds, of which the places would be one.
     let aligned = operands.iter().all(|at| at.addr().is_multiple_of(ALIGNMENT));
     if !aligned {
@@ -168,7 +168,7 @@ fn shifted(operands: &Addresses, shifts: &[u64; 5]) -> Addresses {
 
 impl Launch {
     /// A node of three captures, the first with `operands` and the others with them shifted, as a launch; `None` if it is none.
-    fn of(nodes: [&Node; 3], operands: &Addresses) -> Option<Launch> {
+    fn of(nodes: [&CapturedNode; 3], operands: &Addresses) -> Option<Launch> {
         let [first, second, third] = nodes.map(|node| node.kernel.as_ref().filter(|_| node.is_next));
         let (first, second, third) = (first?, second?, third?);
         let arguments = first.arguments.as_ref()?;
@@ -184,7 +184,7 @@ impl Launch {
             let operand = (0..operands.len())
                 .find(|&i| !operands[i].is_null() && by == SHIFTS.map(|shifts| shifts[i]))?;
             let offset = value.wrapping_sub(operands[operand].addr() as u64);
-            addresses.push(Address { word, operand, offset });
+            addresses.push(AddressWord { word, operand, offset });
         }
         Some(Launch {
             function: first.function,
@@ -198,10 +198,10 @@ impl Launch {
 
     /// # Safety
     /// As for [`Enqueued::enqueue`].
-    unsafe fn enqueue(&self, operands: &Addresses, stream: &DriverStream, command: Command) -> Result<()> {
+    unsafe fn enqueue(&self, operands: &Addresses, stream: &DriverStream, command: CommandId) -> Result<()> {
         let Launch { function, grid, cluster, ref arguments, .. } = *self;
         let mut words = Words::from_slice(&self.words);
-        for &Address { word, operand, offset } in &self.addresses {
+        for &AddressWord { word, operand, offset } in &self.addresses {
             words[word] = (operands[operand].addr() as u64).wrapping_add(offset);
         }
         let kernel = Kernel { function, grid, cluster, arguments: arguments.clone() };
@@ -217,15 +217,15 @@ mod tests {
 
     use smallvec::SmallVec;
 
-    use super::nodes::Kernel;
+    use super::nodes::CapturedKernel;
     use super::*;
 
     const HERE: [usize; 5] = [0x7F00_0000_1000, 0x7F00_0020_0010, 0x7F00_0020_0010, 0, 0x7F00_4000_0000];
 
     /// A node with these words as its first argument and a number as its second.
-    fn node(words: &[u64]) -> Node {
+    fn node(words: &[u64]) -> CapturedNode {
         let (words, begins) = ([words, &[7]].concat(), [0, words.len() as u16]);
-        let kernel = Kernel {
+        let kernel = CapturedKernel {
             function: Function(null_mut()),
             name: "f".into(),
             grid: Grid::linear(3, 64),
@@ -233,7 +233,7 @@ mod tests {
             arguments: Some(Arguments::Listed(SmallVec::from_slice(&begins))),
             words,
         };
-        Node { kernel: Some(kernel), is_next: true }
+        CapturedNode { kernel: Some(kernel), is_next: true }
     }
 
     /// The launch that is found if a library makes such words of its operands' addresses.
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn only_plain_kernels_in_a_row_are_launched() {
         let here = [null_mut(); 5];
-        let changes: [fn(&mut Node); 7] = [
+        let changes: [fn(&mut CapturedNode); 7] = [
             |node| node.kernel = None,
             |node| node.is_next = false,
             |node| node.kernel.as_mut().unwrap().arguments = None,

@@ -158,12 +158,9 @@ impl FaultWord {
             self.reporters.read().by_number.get(record.op.load(Ordering::Relaxed) as usize).copied()?;
         let (value, bound) = (record.value.load(Ordering::Relaxed), record.bound.load(Ordering::Relaxed));
         record.set.store(0, Ordering::Release);
-        let source = Error::new(ErrorKind::IndexOutOfRange {
-            op,
-            index: value,
-            size: usize::try_from(bound).unwrap_or(0),
-        });
-        Some(Error::new(ErrorKind::Async { op, stream, source: Arc::new(source) }))
+        let size = usize::try_from(bound).unwrap_or(0);
+        let source = Error::new(ErrorKind::IndexOutOfRange { op, index: value, size });
+        Some(Error::of_command(op, stream, source))
     }
 }
 

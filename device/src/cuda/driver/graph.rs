@@ -14,8 +14,7 @@ use super::stream::DriverStream;
 use super::{Grid, Queue, Target};
 use crate::core::Core;
 use crate::graph::Node;
-use crate::refused::refused;
-use crate::{Error, ErrorKind, Moment, Priority, Result, StreamId};
+use crate::{Error, Moment, Priority, Result, StreamId};
 
 /// A graph that the driver launches, and what its nodes use beside the memory of the plan.
 pub(crate) struct DriverGraph {
@@ -90,9 +89,7 @@ impl DriverGraph {
     /// A graph of `nodes`, each after those that it needs.
     pub(crate) fn new(core: &Arc<Core>, nodes: &[Node]) -> Result<DriverGraph> {
         let Some(cuda) = core.cuda() else {
-            return Err(Error::new(ErrorKind::CudaUnavailable {
-                reason: "a graph of a device that is no CUDA device".into(),
-            }));
+            return Err(Error::no_cuda("a graph of a device that is no CUDA device"));
         };
         let stream = DriverStream::new(&cuda.context, &cuda.fault, Priority::Normal, None)?;
         let never = Moment { stream: StreamId::fresh(), tick: 0 };
@@ -144,7 +141,7 @@ impl DriverGraph {
         node.work.enqueue(&Queue::new(&core, &self.stream, node.op, never, Target::Update(&updated)))?;
         // One that is left over would go on with the arguments that it had.
         if updated.next.get() < self.kernels[command].len() {
-            return Err(refused(
+            return Err(Error::captured(
                 "replay",
                 "a command of the graph has fewer kernels than it was captured with",
             ));
@@ -235,7 +232,7 @@ impl Updated<'_> {
     ) -> Result<()> {
         let next = self.next.replace(self.next.get() + 1);
         let Some(&node) = self.graph.kernels[self.command].get(next) else {
-            return Err(refused(
+            return Err(Error::captured(
                 "replay",
                 "a command of the graph has more kernels than it was captured with",
             ));

@@ -1,17 +1,17 @@
 //! Events and memory that other processes open.
 
-use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::ffi::sys;
 
+use super::Context;
 use super::call::{address, call};
 use super::event::RawEvent;
+use super::stream::DriverStream;
 use super::timed::TimedEvent;
-use super::{Context, Queue};
 use crate::ipc::DRIVER_HANDLE;
-use crate::{Binder, Buffer, Cpu, Device, Error, ErrorKind, MemoryDriver, Result, Work};
+use crate::{Device, Error, ErrorKind, MemoryDriver, Result};
 
 /// Memory that other processes open takes whole units of this: what is smaller may share its unit, all of which they would see.
 const UNIT: usize = 2 << 20;
@@ -78,6 +78,12 @@ impl SharedEvent {
         }
         let lhs = format!("cuda:{}", self.context.ordinal).into();
         Err(Error::new(ErrorKind::DeviceMismatch { op, lhs, rhs: device.to_string().into() }))
+    }
+
+    /// Makes later work of a stream of the event's device, which is current, come after it.
+    pub(crate) fn delay(&self, stream: &DriverStream) -> Result<()> {
+        // SAFETY: the context is current, and both handles are live.
+        unsafe { call!(cuStreamWaitEvent(stream.raw(), self.raw.0, 0)) }
     }
 
     pub(crate) fn is_complete(&self) -> Result<bool> {
@@ -172,6 +178,34 @@ impl IpcMemory {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
+
+    /// Enqueues its one use: a copy between it and `bytes` bytes of a buffer, to it if `fill`.
+    ///
+    /// # Safety
+    /// The bytes are inside the buffer, which the stream's newest command uses, and no more than this memory has. The device is
+    /// current.
+    pub(crate) unsafe fn copy(
+        &self,
+        stream: &DriverStream,
+        buffer: *mut u8,
+        bytes: usize,
+        fill: bool,
+    ) -> Result<()> {
+        let own = self.ptr.as_ptr();
+        let (to, from) = if fill { (own, buffer) } else { (buffer, own) };
+        let raw = stream.raw();
+        // SAFETY: the caller answers for the ranges, and nobody else uses this memory meanwhile. The context is current, and the
+        // handles are live.
+        unsafe {
+            if bytes > 0 {
+                call!(cuMemcpyDtoDAsync_v2(address(to), address(from), bytes, raw))?;
+            }
+            call!(cuEventRecord(self.used.raw.0, raw)).inspect_err(|_| {
+                // Nothing else would say when the memory may go.
+                sys::cuStreamSynchronize(raw);
+            })
+        }
+    }
 }
 
 fn rounded(len: usize) -> usize {
@@ -192,83 +226,5 @@ impl Drop for IpcMemory {
                 self.used.context.free(self.ptr, rounded(self.len));
             }
         }
-    }
-}
-
-/// Makes a stream wait for an event of another process.
-pub(crate) struct IpcWait(pub(crate) Arc<SharedEvent>);
-
-impl Work for IpcWait {
-    fn run(&self, _: &Cpu<'_>) {}
-
-    fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
-        // SAFETY: the context is current, and both handles are live.
-        unsafe { call!(cuStreamWaitEvent(queue.stream.raw(), self.0.raw.0, 0)) }
-    }
-
-    fn bind(&mut self, _: &mut dyn Binder) {}
-
-    fn waits(&self) -> bool {
-        true
-    }
-}
-
-/// The one use of memory that two processes have: a copy to it, or from there.
-pub(crate) struct IpcCopy {
-    from: *const u8,
-    to: *mut u8,
-    bytes: usize,
-    /// What the copy comes after.
-    filled: Option<IpcWait>,
-    /// What comes after it.
-    used: Arc<SharedEvent>,
-}
-
-// SAFETY: the addresses are only followed by the launched command, whose uses keep their memory.
-unsafe impl Send for IpcCopy {}
-// SAFETY: nothing changes them through a shared reference.
-unsafe impl Sync for IpcCopy {}
-
-impl IpcCopy {
-    /// Of a range of `buffer`, inside of it and as long as `memory`.
-    pub(crate) fn out_of(buffer: &Buffer, range: Range<usize>, memory: &IpcMemory) -> Self {
-        let from = buffer.ptr().wrapping_add(range.start);
-        let (to, used) = (memory.ptr.as_ptr(), Arc::clone(&memory.used));
-        IpcCopy { from, to, bytes: range.len(), filled: None, used }
-    }
-
-    /// To the start of `buffer`, which is no shorter, once `filled` has come.
-    pub(crate) fn into(buffer: &Buffer, memory: &IpcMemory, filled: Arc<SharedEvent>) -> Self {
-        let (from, used) = (memory.ptr.as_ptr(), Arc::clone(&memory.used));
-        IpcCopy { from, to: buffer.ptr(), bytes: memory.len, filled: Some(IpcWait(filled)), used }
-    }
-}
-
-impl Work for IpcCopy {
-    fn run(&self, _: &Cpu<'_>) {}
-
-    fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
-        if let Some(filled) = &self.filled {
-            filled.enqueue(queue)?;
-        }
-        // SAFETY: who launches it has looked at the lengths and names the buffer; nobody else uses the memory meanwhile. The
-        // context is current, and the handles are live.
-        unsafe {
-            if self.bytes > 0 {
-                queue.copy(self.to, self.from, self.bytes)?;
-            }
-            // Not before the copy is with the driver.
-            let stream = queue.stream.raw();
-            call!(cuEventRecord(self.used.raw.0, stream)).inspect_err(|_| {
-                // Nothing else would say when the memory may go.
-                sys::cuStreamSynchronize(stream);
-            })
-        }
-    }
-
-    fn bind(&mut self, _: &mut dyn Binder) {}
-
-    fn waits(&self) -> bool {
-        self.filled.is_some()
     }
 }

@@ -31,16 +31,16 @@ const LINGER: Duration = Duration::from_micros(200);
 const MOST: usize = 512;
 
 /// The command of which a call is a part.
-pub(super) type Command = (&'static str, StreamId);
+pub(super) type CommandId = (&'static str, StreamId);
 
 pub(crate) struct Launcher {
-    shared: Arc<Shared>,
+    shared: Arc<State>,
     /// Ends with the device and its last stream, whose calls are made by then.
     _thread: Thread,
 }
 
-struct Shared {
-    queue: Mutex<Queue>,
+struct State {
+    queue: Mutex<CallQueue>,
     /// Whether the queue holds something, for a look without its lock.
     backlog: AtomicBool,
     /// Somebody has a call, or no more will come.
@@ -48,17 +48,17 @@ struct Shared {
     /// Launches in a row for which it is woken, and those since the driver was last asked for something, while it sleeps.
     worth_waking: u32,
     run: AtomicU32,
-    made: Line<AtomicU64>,
+    made: CacheLine<AtomicU64>,
     /// Where refusals are reported.
     fault: Arc<FaultWord>,
 }
 
 /// On a cache line of its own: the thread writes it all the time.
 #[repr(align(128))]
-struct Line<T>(T);
+struct CacheLine<T>(T);
 
 #[derive(Default)]
-struct Queue {
+struct CallQueue {
     batch: Batch,
     /// How many calls there ever were.
     given: u64,
@@ -78,7 +78,7 @@ struct Given {
     call: Call,
     words: usize,
     stream: Raw,
-    command: Command,
+    command: CommandId,
 }
 
 #[derive(Clone, Copy)]
@@ -89,7 +89,7 @@ unsafe impl Send for Raw {}
 
 /// A launcher that takes calls: it is awake, or woken by them.
 pub(super) struct Awake<'a> {
-    queue: MutexGuard<'a, Queue>,
+    queue: MutexGuard<'a, CallQueue>,
     backlog: &'a AtomicBool,
 }
 
@@ -99,13 +99,13 @@ impl Launcher {
     /// # Errors
     /// `Io` if the system gives no thread.
     pub(crate) fn new(context: &Arc<Context>, fault: &Arc<FaultWord>, all: bool) -> Result<Arc<Launcher>> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(State {
             queue: Mutex::default(),
             backlog: AtomicBool::new(false),
             called: Condvar::new(),
             worth_waking: if all { 1 } else { WORTH_WAKING },
             run: AtomicU32::new(0),
-            made: Line(AtomicU64::new(0)),
+            made: CacheLine(AtomicU64::new(0)),
             fault: Arc::clone(fault),
         });
         let (theirs, context) = (Arc::clone(&shared), Arc::clone(context));
@@ -165,7 +165,7 @@ impl Awake<'_> {
         call: Call,
         words: &[u64],
         stream: sys::CUstream,
-        command: Command,
+        command: CommandId,
     ) -> u64 {
         let queue = &mut *self.queue;
         queue.batch.calls.push(Given { call, words: words.len(), stream: Raw(stream), command });
@@ -176,7 +176,7 @@ impl Awake<'_> {
     }
 }
 
-impl Shared {
+impl State {
     fn work(&self, context: &Context) {
         // A driver that refuses this refuses the calls, which is told.
         let _bound = context.bind();

@@ -24,10 +24,10 @@ pub use enqueued::{Addresses, Enqueued};
 pub(crate) use event::in_host_function;
 pub(crate) use fault::FaultWord;
 pub(crate) use graph::{Captured, DriverGraph, Updated};
-pub(crate) use ipc::{IpcCopy, IpcMemory, IpcWait, SharedEvent};
+pub(crate) use ipc::{IpcMemory, SharedEvent};
 pub(crate) use launcher::Launcher;
 pub(crate) use pinned::Staged;
 pub(crate) use stream::DriverStream;
 pub(crate) use timed::{GateWord, TimedEvent};
 
-use super::{Arg, Grid, Program, Queue, Target};
+use super::{Arg, Grid, Program, Properties, Queue, Target};

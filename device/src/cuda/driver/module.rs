@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::ffi::nvrtc;
 use super::ffi::sys;
+use super::ffi::sys::CUfunction_attribute_enum as Attribute;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
-use super::cache::{Kept, compiler_version};
+use super::cache::{CachedImage, compiler_version};
 use super::call::{call, check, obtained};
 use super::{Grid, Program};
 use crate::{Error, ErrorKind, KernelRecord, Result, Team};
@@ -119,21 +120,18 @@ impl Module {
         // SAFETY: the module is loaded, and the name ends with 0.
         let code = unsafe { sys::cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr()) };
         if code == sys::CUresult::CUDA_ERROR_NOT_FOUND {
-            return Err(Error::new(ErrorKind::KernelCompile {
-                name: name.into(),
-                log: "the program has no such kernel".into(),
-            }));
+            return Err(refused(name, "the program has no such kernel"));
         }
         check("cuModuleGetFunction", code)?;
-        allow_shared(raw, shared_bytes)?;
-        self.functions.write().insert(name.into(), Function(raw));
-        Ok(Function(raw))
+        let function = Function(raw);
+        function.allow_shared(shared_bytes)?;
+        self.functions.write().insert(name.into(), function);
+        Ok(function)
     }
 }
 
 impl Function {
-    const DYNAMIC: sys::CUfunction_attribute_enum =
-        sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    const DYNAMIC: Attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 
     /// Lets a block have so much dynamic shared memory.
     fn allow_dynamic(self, bytes: u32) -> Result<()> {
@@ -143,21 +141,24 @@ impl Function {
 
     /// Lets a block have so much dynamic shared memory if it might have less so far; whether it did and may now.
     pub(super) fn allow_more_dynamic(self, bytes: u32) -> bool {
-        let mut allowed = 0;
+        let is_less = self.attribute(Function::DYNAMIC).is_ok_and(|allowed| allowed < bytes);
+        is_less && self.allow_dynamic(bytes).is_ok()
+    }
+
+    /// Lets a block have so much shared memory in all.
+    fn allow_shared(self, bytes: u32) -> Result<()> {
+        let declared = self.attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+        self.allow_dynamic(bytes.saturating_sub(declared))
+    }
+
+    fn attribute(self, attribute: Attribute) -> Result<u32> {
+        let mut value = 0;
         // SAFETY: the handle is live; the driver writes a number to the address.
-        let code = unsafe { sys::cuFuncGetAttribute(&mut allowed, Function::DYNAMIC, self.0) };
-        let knows = check("cuFuncGetAttribute", code).is_ok();
-        knows && (allowed.max(0) as u32) < bytes && self.allow_dynamic(bytes).is_ok()
+        unsafe { call!(cuFuncGetAttribute(&mut value, attribute, self.0)) }.map(|()| value.max(0) as u32)
     }
 
     /// The kernel with such a grid: what it takes of a multiprocessor, and how many of its blocks have room there.
     pub(super) fn describe(self, name: &str, grid: Grid) -> Result<KernelRecord> {
-        use sys::CUfunction_attribute_enum as Attribute;
-        let attribute = |attribute| {
-            let mut value = 0;
-            // SAFETY: the handle is live; the driver writes a number to the address.
-            unsafe { call!(cuFuncGetAttribute(&mut value, attribute, self.0)) }.map(|()| value.max(0) as u32)
-        };
         let threads = grid.threads.iter().product::<u32>() as i32;
         let mut blocks = 0;
         // SAFETY: the handle is live; the driver writes a number to the address.
@@ -170,24 +171,13 @@ impl Function {
             name: name.into(),
             blocks: grid.blocks,
             threads: grid.threads,
-            shared_bytes: grid.shared_bytes + attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
-            registers: attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+            shared_bytes: grid.shared_bytes
+                + self.attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+            registers: self.attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
             blocks_per_multiprocessor: blocks.max(0) as u32,
             duration_ns: None,
         })
     }
-}
-
-/// Lets the blocks of a kernel have so much shared memory in all.
-fn allow_shared(function: sys::CUfunction, bytes: u32) -> Result<()> {
-    use sys::CUfunction_attribute_enum as Attribute;
-    let mut declared = 0;
-    // SAFETY: the handle is live; the driver writes a number to the address.
-    unsafe {
-        let attribute = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
-        call!(cuFuncGetAttribute(&mut declared, attribute, function))?;
-    }
-    Function(function).allow_dynamic(bytes.saturating_sub(declared.max(0) as u32))
 }
 
 impl Drop for Module {
@@ -198,12 +188,12 @@ impl Drop for Module {
 }
 
 fn c_string(text: &str) -> Result<CString> {
-    CString::new(text).map_err(|_| {
-        Error::new(ErrorKind::KernelCompile {
-            name: text.into(),
-            log: "the name or source holds a 0 byte".into(),
-        })
-    })
+    CString::new(text).map_err(|_| refused(text, "the name or source holds a 0 byte"))
+}
+
+/// The error of a program or kernel that cannot be compiled or found.
+pub(super) fn refused(name: &str, log: impl Into<Box<str>>) -> Error {
+    Error::new(ErrorKind::KernelCompile { name: name.into(), log: log.into() })
 }
 
 /// What the compiler is asked for: with its version, all that an image depends on besides the source.
@@ -222,7 +212,7 @@ const SPLITS: (i32, i32) = (13, 0);
 
 /// The image of a program, and whether it was kept: else it is compiled.
 fn image(program: &'static Program, options: &[String]) -> Result<(Vec<u8>, bool)> {
-    match Kept::new(program, options).read() {
+    match CachedImage::new(program, options).read() {
         Some(image) => Ok((image, true)),
         None => compile_and_keep(program, options).map(|image| (image, false)),
     }
@@ -231,14 +221,13 @@ fn image(program: &'static Program, options: &[String]) -> Result<(Vec<u8>, bool
 fn compile_and_keep(program: &'static Program, options: &[String]) -> Result<Vec<u8>> {
     let image = compile(program, options)?;
     // A program that cannot be kept is compiled again next time.
-    let _ = Kept::new(program, options).write(&image);
+    let _ = CachedImage::new(program, options).write(&image);
     Ok(image)
 }
 
 /// Compiles a program to an image for the device's own architecture.
 fn compile(program: &'static Program, options: &[String]) -> Result<Vec<u8>> {
-    let refused =
-        |log: String| Error::new(ErrorKind::KernelCompile { name: program.name.into(), log: log.into() });
+    let refused = |log: String| refused(program.name, log);
     let (source, name) = (c_string(program.source)?, c_string(program.name)?);
     let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect::<Result<_>>()?;
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();

@@ -19,6 +19,7 @@ pub(crate) struct PinnedPool {
     bytes: AtomicUsize,
 }
 
+#[derive(Clone, Copy)]
 struct Pinned(NonNull<u8>);
 
 // SAFETY: an address of memory that its holder alone uses.
@@ -66,7 +67,7 @@ impl PinnedPool {
 /// A pinned block in use by a copy. It goes back when dropped, and is used again once the copy has run.
 pub(crate) struct Staged {
     context: Arc<Context>,
-    block: Option<Pinned>,
+    block: Pinned,
     capacity: usize,
     len: usize,
     /// The command that uses it.
@@ -85,7 +86,7 @@ impl Staged {
                 new
             }
         };
-        Ok(Staged { context: Arc::clone(context), block: Some(block), capacity, len, last: moment })
+        Ok(Staged { context: Arc::clone(context), block, capacity, len, last: moment })
     }
 
     /// A copy of `bytes` for the command at `moment`, which reads it; the context is current.
@@ -106,7 +107,7 @@ impl Staged {
     }
 
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.block.as_ref().map_or(std::ptr::null_mut(), |block| block.0.as_ptr())
+        self.block.0.as_ptr()
     }
 
     /// The content.
@@ -114,18 +115,13 @@ impl Staged {
     /// # Safety
     /// The command that writes it has run.
     pub(crate) unsafe fn bytes(&self) -> &[u8] {
-        match &self.block {
-            // SAFETY: the block has `len` bytes, and the command that writes them has run, which the caller guarantees.
-            Some(block) => unsafe { std::slice::from_raw_parts(block.0.as_ptr(), self.len) },
-            None => &[],
-        }
+        // SAFETY: the block has `len` bytes, and the command that writes them has run, which the caller guarantees.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 }
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if let Some(block) = self.block.take() {
-            self.context.pinned.give(block, self.capacity, self.last);
-        }
+        self.context.pinned.give(self.block, self.capacity, self.last);
     }
 }

@@ -5,7 +5,7 @@ use super::ffi::nvrtc;
 use super::ffi::sys;
 
 use super::call::call;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, Result};
 
 /// The oldest CUDA version whose driver has every call that is made here.
 const OLDEST: i32 = 12080;
@@ -15,7 +15,7 @@ const OLDEST: i32 = 12080;
 pub(super) fn probe(ordinal: usize) -> Result<sys::CUdevice> {
     // What asks for the version is in every driver, and a driver that is new enough has all the others.
     match sys::missing() {
-        Err(()) => return Err(unavailable("no CUDA driver: the library libcuda was not found")),
+        Err(()) => return Err(Error::no_cuda("no CUDA driver: the library libcuda was not found")),
         Ok(Some(name @ "cuDriverGetVersion")) => return Err(lacks("libcuda", name)),
         Ok(_) => {}
     }
@@ -25,7 +25,7 @@ pub(super) fn probe(ordinal: usize) -> Result<sys::CUdevice> {
         ("libcublasLt", blas::missing(), "the library libcublasLt was not found"),
     ];
     for (library, missing, not_found) in libraries {
-        if let Some(name) = missing.map_err(|()| unavailable(not_found))? {
+        if let Some(name) = missing.map_err(|()| Error::no_cuda(not_found))? {
             return Err(lacks(library, name));
         }
     }
@@ -33,12 +33,12 @@ pub(super) fn probe(ordinal: usize) -> Result<sys::CUdevice> {
 }
 
 fn lacks(library: &str, function: &str) -> Error {
-    unavailable(&format!("the library {library} is too old or another one: it has no {function}"))
+    Error::no_cuda(format!("the library {library} is too old or another one: it has no {function}"))
 }
 
 fn find(ordinal: usize) -> Result<sys::CUdevice> {
     let answered = |result: Result<()>| {
-        result.map_err(|error| unavailable(&format!("the CUDA driver answers: {error}")))
+        result.map_err(|error| Error::no_cuda(format!("the CUDA driver answers: {error}")))
     };
     let (mut version, mut count, mut device) = (0, 0, 0);
     // SAFETY: the driver is present; it writes one number to each address.
@@ -46,7 +46,7 @@ fn find(ordinal: usize) -> Result<sys::CUdevice> {
         answered(call!(cuDriverGetVersion(&mut version)))?;
         if version < OLDEST {
             let (major, minor) = (version / 1000, version % 1000 / 10);
-            return Err(unavailable(&format!(
+            return Err(Error::no_cuda(format!(
                 "the CUDA driver is too old: it is of CUDA {major}.{minor}, and 12.8 is needed"
             )));
         }
@@ -54,7 +54,7 @@ fn find(ordinal: usize) -> Result<sys::CUdevice> {
         answered(call!(cuDeviceGetCount(&mut count)))?;
     }
     if ordinal >= count as usize {
-        return Err(unavailable(&match count {
+        return Err(Error::no_cuda(match count {
             0 => "the CUDA driver finds no device".to_owned(),
             _ => format!("there is no device {ordinal}: the driver finds {count}"),
         }));
@@ -62,8 +62,4 @@ fn find(ordinal: usize) -> Result<sys::CUdevice> {
     // SAFETY: the driver is initialised, and it writes a handle to the address.
     unsafe { answered(call!(cuDeviceGet(&mut device, ordinal as i32)))? };
     Ok(device)
-}
-
-pub(super) fn unavailable(reason: &str) -> Error {
-    Error::new(ErrorKind::CudaUnavailable { reason: reason.into() })
 }

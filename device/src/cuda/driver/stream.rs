@@ -1,7 +1,6 @@
 //! A driver's stream: what launching, waiting and marking mean to it.
 
 use std::ffi::c_void;
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,10 +13,9 @@ use super::context::Context;
 use super::enqueue::{Call, Kernel};
 use super::event::{IN_HOST_FUNCTION, RawEvent};
 use super::fault::FaultWord;
-use super::launcher::{Command, Launcher};
-use super::module::WARP_GROUPS;
+use super::launcher::{CommandId, Launcher};
 use super::timed::{GateWord, TimedEvent};
-use super::{Arg, Captured, Grid, Program, Staged, Target};
+use super::{Arg, Grid, Program, Properties, Staged, Target};
 use crate::{KernelRecord, Moment, Panicked, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made, or given to the launcher, under the tail of the stream that owns it, but for those
@@ -103,7 +101,7 @@ impl DriverStream {
     /// # Safety
     /// The context is current, the words are the call's, and whoever made it answers for it.
     #[inline]
-    pub(super) unsafe fn enqueue(&self, mut call: Call, words: &mut [u64], command: Command) -> Result<()> {
+    pub(super) unsafe fn enqueue(&self, mut call: Call, words: &mut [u64], command: CommandId) -> Result<()> {
         let Some(launcher) = &self.launcher else {
             // SAFETY: the caller's promise.
             return unsafe { call.make(words, self.raw) };
@@ -131,20 +129,8 @@ impl DriverStream {
         DriverStream::new(&self.context, &self.fault, Priority::Normal, None)
     }
 
-    pub(crate) fn multiprocessors(&self) -> u32 {
-        self.context.multiprocessors
-    }
-
-    pub(crate) fn shared_bytes(&self) -> u32 {
-        self.context.shared_bytes
-    }
-
-    pub(crate) fn has_tensor_cores(&self) -> bool {
-        self.context.capability >= (8, 0)
-    }
-
-    pub(crate) fn has_warp_groups(&self) -> bool {
-        self.context.capability == WARP_GROUPS
+    pub(crate) fn properties(&self) -> &Properties {
+        &self.context.properties
     }
 
     /// Makes the device current on this thread; before any other call.
@@ -277,17 +263,16 @@ impl DriverStream {
         })
     }
 
-    /// Enqueues a copy of `bytes` to the device; they are read before the call returns.
+    /// Enqueues a copy of `bytes` to the device; they are read before the call returns. A graph keeps the result, from which it
+    /// copies at each launch.
     ///
     /// # Safety
     /// `to` is in bounds, and the command at `moment` writes it.
-    pub(crate) unsafe fn upload(&self, to: *mut u8, bytes: &[u8], moment: Moment) -> Result<()> {
-        if bytes.is_empty() {
-            return Ok(());
-        }
+    pub(crate) unsafe fn upload(&self, to: *mut u8, bytes: &[u8], moment: Moment) -> Result<Staged> {
         let staged = Staged::of(&self.context, bytes, moment)?;
         // SAFETY: the context is current; the block is not used again before the command at `moment` has run.
-        unsafe { self.copy_from_pinned(to, staged.as_ptr(), bytes.len()) }
+        unsafe { self.copy_from_pinned(to, staged.as_ptr(), bytes.len())? };
+        Ok(staged)
     }
 
     /// Enqueues a copy to the host, to be read once the command at `moment` has run.
@@ -320,7 +305,7 @@ impl DriverStream {
     /// As for [`Queue::kernel`](super::Queue::kernel).
     pub(crate) unsafe fn kernel(
         &self,
-        command: Command,
+        command: CommandId,
         program: &'static Program,
         name: &str,
         grid: Grid,
@@ -424,25 +409,6 @@ impl DriverStream {
         *self.reporter.get_or_init(StreamId::fresh)
     }
 
-    /// Enqueues a copy of `bytes` as a node of a graph, which keeps them.
-    ///
-    /// # Safety
-    /// As for [`upload`](Self::upload).
-    pub(crate) unsafe fn upload_constant(
-        &self,
-        to: *mut u8,
-        bytes: &[u8],
-        moment: Moment,
-        captured: &Captured,
-    ) -> Result<()> {
-        let staged = Staged::of(&self.context, bytes, moment)?;
-        let from = staged.as_ptr().cast::<c_void>();
-        // SAFETY: the context is current; the block is kept by the graph.
-        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(address(to), from, bytes.len(), self.raw()) };
-        captured.keep(staged);
-        check("cuMemcpyHtoDAsync", code)
-    }
-
     /// Loads programs.
     pub(crate) fn preload(&self, programs: &[&'static Program]) -> Result<()> {
         self.context.load(programs)
@@ -452,7 +418,7 @@ impl DriverStream {
     /// As for [`Queue::copy`](super::Queue::copy).
     pub(crate) unsafe fn copy(
         &self,
-        command: Command,
+        command: CommandId,
         to: *mut u8,
         from: *const u8,
         bytes: usize,
@@ -513,7 +479,7 @@ impl DriverStream {
     /// As for [`Queue::fill_bytes`](super::Queue::fill_bytes).
     pub(crate) unsafe fn fill_bytes(
         &self,
-        command: Command,
+        command: CommandId,
         to: *mut u8,
         value: u8,
         bytes: usize,
@@ -538,8 +504,4 @@ impl Drop for DriverStream {
     }
 }
 
-impl fmt::Debug for DriverStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DriverStream").finish_non_exhaustive()
-    }
-}
+debug_fields!(DriverStream {});

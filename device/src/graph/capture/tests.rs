@@ -3,6 +3,7 @@
 use std::process::Command as Process;
 
 use super::*;
+use crate::ErrorKind;
 use crate::graph::groups::tests::Nothing;
 use crate::graph::plan::{GraphOptions, Order};
 

@@ -42,16 +42,12 @@ impl Work for Noted {
 
 /// Commands of which each needs some of those before it.
 fn nodes(seed: u64, count: usize, order: &Arc<Mutex<Vec<usize>>>, failing: Option<usize>) -> Vec<Node> {
-    let mut state = seed;
-    let mut random = move |below: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 33) as usize % below
-    };
+    let mut random = SplitMix(seed);
     let mut nodes: Vec<Node> = Vec::new();
     for number in 0..count {
         let mut needs: SmallVec<[u32; 4]> = SmallVec::new();
-        for _ in 0..random(4).min(number) {
-            let need = random(number) as u32;
+        for _ in 0..random.below(4).min(number) {
+            let need = random.below(number) as u32;
             if !needs.contains(&need) {
                 needs.push(need);
                 nodes[need as usize].next.push(number as u32);
@@ -60,7 +56,7 @@ fn nodes(seed: u64, count: usize, order: &Arc<Mutex<Vec<usize>>>, failing: Optio
         let work = Noted {
             number,
             order: Arc::clone(order),
-            parts: 1 + 40 * random(2),
+            parts: 1 + 40 * random.below(2),
             fails: failing == Some(number),
         };
         nodes.push(Node {
@@ -69,7 +65,7 @@ fn nodes(seed: u64, count: usize, order: &Arc<Mutex<Vec<usize>>>, failing: Optio
             needs,
             next: SmallVec::new(),
             left: AtomicU32::new(0),
-            urgency: random(100) as u64,
+            urgency: random.below(100) as u64,
         });
     }
     nodes

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::{Groups, gap};
 use crate::cuda::Queue;
-use crate::graph::commands::{Command, Memory};
+use crate::graph::commands::{StepCommand, StepMemory};
 use crate::graph::plan::{Order, Plan};
 use crate::{Binder, Cpu, Device, Work};
 
@@ -33,10 +33,13 @@ pub(in crate::graph) fn plan(device: &Device, reads: &[Vec<usize>], bytes: &[usi
                 uses.push((read, false));
             }
         }
-        Command { op: "nothing", stream, uses, work: Box::new(Nothing) }
+        StepCommand { op: "nothing", stream, uses, work: Box::new(Nothing) }
     };
-    let memory =
-        |(at, &bytes): (usize, &usize)| Memory::Planned { at: (1 << 60) + (at << 24), bytes, alive: false };
+    let memory = |(at, &bytes): (usize, &usize)| StepMemory::Planned {
+        at: (1 << 60) + (at << 24),
+        bytes,
+        alive: false,
+    };
     let memories = bytes.iter().cycle().take(reads.len()).enumerate().map(memory).collect();
     Plan::new(device.clone(), reads.iter().enumerate().map(command).collect(), memories, Default::default())
 }

@@ -14,15 +14,15 @@ use crate::cuda::driver::module::Function;
 use crate::{KernelRecord, Result};
 
 /// A node of a graph that was captured.
-pub(super) struct Node {
+pub(super) struct CapturedNode {
     /// What it runs, if that is a kernel.
-    pub(super) kernel: Option<Kernel>,
+    pub(super) kernel: Option<CapturedKernel>,
     /// Whether it comes after the node before it and after nothing else.
     pub(super) is_next: bool,
 }
 
 /// A node's kernel.
-pub(super) struct Kernel {
+pub(super) struct CapturedKernel {
     pub(super) function: Function,
     pub(super) name: Box<str>,
     pub(super) grid: Grid,
@@ -33,9 +33,9 @@ pub(super) struct Kernel {
     pub(super) words: Vec<u64>,
 }
 
-impl Node {
+impl CapturedNode {
     /// All of a graph's, in the order in which they were captured.
-    pub(super) fn all(graph: &Graph) -> Result<Vec<Node>> {
+    pub(super) fn all(graph: &Graph) -> Result<Vec<CapturedNode>> {
         let mut count = 0;
         // SAFETY: the graph is live, and nobody changes it. The driver writes how many nodes it has.
         unsafe { call!(cuGraphGetNodes(graph.0, null_mut(), &mut count))? };
@@ -47,8 +47,11 @@ impl Node {
             let mut before = edges.iter().filter(|edge| edge.1 == nodes[i]).map(|edge| edge.0);
             before.next() == i.checked_sub(1).map(|before| nodes[before]) && before.next().is_none()
         };
-        // SAFETY: the nodes are live while the graph is.
-        let node = |i| unsafe { Kernel::of(nodes[i]) }.map(|kernel| Node { kernel, is_next: is_next(i) });
+        let node = |i| {
+            // SAFETY: the nodes are live while the graph is.
+            let kernel = unsafe { CapturedKernel::of(nodes[i])? };
+            Ok(CapturedNode { kernel, is_next: is_next(i) })
+        };
         (0..nodes.len()).map(node).collect()
     }
 
@@ -76,9 +79,9 @@ fn edges(graph: &Graph) -> Result<Vec<(sys::CUgraphNode, sys::CUgraphNode)>> {
     Ok(from.into_iter().zip(to).collect())
 }
 
-impl Kernel {
+impl CapturedKernel {
     /// Whether another one differs in words at most.
-    pub(super) fn is_like(&self, other: &Kernel) -> bool {
+    pub(super) fn is_like(&self, other: &CapturedKernel) -> bool {
         self.function.0 == other.function.0
             && self.grid == other.grid
             && self.cluster == other.cluster
@@ -90,7 +93,7 @@ impl Kernel {
     ///
     /// # Safety
     /// The node is live.
-    unsafe fn of(node: sys::CUgraphNode) -> Result<Option<Kernel>> {
+    unsafe fn of(node: sys::CUgraphNode) -> Result<Option<CapturedKernel>> {
         let mut kind = 0;
         // SAFETY: the node is live; the driver writes a number.
         unsafe { call!(cuGraphNodeGetType(node, &mut kind))? };
@@ -120,7 +123,7 @@ impl Kernel {
         // SAFETY: the node is live and a kernel's, as its type says.
         let waits = unsafe { attribute(node, Attribute::CU_LAUNCH_ATTRIBUTE_COOPERATIVE)?.cooperative != 0 };
         let arguments = arguments.filter(|_| !waits);
-        Ok(Some(Kernel { function: Function(params.func), name, grid, cluster, arguments, words }))
+        Ok(Some(CapturedKernel { function: Function(params.func), name, grid, cluster, arguments, words }))
     }
 }
 

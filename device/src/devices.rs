@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 use crate::core::{Backend, Core, Cuda};
 use crate::cuda::{Context, FaultWord, Launcher, PinnedMemory};
 use crate::delay::Delays;
-use crate::environment::Launches;
 use crate::explorer::{Choice, Explorer};
 use crate::fifo::{Fifo, Runner, reached};
 use crate::stream::{Handle, Side, Stream};
@@ -49,6 +48,7 @@ pub enum DeviceKind {
 #[repr(transparent)]
 pub struct Device(pub(crate) Stream);
 
+#[derive::located]
 impl Device {
     /// The host's processor, one device for the whole process.
     pub fn cpu() -> Device {
@@ -62,10 +62,6 @@ impl Device {
         let threads = or_variable(config.threads, environment::threads);
         let (threads, refused) = threads.map_or_else(|error| (None, Some(error)), |threads| (threads, None));
         let threads = threads.unwrap_or_else(cores).clamp(1, Team::MAX_HELPERS + 1);
-        let placement = match config.schedule {
-            Schedule::Inline => Placement::Caller,
-            Schedule::Threads | Schedule::Delay { .. } | Schedule::Explore(_) => Placement::Worker,
-        };
         let backend = match config.schedule {
             Schedule::Explore(policy) => {
                 Backend::Explored(Arc::new(Explorer::new(policy, config.choices, config.drop_wait)))
@@ -74,8 +70,8 @@ impl Device {
             Schedule::Inline | Schedule::Threads => Backend::Host(None),
         };
         let memory = config.memory.unwrap_or_else(|| Arc::new(HostMemory));
-        let runner = (backend.host_runner(), placement);
-        let device = Device::of(Core::new(backend, (config.schedule, threads), runner, memory));
+        let runner = backend.host_runner();
+        let device = Device::of(Core::new(backend, config.schedule, threads, runner, memory));
         device.fail_with(refused);
         device
     }
@@ -127,8 +123,8 @@ impl Device {
         let config = CudaConfig { memory: None, blocking: Some(blocking), cudnn: Some(cudnn), ..config };
         let (tf32, reads, host_side) = (AtomicBool::new(false), OnceLock::new(), OnceLock::new());
         let cuda = Cuda { launcher, fault, context, ordinal, config, tf32, reads, host_side };
-        let runner = (Runner::Driver(cuda.stream(Priority::Normal)?), Placement::Caller);
-        Ok(Device::of(Core::new(Backend::Cuda(cuda), (Schedule::Inline, 1), runner, memory)))
+        let runner = Runner::Driver(cuda.stream(Priority::Normal)?);
+        Ok(Device::of(Core::new(Backend::Cuda(cuda), Schedule::Inline, 1, runner, memory)))
     }
 
     /// A device of the same make, with streams, memory and [started](Self::start_threads) threads of its own.
@@ -192,9 +188,8 @@ impl Device {
         let Some(cuda) = self.core().cuda() else { return self.clone() };
         let pinned = || {
             let memory = Arc::new(PinnedMemory::of(&cuda.context));
-            let (backend, runner) =
-                (Backend::Pinned(Arc::clone(&cuda.context)), (Runner::Thread(None), Placement::Caller));
-            Device::of(Core::new(backend, (Schedule::Inline, 1), runner, memory))
+            let backend = Backend::Pinned(Arc::clone(&cuda.context));
+            Device::of(Core::new(backend, Schedule::Inline, 1, Runner::Thread(None), memory))
         };
         cuda.host_side.get_or_init(pinned).clone()
     }
@@ -267,10 +262,7 @@ impl Device {
             return Ok(fifo);
         }
         let threads = options.threads.unwrap_or(core.threads).clamp(1, core.threads);
-        let placement = match core.schedule {
-            Schedule::Inline => options.placement,
-            Schedule::Threads | Schedule::Delay { .. } | Schedule::Explore(_) => Placement::Worker,
-        };
+        let placement = core.schedule.placement(options.placement);
         let fifo = Fifo::new(core.backend.host_runner(), placement, threads, &core.observers.audit);
         if placement == Placement::Worker {
             fifo.ensure_worker("new_stream")?;
@@ -407,7 +399,7 @@ impl Device {
     /// A command of `stream` has failed, as a library that the device works with found out later: `error` is the source of the
     /// `Async` of the next synchronising call, unless another command failed before.
     pub fn fail(&self, op: &'static str, stream: StreamId, error: Error) {
-        self.core().fail(Error::new(ErrorKind::Async { op, stream, source: Arc::new(error) }));
+        self.core().fail(Error::of_command(op, stream, error));
     }
 
     #[inline]
@@ -453,13 +445,9 @@ fn launches(wanted: Option<bool>) -> Result<Option<bool>> {
     if let Some(all) = wanted {
         return Ok(all.then_some(true));
     }
-    Ok(match environment::launches()? {
-        Some(Launches::None) => None,
-        Some(Launches::LongRuns) => Some(false),
-        Some(Launches::All) => Some(true),
-        // A tool finds a kernel's range by the thread that launches it.
-        None => (has_room() && !crate::nvtx::is_followed()).then_some(false),
-    })
+    // A tool finds a kernel's range by the thread that launches it.
+    let usual = || (has_room() && !crate::nvtx::is_followed()).then_some(false);
+    Ok(environment::launches()?.unwrap_or_else(usual))
 }
 
 /// What was asked for, or else what a variable says.

@@ -1,10 +1,22 @@
 //! The norm over many tensors, their scaling, and the search for what is not finite.
 
+use std::ops::Range;
+
 use super::fold::{Sum, fold_slice};
 use super::lanes::{Lanes, with_scratch};
 use crate::layout::{Dst, Src};
 use crate::norms::PART;
 use crate::par::{Workers, for_chunks, for_range};
+
+/// Calls `body(tensor, part, elements)` for the parts of each tensor, which are counted over all, and returns their number.
+fn for_parts(sizes: &[usize], workers: &Workers, body: impl Fn(usize, usize, Range<usize>) + Sync) -> usize {
+    let mut first = 0;
+    for (tensor, &size) in sizes.iter().enumerate() {
+        for_chunks(workers, size, PART, &|part, range| body(tensor, first + part, range));
+        first += size.div_ceil(PART);
+    }
+    first
+}
 
 /// # Safety
 /// As many elements as `sizes` says lie at each of `x`, the first of `to` has room for the sums of all parts, and the others for
@@ -16,26 +28,22 @@ pub(crate) unsafe fn total_norm<T: Lanes>(
     max_norm: f64,
     [parts, norm, scale]: [Dst<T>; 3],
 ) {
-    let mut first = 0;
-    for (&size, x) in sizes.iter().zip(x) {
-        for_chunks(workers, size, PART, &|part, range| {
-            with_scratch(range.len(), |squares: *mut T| {
-                // SAFETY: `range` lies in the `size` elements at `x`, the scratch has room for a square of each, and
-                // `first + part` is one of the parts, which this call alone writes.
-                unsafe {
-                    let elements = std::slice::from_raw_parts(x.at(range.start as isize), range.len());
-                    elements.iter().enumerate().for_each(|(i, &x)| squares.add(i).write(x.mul(x)));
-                    let squares = std::slice::from_raw_parts(squares, range.len());
-                    parts.at((first + part) as isize).write(fold_slice(Sum, squares));
-                }
-            });
+    let count = for_parts(sizes, workers, |tensor, part, range| {
+        with_scratch(range.len(), |squares: *mut T| {
+            // SAFETY: `range` lies in the tensor's elements, the scratch has room for a square of each, and this call
+            // alone writes `part`.
+            unsafe {
+                let elements = x[tensor].slice(range.start, range.len());
+                elements.iter().enumerate().for_each(|(i, &x)| squares.add(i).write(x.mul(x)));
+                let squares = std::slice::from_raw_parts(squares, range.len());
+                parts.at(part as isize).write(fold_slice(Sum, squares));
+            }
         });
-        first += size.div_ceil(PART);
-    }
-    // SAFETY: `for_chunks` has written the sums of all `first` parts and returned. `norm` and `scale` have one
+    });
+    // SAFETY: `for_parts` has written the sums of all `count` parts and returned. `norm` and `scale` have one
     // element each.
     unsafe {
-        let sum = fold_slice(Sum, std::slice::from_raw_parts(parts.at(0), first)).sqrt();
+        let sum = fold_slice(Sum, std::slice::from_raw_parts(parts.at(0), count)).sqrt();
         let factor = T::from_f64(max_norm).div(sum.add(T::from_f64(1e-6)));
         norm.at(0).write(sum);
         scale.at(0).write(if factor > T::ONE { T::ONE } else { factor });
@@ -74,26 +82,23 @@ pub(crate) unsafe fn unscale_all<T: Lanes>(
 ) {
     // SAFETY: the caller promises one element at `scale`.
     let factor = T::ONE.div(unsafe { *scale.at(0) });
-    let mut first = 0;
-    for (&size, (out, x)) in sizes.iter().zip(pairs) {
-        for_chunks(workers, size, PART, &|part, range| {
-            let mut finite = true;
-            for i in range {
-                // SAFETY: `i` is below `size`, the number of elements of both; ranges are disjoint.
-                unsafe {
-                    let x = *x.at(i as isize);
-                    finite &= x.sub(x) == T::ZERO;
-                    out.at(i as isize).write(x.mul(factor));
-                }
+    let count = for_parts(sizes, workers, |tensor, part, range| {
+        let (out, x) = pairs[tensor];
+        let mut finite = true;
+        for i in range {
+            // SAFETY: `i` is below the number of elements of both; ranges are disjoint.
+            unsafe {
+                let x = *x.at(i as isize);
+                finite &= x.sub(x) == T::ZERO;
+                out.at(i as isize).write(x.mul(factor));
             }
-            // SAFETY: `first + part` is one of the parts that `parts` has room for, and this call alone writes it.
-            unsafe { parts.at((first + part) as isize).write(if finite { T::ZERO } else { T::ONE }) };
-        });
-        first += size.div_ceil(PART);
-    }
-    // SAFETY: `for_chunks` has written the numbers of all `first` parts and returned. `found` has one element.
+        }
+        // SAFETY: `parts` has room for all parts, and this call alone writes this one.
+        unsafe { parts.at(part as isize).write(if finite { T::ZERO } else { T::ONE }) };
+    });
+    // SAFETY: `for_parts` has written the numbers of all `count` parts and returned. `found` has one element.
     unsafe {
-        let parts = std::slice::from_raw_parts(parts.at(0), first);
+        let parts = std::slice::from_raw_parts(parts.at(0), count);
         found.at(0).write(if parts.contains(&T::ONE) { T::ONE } else { T::ZERO });
     }
 }

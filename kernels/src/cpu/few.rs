@@ -9,7 +9,7 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 
 use super::inlined;
-use super::lanes::{Lanes, with_scratch};
+use super::lanes::{Lanes, join_tree, with_scratch};
 use super::patches::{Patches, with_patches};
 use super::product::each;
 use crate::geometry::ConvGeometry;
@@ -55,24 +55,12 @@ pub(super) unsafe fn add_images<T: Lanes>(
             }
             let first = rows.start * geometry.filters;
             for (e, sums) in
-                std::slice::from_raw_parts(sums, elements * SUMS).as_chunks().0.iter().enumerate()
+                std::slice::from_raw_parts(sums, elements * SUMS).as_chunks::<SUMS>().0.iter().enumerate()
             {
-                *to.add(first + e) = joined(*sums);
+                *to.add(first + e) = join_tree(*sums, T::add);
             }
         }
     });
-}
-
-/// The sum of all, halves onto halves.
-fn joined<T: Lanes>(mut sums: [T; SUMS]) -> T {
-    let mut half = SUMS / 2;
-    while half > 0 {
-        for i in 0..half {
-            sums[i] = sums[i].add(sums[i + half]);
-        }
-        half /= 2;
-    }
-    sums[0]
 }
 
 /// One image's places, which are added to the sums of the rows.
@@ -258,7 +246,7 @@ mod tests {
                     let g = results[((n * filters + f) * rows + y) * columns + x];
                     sums[x % SUMS] = mul_add(seen(n, c, at).unwrap_or(T::ZERO), g, sums[x % SUMS]);
                 }
-                all.push(joined(sums).into().to_bits());
+                all.push(join_tree(sums, T::add).into().to_bits());
             }
         }
         all

@@ -262,14 +262,14 @@ impl Floats for Added {
                 let left = self.terms.iter().map(|(_, period)| period - row % period);
                 let rest = left.fold(chunk.min(range.end - row), usize::min);
                 let places = Places::Run { elements: rest * len, steps: [1; 3] };
-                let terms = self.terms.map(|(term, period)| at(term, row % period, len * size).src());
+                let terms = self.terms.map(|(term, period)| at(term, row % period, len * size));
                 let [out, x] = [out, x].map(|to| at(to, row, len * size));
                 let [mean, rstd] = [mean, Some(rstd)].map(|to| to.map(|to| at(to, row, size).cast()));
                 let Some(rstd) = rstd else { return };
                 // SAFETY: the addresses are those of `rest` rows from `row` on, and `rest` ends before a term
                 // repeats. Parts write disjoint rows; terms are only read. The caller vouches for the operands.
                 unsafe {
-                    elementwise::binary(BinaryOp::Add, dtype, &places, &None, x, (terms[0], terms[1]));
+                    elementwise::run(BinaryOp::Add, dtype, &places, &None, [x, terms[0], terms[1]]);
                     let elements = (out.cast(), x.src().cast());
                     cpu::forward::<T>(&(rows, rest), &None, eps, elements, affine, (mean, rstd));
                 }
@@ -336,7 +336,7 @@ impl Floats for Merged {
         let NormSlopes { dtype, rows, dx, g, x, weight, mean, rstd, sums, .. } = &self.slopes;
         let elements = self.slopes.elements();
         let places = Places::Run { elements, steps: [1; 3] };
-        let terms = if self.after { (self.other.src(), dx.src()) } else { (dx.src(), self.other.src()) };
+        let [first, second] = if self.after { [self.other, *dx] } else { [*dx, self.other] };
         let [weight, mean] = [weight, mean].map(|at| at.map(|at| at.src().cast()));
         let read = ([g, x].map(|at| at.src().cast()), weight);
         let grads = (Some(dx.cast()), sums.map(|at| at.map(|at| at.cast())));
@@ -344,7 +344,7 @@ impl Floats for Merged {
         // command, whose operands are contiguous with `elements` elements.
         unsafe {
             cpu::backward::<T>(rows, workers, read, (mean, rstd.src().cast()), grads);
-            elementwise::binary(BinaryOp::Add, *dtype, &places, workers, self.out, terms);
+            elementwise::run(BinaryOp::Add, *dtype, &places, workers, [self.out, first, second]);
         }
     }
 }

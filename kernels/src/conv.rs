@@ -392,7 +392,7 @@ impl<'a> Conv2d<'a> {
                                 }
                             }
                         }
-                        if relu { cuda::positive_parts(queue, dtype, out, elements) } else { Ok(()) }
+                        if relu { cuda::relu(queue, dtype, out, elements) } else { Ok(()) }
                     },
                 )
         })

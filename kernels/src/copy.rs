@@ -129,7 +129,7 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
 pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     let (from, to) = (x.dtype, out.dtype);
     let op = if from == to { "copy" } else { "cast" };
-    launch(stream, op, (Cast { to, from }, 1), [out, x])
+    launch(stream, op, Cast { to, from }, [out, x])
 }
 
 /// A conversion, or a copy of one type.
@@ -150,6 +150,7 @@ impl Elements<2> for Cast {
         cuda::copy(queue, (self.to, self.from), places, operands)
     }
 
+    #[inline(always)]
     fn function(self) -> Function {
         Function::Copy { to: self.to, from: self.from }
     }

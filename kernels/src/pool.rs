@@ -93,7 +93,7 @@ pub fn max_pool2d(
             }
         },
         move |how, queue, (x, out, index)| {
-            cuda::max(queue, [dtype, index_dtype], how, [out, index, x])
+            cuda::for_places(queue, "max_pool", [dtype, index_dtype], how, [out, index, x])
         },
     ))
 }
@@ -159,7 +159,7 @@ pub fn max_pool2d_pick(
                 _ => cpu::pick::<T, i64>(how, workers, (out, x, index.cast())),
             }
         },
-        move |how, queue, operands| cuda::pick(queue, types, how, operands.into()),
+        move |how, queue, operands| cuda::for_places(queue, "max_pool_pick", types, how, operands.into()),
     ))
 }
 

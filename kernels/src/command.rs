@@ -14,8 +14,8 @@ use crate::par::{Workers, workers};
 
 mod operands;
 
-pub(crate) use operands::{Address, Raw, Read, Write, WriteRead};
-use operands::{Check, Held, Operands, Used, Uses};
+pub(crate) use operands::{Address, Held, Raw, Read, Write, WriteRead};
+use operands::{Check, Operands, Used, Uses};
 
 /// A kernel's operands, before it is launched.
 pub(crate) struct Command<O> {

@@ -8,7 +8,7 @@ use crate::cpu::copy as cpu;
 use crate::cuda::copy as cuda;
 use crate::elementwise::{Elements, launch};
 use crate::functions::Function;
-use crate::fuse::{Filled, Part};
+use crate::fuse::Fusible;
 use crate::half::{Half, odd_from_f64, odd_from_i64};
 use crate::layout::{Dst, View};
 use crate::loops::Places;
@@ -106,7 +106,7 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
     Command::new(OP, (out.write::<Raw>(),)).cost(out.layout.elements(), 1).run_part(
         stream,
         Places::of([out.layout]),
-        move |places, (out,)| Some(Part::Fill(Box::new(Filled::new(bits, places, out))).boxed()),
+        move |places, (out,)| Fusible::fill(bits, places, out),
         // SAFETY: `places` was made from the layout of the output; see `Command::launch`.
         move |places, workers, (out,)| unsafe { cpu::fill(size, bits, places, workers, out) },
         move |places, queue, (out,)| cuda::fill(queue, size, bits, places, out),

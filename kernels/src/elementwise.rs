@@ -7,7 +7,7 @@ use crate::command::{Address, Command, WriteRead};
 use crate::cpu::elementwise as cpu;
 use crate::cuda::elementwise as cuda;
 use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Function, Gradient, UnaryOp};
-use crate::fuse::Part;
+use crate::fuse::Fusible;
 use crate::layout::{Dst, View};
 use crate::loops::Places;
 use crate::par::Workers;
@@ -46,7 +46,7 @@ pub(crate) fn launch<F: Elements<N>, const N: usize>(
     Command::new(name, WriteRead(operands)).cost(out.layout.elements(), function.function().cost()).run_part(
         stream,
         (places, function),
-        |(places, function), operands| Part::function(function.function(), places, operands),
+        |(places, function), operands| Fusible::function(function.function(), places, operands),
         // SAFETY: `places` was made from the layouts of these operands, whose types were checked; see
         // `Command::launch`.
         |(places, function), workers, operands| unsafe { function.run(places, workers, operands) },

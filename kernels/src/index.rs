@@ -8,7 +8,7 @@ use device::{Error, Result, Stream};
 use crate::command::{Command, Raw, for_number};
 use crate::cpu::{for_bits, index as cpu};
 use crate::cuda::index as cuda;
-use crate::fuse::{IndexSums, Part};
+use crate::fuse::Fusible;
 use crate::indexed::{IndexedElements, IndexedRows};
 use crate::layout::{LoopAxis, Loops, View, normalize_axis};
 use crate::loops::Places;
@@ -73,7 +73,7 @@ pub fn index_add(
     .run_part(
         stream,
         rows,
-        move |rows, operands| Some(Part::IndexAdd(Box::new(IndexSums::new(dtype, rows, operands.into()))).boxed()),
+        move |rows, operands| Fusible::index_add(dtype, rows, operands),
         // SAFETY: `rows` was made from the layouts of these operands; see `Command::launch`.
         |rows, workers, operands| unsafe { cpu::add(rows, workers, operands) },
         move |rows, queue, operands| cuda::index_add(queue, dtype, rows, operands.into(), false),

@@ -5,7 +5,7 @@ use device::{Error, Result, Stream};
 use crate::command::{Command, for_float};
 use crate::cpu::loss as cpu;
 use crate::cuda::loss as cuda;
-use crate::fuse::{LossSlopes, Losses, Part};
+use crate::fuse::Fusible;
 use crate::layout::View;
 use crate::loops::Classes;
 
@@ -37,7 +37,7 @@ pub fn cross_entropy(
     .run_part(
         stream,
         classes,
-        move |classes, operands| Some(Part::Loss(Box::new(Losses::new(dtype, classes, operands))).boxed()),
+        move |classes, operands| Fusible::loss(dtype, classes, operands),
         // SAFETY: `classes` was made from the layouts of these operands; see `Command::launch`.
         |classes, workers, operands| unsafe { cpu::cross_entropy(classes, workers, operands) },
         move |classes, queue, operands| cuda::cross_entropy(queue, dtype, classes, operands.into()),
@@ -76,7 +76,7 @@ pub fn cross_entropy_grad(
     .run_part(
         stream,
         classes,
-        move |classes, operands| Some(Part::LossGrad(Box::new(LossSlopes::new(dtype, classes, operands))).boxed()),
+        move |classes, operands| Fusible::loss_grad(dtype, classes, operands),
         // SAFETY: `classes` was made from the layouts of these operands; see `Command::launch`.
         |classes, workers, operands| unsafe { cpu::cross_entropy_grad(classes, workers, operands) },
         move |classes, queue, operands| cuda::cross_entropy_grad(queue, dtype, classes, operands),

@@ -6,7 +6,7 @@ use crate::command::{Command, for_float};
 use crate::cpu::normalize as cpu;
 use crate::cuda::needs;
 use crate::cuda::normalize as cuda;
-use crate::fuse::{Norm, Part};
+use crate::fuse::Fusible;
 use crate::layout::View;
 use crate::norms::NormRows;
 
@@ -65,7 +65,7 @@ pub fn normalize(
         Command::new(op, (out.write::<T>(), x.read::<T>(), affine, statistics)).cost(elements, 4).run_part(
             stream,
             (rows, count),
-            move |rows, operands| Some(Part::Norm(Box::new(Norm::new((op, dtype), *rows, eps, operands))).boxed()),
+            move |rows, operands| Fusible::norm((op, dtype), *rows, eps, operands),
             // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::launch`.
             move |rows, workers, (out, x, affine, statistics)| unsafe {
                 cpu::forward(rows, workers, eps, (out, x), affine, statistics);
@@ -124,7 +124,7 @@ pub fn normalize_grad(
         Command::new(op, (read, statistics, grads, workspace)).cost(elements, 8).run_part(
             stream,
             (rows, count),
-            move |rows, operands| Some(Part::norm_grad((op, dtype), *rows, operands).boxed()),
+            move |rows, operands| Fusible::norm_grad((op, dtype), *rows, operands),
             // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::launch`.
             |rows, workers, (read, statistics, grads, _)| unsafe {
                 cpu::backward(rows, workers, read, statistics, grads);

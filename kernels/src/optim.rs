@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::command::{Address, Command, Raw, Read, Write};
 use crate::cpu::optim as cpu;
 use crate::cuda::optim as cuda;
-use crate::fuse::Part;
+use crate::fuse::Fusible;
 use crate::layout::{Dst, View};
 use crate::loops::Loops;
 use crate::rule_step::{RuleStep, Stepped};
@@ -153,7 +153,7 @@ fn step_at_once(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
             |all: &mut Vec<Stepped>, show: &mut dyn FnMut(&mut dyn Any)| {
                 all.iter_mut().for_each(|stepped| stepped.change(show));
             },
-            |all: &Vec<Stepped>, operands| Part::steps(all, addresses(operands)),
+            |all: &Vec<Stepped>, operands| Fusible::steps(all, addresses(operands)),
         ),
         |all, workers, operands| {
             for (stepped, (param, grad, states, stored)) in all.iter().zip(operands) {

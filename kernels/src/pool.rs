@@ -6,7 +6,7 @@ use device::{DType, Error, Result, Stream};
 use crate::command::{Command, Raw, for_float};
 use crate::cpu::pool as cpu;
 use crate::cuda::pool as cuda;
-use crate::fuse::{MaxSlopes, Part};
+use crate::fuse::Fusible;
 use crate::geometry::{Means, Planes};
 use crate::layout::View;
 use crate::window::Window;
@@ -121,7 +121,7 @@ pub fn max_pool2d_grad(
     .run_part(
         stream,
         (planes, window),
-        move |&how, operands| Some(Part::MaxGrad(Box::new(MaxSlopes::new(types, how, operands.into()))).boxed()),
+        move |&how, operands| Fusible::max_grad(types, how, operands.into()),
         // SAFETY: `planes` was made from the shapes of these contiguous operands, and `types[1]` is the index's type;
         // see `Command::launch`.
         move |how, workers, operands| unsafe { cpu::max_grad(how, types[1], workers, operands, None) },

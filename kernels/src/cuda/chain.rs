@@ -61,20 +61,18 @@ impl Kernel {
         if let Some(fold) = &chain.fold {
             return self.enqueue_fold(queue, &chain.operands, fold);
         }
-        let operands = std::array::from_fn(|k| {
-            chain.operands.get(k).map_or(Address::NULL, |operand| Address(operand.at.0))
-        });
+        let operands =
+            std::array::from_fn(|k| chain.operands.get(k).map_or(Address::NULL, |operand| operand.at));
         Map { program, kernel: KERNEL, sizes, numbers }.enqueue(queue, loops, operands)
     }
 
     fn enqueue_fold(&self, queue: &Queue<'_>, operands: &[Operand], fold: &Fold) -> Result<()> {
-        let address = |operand: &Operand| Address(operand.at.0);
         let moving = operands.iter().filter(|operand| !operand.stands());
         let from: Vec<_> =
             moving.map(|operand| (operand.at.0.cast_const(), operand.dtype.size_bytes())).collect();
-        let pointers = operands.iter().map(|operand| Arg::from(address(operand)));
+        let pointers = operands.iter().map(|operand| Arg::from(operand.at));
         let given: Vec<_> = pointers.chain(self.numbers.iter().map(|&number| Arg::U64(number))).collect();
-        let written = [address(&fold.out).into(), fold.workspace.as_ref().map(address).into()];
+        let written = [fold.out.at.into(), fold.workspace.as_ref().map(|operand| operand.at).into()];
         let sharing = Sharing::of(Reduction::Join(fold.op), fold.dtype, &fold.axes);
         // SAFETY: the kernel takes these arguments; what moves has an element for each of the axes, which fill a range, and the
         // reduction's command has checked its output and its workspace.

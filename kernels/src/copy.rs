@@ -3,7 +3,7 @@
 use device::cuda::Queue;
 use device::{DType, Error, Result, Stream, bf16, f16};
 
-use crate::command::{Address, Command, Raw};
+use crate::command::{Address, Command, Raw, no_scalars};
 use crate::cpu::copy as cpu;
 use crate::cuda::copy as cuda;
 use crate::elementwise::{Elements, launch};
@@ -103,9 +103,10 @@ from!(bool, Bool);
 pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
     const OP: &str = "fill";
     let (bits, size) = (value.bits(OP, out.dtype)?, out.dtype.size_bytes());
-    Command::new(OP, (out.write::<Raw>(),)).cost(out.layout.elements(), 1).run_part(
+    Command::new(OP, (out.write::<Raw>(),)).cost(out.layout.elements(), 1).launch(
         stream,
         Places::of([out.layout]),
+        no_scalars,
         move |places, (out,)| Fusible::fill(bits, places, out),
         // SAFETY: `places` was made from the layout of the output; see `Command::launch`.
         move |places, workers, (out,)| unsafe { cpu::fill(size, bits, places, workers, out) },

@@ -3,7 +3,7 @@
 use device::cuda::Queue;
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Address, Command, WriteRead};
+use crate::command::{Address, Command, WriteRead, no_scalars};
 use crate::cpu::elementwise as cpu;
 use crate::cuda::elementwise as cuda;
 use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Function, Gradient, UnaryOp};
@@ -43,9 +43,10 @@ pub(crate) fn launch<F: Elements<N>, const N: usize>(
         input.expect_shape_of(name, &out)?;
     }
     let places = Places::of(operands.each_ref().map(|operand| operand.layout));
-    Command::new(name, WriteRead(operands)).cost(out.layout.elements(), function.function().cost()).run_part(
+    Command::new(name, WriteRead(operands)).cost(out.layout.elements(), function.function().cost()).launch(
         stream,
         (places, function),
+        no_scalars,
         |(places, function), operands| Fusible::function(function.function(), places, operands),
         // SAFETY: `places` was made from the layouts of these operands, whose types were checked; see
         // `Command::launch`.

@@ -5,7 +5,7 @@
 
 use device::{Error, Result, Stream};
 
-use crate::command::{Command, Raw, for_number};
+use crate::command::{Command, Raw, for_number, no_scalars};
 use crate::cpu::{for_bits, index as cpu};
 use crate::cuda::index as cuda;
 use crate::fuse::Fusible;
@@ -70,9 +70,10 @@ pub fn index_add(
     )
     .cost(src.layout.elements(), 1)
     .may_fail()
-    .run_part(
+    .launch(
         stream,
         rows,
+        no_scalars,
         move |rows, operands| Fusible::index_add(dtype, rows, operands),
         // SAFETY: `rows` was made from the layouts of these operands; see `Command::launch`.
         |rows, workers, operands| unsafe { cpu::add(rows, workers, operands) },

@@ -2,7 +2,7 @@
 
 use device::{Error, Result, Stream};
 
-use crate::command::{Command, for_float};
+use crate::command::{Command, for_float, no_scalars};
 use crate::cpu::loss as cpu;
 use crate::cuda::loss as cuda;
 use crate::fuse::Fusible;
@@ -34,9 +34,10 @@ pub fn cross_entropy(
     )
     .cost(logits.layout.elements(), 8)
     .may_fail()
-    .run_part(
+    .launch(
         stream,
         classes,
+        no_scalars,
         move |classes, operands| Fusible::loss(dtype, classes, operands),
         // SAFETY: `classes` was made from the layouts of these operands; see `Command::launch`.
         |classes, workers, operands| unsafe { cpu::cross_entropy(classes, workers, operands) },
@@ -73,9 +74,10 @@ pub fn cross_entropy_grad(
     )
     .cost(out.layout.elements(), 8)
     .may_fail()
-    .run_part(
+    .launch(
         stream,
         classes,
+        no_scalars,
         move |classes, operands| Fusible::loss_grad(dtype, classes, operands),
         // SAFETY: `classes` was made from the layouts of these operands; see `Command::launch`.
         |classes, workers, operands| unsafe { cpu::cross_entropy_grad(classes, workers, operands) },

@@ -2,7 +2,7 @@
 
 use device::{Error, Result, Stream};
 
-use crate::command::{Command, for_float};
+use crate::command::{Command, for_float, no_scalars};
 use crate::cpu::normalize as cpu;
 use crate::cuda::needs;
 use crate::cuda::normalize as cuda;
@@ -62,9 +62,10 @@ pub fn normalize(
     for_float!(op, dtype, T => {
         let affine = [weight, bias].map(|view| view.map(|view| view.read::<T>().exact()));
         let statistics = (mean.map(|view| view.write::<T>().exact()), rstd.write::<T>().exact());
-        Command::new(op, (out.write::<T>(), x.read::<T>(), affine, statistics)).cost(elements, 4).run_part(
+        Command::new(op, (out.write::<T>(), x.read::<T>(), affine, statistics)).cost(elements, 4).launch(
             stream,
             (rows, count),
+            no_scalars,
             move |rows, operands| Fusible::norm((op, dtype), *rows, eps, operands),
             // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::launch`.
             move |rows, workers, (out, x, affine, statistics)| unsafe {
@@ -121,9 +122,10 @@ pub fn normalize_grad(
         let sums = [to.weight, to.bias].map(|view| view.map(|view| view.write::<T>().exact()));
         let grads = (to.x.map(View::write::<T>), sums);
         let read = ([g, x].map(View::read::<T>), weight.map(|view| view.read::<T>().exact()));
-        Command::new(op, (read, statistics, grads, workspace)).cost(elements, 8).run_part(
+        Command::new(op, (read, statistics, grads, workspace)).cost(elements, 8).launch(
             stream,
             (rows, count),
+            no_scalars,
             move |rows, operands| Fusible::norm_grad((op, dtype), *rows, operands),
             // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::launch`.
             |rows, workers, (read, statistics, grads, _)| unsafe {

@@ -3,8 +3,6 @@
 //! An optimizer is a [`Rule`], whose formula is all that it adds: memory, vectors, threads, kernels and the command for all
 //! parameters are written once for all rules.
 
-use std::any::Any;
-
 use device::{DType, Error, ErrorKind, Result, Stream};
 use smallvec::SmallVec;
 
@@ -149,12 +147,8 @@ fn step_at_once(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
     command(updates).launch(
         stream,
         updates.iter().map(Update::stepping).collect::<Vec<Stepped>>(),
-        (
-            |all: &mut Vec<Stepped>, show: &mut dyn FnMut(&mut dyn Any)| {
-                all.iter_mut().for_each(|stepped| stepped.change(show));
-            },
-            |all: &Vec<Stepped>, operands| Fusible::steps(all, addresses(operands)),
-        ),
+        |all, show| all.iter_mut().for_each(|stepped| stepped.change(show)),
+        |all, operands| Fusible::steps(all, addresses(operands)),
         |all, workers, operands| {
             for (stepped, (param, grad, states, stored)) in all.iter().zip(operands) {
                 let Stepped { dtype, stored: half, loops, .. } = stepped;

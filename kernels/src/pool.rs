@@ -3,7 +3,7 @@
 
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Command, Raw, for_float};
+use crate::command::{Command, Raw, for_float, no_scalars};
 use crate::cpu::pool as cpu;
 use crate::cuda::pool as cuda;
 use crate::fuse::Fusible;
@@ -118,9 +118,10 @@ pub fn max_pool2d_grad(
     for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), g.read::<T>(), index.read::<Raw>()))
     .cost(out.layout.elements().max(g.layout.elements()), 1)
     .may_fail()
-    .run_part(
+    .launch(
         stream,
         (planes, window),
+        no_scalars,
         move |&how, operands| Fusible::max_grad(types, how, operands.into()),
         // SAFETY: `planes` was made from the shapes of these contiguous operands, and `types[1]` is the index's type;
         // see `Command::launch`.

@@ -3,7 +3,7 @@
 use device::{Error, Result, Stream};
 use smallvec::SmallVec;
 
-use crate::command::{Command, Write, for_float, for_number};
+use crate::command::{Command, Write, for_float, for_number, no_scalars};
 use crate::cpu::number::Number;
 use crate::cpu::reduce as cpu;
 use crate::cuda::needs;
@@ -92,9 +92,10 @@ fn launch<T: Number>(
 ) -> Result<()> {
     let dtype = x.dtype;
     let workspace = expect_workspace(op, stream, &axes, workspace)?;
-    Command::new(op, (x.read::<T>(), out.write::<T>(), workspace)).cost(x.layout.elements(), 1).run_part(
+    Command::new(op, (x.read::<T>(), out.write::<T>(), workspace)).cost(x.layout.elements(), 1).launch(
         stream,
         axes,
+        no_scalars,
         move |axes, (x, out, workspace)| Fusible::fold(how, dtype, axes, [x, out], workspace),
         // SAFETY: `axes` was made from the layout of `x`, and `out` is contiguous with an element for each kept one;
         // see `Command::launch`.

@@ -25,7 +25,7 @@ template <class F> struct Beside {
 // the columns from `first` on, and `done(column, state)` takes what they come to.
 template <class F, class Of, class Done>
 __device__ inline void fold_pack(const ColumnGroup& group, u64 pack, bool exists, u64 rows, u64 start, u32 most, Of of, Done done) {
-    auto all = group.template fold_part<Beside<F>>(start, most, rows, exists ? rows : 0,
+    auto all = group.template fold_part<Each<F>>(start, most, rows, exists ? rows : 0,
                                                  [&](const BlockLane& block) { return of(exists ? pack * PACK : 0, block); });
     if (exists && group.leads()) {
 #pragma unroll

@@ -145,7 +145,7 @@ pub struct Conv2d<'a> {
     operands: [View<'a>; 3],
     bias: Option<View<'a>>,
     geometry: ConvGeometry,
-    /// Whether the positive part is taken.
+    /// Whether a ReLU follows.
     relu: bool,
     made: Made,
     /// Whether factors in F32 are rounded to TF32.
@@ -387,7 +387,7 @@ impl<'a> Conv2d<'a> {
                                 let how = cuda::How { way, relu, tf32, products };
                                 let conv = cuda::Convolution::of(queue, geometry, (dtype, how), workspace)?;
                                 conv.enqueue(pass, out, read, bias)?;
-                                if way.takes_positive_parts() {
+                                if way.takes_relu() {
                                     return Ok(());
                                 }
                             }

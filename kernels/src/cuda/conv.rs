@@ -107,8 +107,8 @@ impl Way {
         Halo::of(g, pass, dtype).filter(|_| wanted).map(Way::Halo)
     }
 
-    /// Whether that is the way's own part, if it is wanted; others leave it to [`relu`].
-    pub(crate) fn takes_positive_parts(&self) -> bool {
+    /// Whether this algorithm applies the ReLU itself; for others [`relu`] does.
+    pub(crate) fn takes_relu(&self) -> bool {
         matches!(self, Way::Direct(_) | Way::Halo(_) | Way::Implicit(_))
     }
 
@@ -241,7 +241,7 @@ pub(crate) struct Convolution<'a> {
     geometry: &'a ConvGeometry,
     dtype: DType,
     way: &'a Way,
-    /// Whether the positive part is taken, where the way [does that](Way::takes_positive_parts).
+    /// Whether a ReLU follows, which some algorithms [apply themselves](Way::takes_relu).
     relu: bool,
     pairs: [u32; 12],
     /// Where patches go.
@@ -256,7 +256,7 @@ pub(crate) struct Convolution<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How<'a> {
     pub(crate) way: &'a Way,
-    /// Whether the positive part is taken, where the way [does that](Way::takes_positive_parts).
+    /// Whether a ReLU follows, which some algorithms [apply themselves](Way::takes_relu).
     pub(crate) relu: bool,
     /// Whether factors in F32 are rounded to TF32.
     pub(crate) tf32: bool,

@@ -145,17 +145,12 @@ template <class T> __device__ inline T minimum(T a, T b) { return a < b || is_na
 
 template <class T> __device__ inline bool is_finite(T x) { return lowest<T>() < x && x < highest<T>(); }
 // The larger number; that which is one if the other is NaN.
-__device__ inline f32 larger_of(f32 a, f32 b) { return fmaxf(a, b); }
-__device__ inline f64 larger_of(f64 a, f64 b) { return fmax(a, b); }
+template <class T> __device__ inline T larger_of(T a, T b) { return fmax(a, b); }
 
-__device__ inline f32 exp_of(f32 x) { return expf(x); }
-__device__ inline f64 exp_of(f64 x) { return exp(x); }
-__device__ inline f32 log_of(f32 x) { return logf(x); }
-__device__ inline f64 log_of(f64 x) { return log(x); }
-__device__ inline f32 sqrt_of(f32 x) { return sqrtf(x); }
-__device__ inline f64 sqrt_of(f64 x) { return sqrt(x); }
-__device__ inline f32 abs_of(f32 x) { return fabsf(x); }
-__device__ inline f64 abs_of(f64 x) { return fabs(x); }
+template <class T> __device__ inline T exp_of(T x) { return exp(x); }
+template <class T> __device__ inline T log_of(T x) { return log(x); }
+template <class T> __device__ inline T sqrt_of(T x) { return sqrt(x); }
+template <class T> __device__ inline T abs_of(T x) { return fabs(x); }
 
 // Faults, in memory that the host reads when it synchronises. The first one is kept.
 struct FaultRecord {

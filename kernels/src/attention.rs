@@ -5,7 +5,7 @@ use std::any::Any;
 use device::{Error, Result, Stream};
 use smallvec::SmallVec;
 
-use crate::command::{Command, for_float};
+use crate::command::{Command, for_float, no_part};
 use crate::cpu::attention as cpu;
 use crate::cuda::attention as cuda;
 use crate::distribution::Dropout;
@@ -63,10 +63,11 @@ pub fn attention(
     for_float!(OP, dtype, T => {
         let read = ([q, k, v].map(View::read::<T>), mask.map(View::read::<T>));
         let written = (out.write::<T>(), log_sums.write::<T>().exact());
-        Command::new(OP, (read, written)).cost(cost.0, cost.1).run_changing(
+        Command::new(OP, (read, written)).cost(cost.0, cost.1).launch(
             stream,
             problem,
             show_key,
+            no_part,
             // SAFETY: `problem` was made from the layouts of these operands; see `Command::launch`.
             |problem, workers, operands| unsafe { cpu::forward(problem, workers, operands) },
             move |problem, queue, (read, written)| cuda::attention(queue, dtype, problem, read, written),
@@ -117,10 +118,11 @@ pub fn attention_grad(
         let read = ([g, q, k, v, out].map(View::read::<T>), mask.map(View::read::<T>));
         let rows = (log_sums.read::<T>().exact(), products.write::<T>().exact());
         let grads = [to.q, to.k, to.v].map(View::write::<T>);
-        Command::new(OP, (read, rows, grads)).cost(cost.0, cost.1).run_changing(
+        Command::new(OP, (read, rows, grads)).cost(cost.0, cost.1).launch(
             stream,
             problem,
             show_key,
+            no_part,
             // SAFETY: `problem` was made from the layouts of these operands; see `Command::launch`.
             |problem, workers, (read, rows, grads)| unsafe {
                 cpu::backward(problem, workers, read, rows, grads);
@@ -148,10 +150,11 @@ pub fn kept_weights(stream: &Stream, dropout: Dropout, out: View<'_>) -> Result<
     let kind = AttentionKind { causal: false, scale: 1.0, dropout: Some(dropout) };
     let problem = ScoreBatch::of(kind, sizes, out, [None; 8]);
     let (dtype, cost) = (out.dtype, problem.scores());
-    for_float!(OP, dtype, T => Command::new(OP, (out.write::<T>(),)).cost(cost, 8).run_changing(
+    for_float!(OP, dtype, T => Command::new(OP, (out.write::<T>(),)).cost(cost, 8).launch(
         stream,
         problem,
         show_key,
+        no_part,
         // SAFETY: `problem` was made from the layout of the output; see `Command::launch`.
         |problem, workers, (out,)| unsafe { cpu::kept_weights(problem, workers, out) },
         move |problem, queue, (out,)| cuda::kept_weights(queue, dtype, problem, out),

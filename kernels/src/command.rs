@@ -14,8 +14,8 @@ use crate::par::{Workers, workers};
 
 mod operands;
 
-pub(crate) use operands::{Address, Raw, Read, Write, WriteRead};
-use operands::{Check, Held, Operands, Used, Uses};
+pub(crate) use operands::{Address, Held, Raw, Read, Write, WriteRead};
+use operands::{Check, Operands, Used, Uses};
 
 /// A kernel's operands, before it is launched.
 pub(crate) struct Command<O> {
@@ -77,62 +77,11 @@ impl<O: Operands> Command<O> {
         C: Fn(&P, &Workers, <O::Held as Held>::Cpu) + Send + Sync + 'static,
         G: Fn(&P, &Queue<'_>, <O::Held as Held>::Cuda) -> Result<()> + Send + Sync + 'static,
     {
-        self.launch(
-            stream,
-            params,
-            (|_: &mut P, _: &mut dyn FnMut(&mut dyn Any)| (), |_: &P, _| None),
-            cpu,
-            cuda,
-        )
+        self.launch(stream, params, no_scalars, no_part, cpu, cuda)
     }
 
-    /// As [`run`](Self::run), where some of the parameters may change from step to step: `scalars` shows them.
-    ///
-    /// # Errors
-    /// As for [`run`](Self::run).
-    #[inline(always)]
-    #[track_caller]
-    pub(crate) fn run_changing<P, S, C, G>(
-        self,
-        stream: &Stream,
-        params: P,
-        scalars: S,
-        cpu: C,
-        cuda: G,
-    ) -> Result<()>
-    where
-        P: Send + Sync + 'static,
-        S: Fn(&mut P, &mut dyn FnMut(&mut dyn Any)) + Send + Sync + 'static,
-        C: Fn(&P, &Workers, <O::Held as Held>::Cpu) + Send + Sync + 'static,
-        G: Fn(&P, &Queue<'_>, <O::Held as Held>::Cuda) -> Result<()> + Send + Sync + 'static,
-    {
-        self.launch(stream, params, (scalars, |_: &P, _| None), cpu, cuda)
-    }
-
-    /// As [`run`](Self::run), where `part` says what the command does; see [`Work::part`].
-    ///
-    /// # Errors
-    /// As for [`run`](Self::run).
-    #[inline(always)]
-    #[track_caller]
-    pub(crate) fn run_part<P, D, C, G>(
-        self,
-        stream: &Stream,
-        params: P,
-        part: D,
-        cpu: C,
-        cuda: G,
-    ) -> Result<()>
-    where
-        P: Send + Sync + 'static,
-        D: Fn(&P, <O::Held as Held>::Cuda) -> Option<Box<dyn Any>> + Send + Sync + 'static,
-        C: Fn(&P, &Workers, <O::Held as Held>::Cpu) + Send + Sync + 'static,
-        G: Fn(&P, &Queue<'_>, <O::Held as Held>::Cuda) -> Result<()> + Send + Sync + 'static,
-    {
-        self.launch(stream, params, (|_: &mut P, _: &mut dyn FnMut(&mut dyn Any)| (), part), cpu, cuda)
-    }
-
-    /// As [`run_changing`](Self::run_changing) and [`run_part`](Self::run_part) at once.
+    /// As [`run`](Self::run), with `scalars`, which shows the parameters that may change from step to step, and `part`, which
+    /// describes the command; see [`Work::bind`] and [`Work::part`]. [`no_scalars`] and [`no_part`] stand for none.
     ///
     /// The bodies' unsafe code relies on what is checked here: every layout lies in its buffer and is of the stated type, no
     /// two indices of a written operand name one element, and what is written shares no memory with another operand, except
@@ -147,7 +96,8 @@ impl<O: Operands> Command<O> {
         self,
         stream: &Stream,
         params: P,
-        (scalars, part): (S, D),
+        scalars: S,
+        part: D,
         cpu: C,
         cuda: G,
     ) -> Result<()>
@@ -168,6 +118,14 @@ impl<O: Operands> Command<O> {
         let work = Bodies { held, params, cost, may_fail, scalars, part, cpu, cuda };
         stream.launch_described(op, &uses, &|| described(operands), work)
     }
+}
+
+/// For parameters of which none changes.
+pub(crate) fn no_scalars<P>(_: &mut P, _: &mut dyn FnMut(&mut dyn Any)) {}
+
+/// For a command that is not fused with others.
+pub(crate) fn no_part<P, A>(_: &P, _: A) -> Option<Box<dyn Any>> {
+    None
 }
 
 /// What a recording is told of operands.

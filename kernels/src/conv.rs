@@ -8,11 +8,11 @@ use crate::cuda::needs;
 use device::{DType, Error, Result, Stream};
 
 use crate::activation::Activation;
-use crate::command::{Address, Command, for_float};
+use crate::command::{Command, for_float};
 use crate::cpu::{conv as cpu, depthwise, matmul::positive_parts};
 use crate::cuda::conv as cuda;
 use crate::geometry::ConvGeometry;
-use crate::layout::View;
+use crate::layout::{Dst, View};
 use crate::window::Window;
 
 /// From the shapes of images `[n, c, h, w]`, filters `[f, c / groups, kh, kw]` and results `[n, f, oh, ow]`.
@@ -145,7 +145,7 @@ pub struct Conv2d<'a> {
     operands: [View<'a>; 3],
     bias: Option<View<'a>>,
     geometry: ConvGeometry,
-    /// Whether the positive part is taken.
+    /// Whether a ReLU follows.
     relu: bool,
     made: Made,
     /// Whether factors in F32 are rounded to TF32.
@@ -304,9 +304,9 @@ impl<'a> Conv2d<'a> {
         if !way.has_products() || !alike || !dtype.is_float() || out.layout.elements() == 0 {
             return Ok(0);
         }
-        let address = |view: View<'_>| Address(view.first().0);
-        let (to, from, bias) = (address(out), read.map(address), self.bias.map(address));
-        let anywhere = Address(std::ptr::without_provenance_mut(1 << 12));
+        let (to, from, bias) =
+            (out.first(), read.map(|view| view.first()), self.bias.map(|view| view.first()));
+        let anywhere = Dst(std::ptr::without_provenance_mut(1 << 12));
         let workspace = (way.workspace(&self.geometry) > 0).then_some(anywhere);
         let measured = self.stream.dry_run(self.op, |queue| {
             let conv = cuda::Convolution::of(queue, &self.geometry, (dtype, self.how(way)), workspace)?;
@@ -387,12 +387,12 @@ impl<'a> Conv2d<'a> {
                                 let how = cuda::How { way, relu, tf32, products };
                                 let conv = cuda::Convolution::of(queue, geometry, (dtype, how), workspace)?;
                                 conv.enqueue(pass, out, read, bias)?;
-                                if way.takes_positive_parts() {
+                                if way.takes_relu() {
                                     return Ok(());
                                 }
                             }
                         }
-                        if relu { cuda::positive_parts(queue, dtype, out, elements) } else { Ok(()) }
+                        if relu { cuda::relu(queue, dtype, out, elements) } else { Ok(()) }
                     },
                 )
         })

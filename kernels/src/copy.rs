@@ -3,12 +3,12 @@
 use device::cuda::Queue;
 use device::{DType, Error, Result, Stream, bf16, f16};
 
-use crate::command::{Address, Command, Raw};
+use crate::command::{Address, Command, Raw, no_scalars};
 use crate::cpu::copy as cpu;
 use crate::cuda::copy as cuda;
 use crate::elementwise::{Elements, launch};
 use crate::functions::Function;
-use crate::fuse::{Filled, Part};
+use crate::fuse::Fusible;
 use crate::half::{Half, odd_from_f64, odd_from_i64};
 use crate::layout::{Dst, View};
 use crate::loops::Places;
@@ -103,10 +103,11 @@ from!(bool, Bool);
 pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
     const OP: &str = "fill";
     let (bits, size) = (value.bits(OP, out.dtype)?, out.dtype.size_bytes());
-    Command::new(OP, (out.write::<Raw>(),)).cost(out.layout.elements(), 1).run_part(
+    Command::new(OP, (out.write::<Raw>(),)).cost(out.layout.elements(), 1).launch(
         stream,
         Places::of([out.layout]),
-        move |places, (out,)| Some(Part::Fill(Box::new(Filled::new(bits, places, out))).boxed()),
+        no_scalars,
+        move |places, (out,)| Fusible::fill(bits, places, out),
         // SAFETY: `places` was made from the layout of the output; see `Command::launch`.
         move |places, workers, (out,)| unsafe { cpu::fill(size, bits, places, workers, out) },
         move |places, queue, (out,)| cuda::fill(queue, size, bits, places, out),
@@ -129,7 +130,7 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
 pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     let (from, to) = (x.dtype, out.dtype);
     let op = if from == to { "copy" } else { "cast" };
-    launch(stream, op, (Cast { to, from }, 1), [out, x])
+    launch(stream, op, Cast { to, from }, [out, x])
 }
 
 /// A conversion, or a copy of one type.
@@ -150,6 +151,7 @@ impl Elements<2> for Cast {
         cuda::copy(queue, (self.to, self.from), places, operands)
     }
 
+    #[inline(always)]
     fn function(self) -> Function {
         Function::Copy { to: self.to, from: self.from }
     }

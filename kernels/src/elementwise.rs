@@ -3,11 +3,11 @@
 use device::cuda::Queue;
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Address, Command, WriteRead};
+use crate::command::{Address, Command, WriteRead, no_scalars};
 use crate::cpu::elementwise as cpu;
-use crate::cuda::{copy as copy_cuda, elementwise as cuda};
+use crate::cuda::elementwise as cuda;
 use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Function, Gradient, UnaryOp};
-use crate::fuse::Part;
+use crate::fuse::Fusible;
 use crate::layout::{Dst, View};
 use crate::loops::Places;
 use crate::par::Workers;
@@ -18,9 +18,15 @@ pub(crate) trait Elements<const N: usize>: Copy + Send + Sync + 'static {
     /// As for [`map`](crate::cpu::walk::map), with elements of the function's types.
     unsafe fn run(self, places: &Places<N>, workers: &Workers, operands: [Dst<u8>; N]);
 
-    fn enqueue(self, queue: &Queue<'_>, places: &Places<N>, operands: [Address; N]) -> Result<()>;
-
     fn function(self) -> Function;
+
+    /// Enqueues it on a CUDA device.
+    ///
+    /// # Errors
+    /// As for [`Queue::kernel`].
+    fn enqueue(self, queue: &Queue<'_>, places: &Places<N>, operands: [Address; N]) -> Result<()> {
+        cuda::run(queue, self.function(), places, operands)
+    }
 }
 
 /// Launches a function on operands of its types, of which the first is the result.
@@ -29,7 +35,7 @@ pub(crate) trait Elements<const N: usize>: Copy + Send + Sync + 'static {
 pub(crate) fn launch<F: Elements<N>, const N: usize>(
     stream: &Stream,
     name: &'static str,
-    (function, cost): (F, usize),
+    function: F,
     operands: [View<'_>; N],
 ) -> Result<()> {
     let out = operands[0];
@@ -37,10 +43,11 @@ pub(crate) fn launch<F: Elements<N>, const N: usize>(
         input.expect_shape_of(name, &out)?;
     }
     let places = Places::of(operands.each_ref().map(|operand| operand.layout));
-    Command::new(name, WriteRead(operands)).cost(out.layout.elements(), cost).run_part(
+    Command::new(name, WriteRead(operands)).cost(out.layout.elements(), function.function().cost()).launch(
         stream,
         (places, function),
-        |(places, function), operands| Part::function(function.function(), places, operands),
+        no_scalars,
+        |(places, function), operands| Fusible::function(function.function(), places, operands),
         // SAFETY: `places` was made from the layouts of these operands, whose types were checked; see
         // `Command::launch`.
         |(places, function), workers, operands| unsafe { function.run(places, workers, operands) },
@@ -91,7 +98,7 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
     op.check_scalar(dtype)?;
     let op = op.simplified();
     x.expect_dtype(name, dtype)?;
-    launch(stream, name, ((op, dtype), op.cost()), [out, x])
+    launch(stream, name, (op, dtype), [out, x])
 }
 
 /// `out = g op'(x)`, element by element, with the derivative from what the op [saves](UnaryOp::saves), for floats.
@@ -111,7 +118,7 @@ pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, ou
     saved.expect_dtype(name, dtype)?;
     g.expect_dtype(name, dtype)?;
     let op = op.simplified();
-    launch(stream, name, ((Gradient(op), dtype), op.grad_cost()), [out, saved, g])
+    launch(stream, name, (Gradient(op), dtype), [out, saved, g])
 }
 
 /// `out = op(lhs, rhs)`, element by element.
@@ -131,7 +138,7 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
     }
     lhs.expect_dtype(name, dtype)?;
     rhs.expect_dtype(name, dtype)?;
-    launch(stream, name, ((op, dtype), op.cost()), [out, lhs, rhs])
+    launch(stream, name, (op, dtype), [out, lhs, rhs])
 }
 
 /// A gradient of a binary op, `out = op(lhs, rhs, g)`, element by element, for floats.
@@ -156,7 +163,7 @@ pub fn binary_grad(
     for input in [&lhs, &rhs, &g] {
         input.expect_dtype(name, dtype)?;
     }
-    launch(stream, name, ((op, dtype), op.cost()), [out, lhs, rhs, g])
+    launch(stream, name, (op, dtype), [out, lhs, rhs, g])
 }
 
 /// `out = lhs op rhs`, element by element, as truth values.
@@ -170,7 +177,7 @@ pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out
     let (name, dtype) = (op.name(), lhs.dtype);
     rhs.expect_dtype(name, dtype)?;
     out.expect_dtype(name, DType::Bool)?;
-    launch(stream, name, ((op, dtype), 1), [out, lhs, rhs])
+    launch(stream, name, (op, dtype), [out, lhs, rhs])
 }
 
 /// `out = not x`, on truth values.
@@ -184,7 +191,7 @@ pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "logical_not";
     x.expect_dtype(OP, DType::Bool)?;
     out.expect_dtype(OP, DType::Bool)?;
-    launch(stream, OP, (Not, 1), [out, x])
+    launch(stream, OP, Not, [out, x])
 }
 
 /// `out = if condition { x } else { y }`, element by element.
@@ -208,14 +215,14 @@ pub fn where_cond(
     for input in [&x, &y] {
         input.expect_dtype(OP, out.dtype)?;
     }
-    launch(stream, OP, (Where(out.dtype), 1), [out, condition, x, y])
+    launch(stream, OP, Where(out.dtype), [out, condition, x, y])
 }
 
-/// Implements [`Elements`]: the type, its number of operands, the body for a CPU, that for CUDA, and the function.
+/// Implements [`Elements`]: the type, its number of operands, the body for a CPU, and the function.
 macro_rules! elements {
     ($(
         $This:ty, $count:literal: |$this:ident, $places:ident, $workers:ident, [$($operand:ident),+]| $cpu:expr,
-        |$queue:ident, $operands:ident| $cuda:expr, $function:expr;
+        $function:expr;
     )+) => {$(
         impl Elements<$count> for $This {
             #[inline(always)]
@@ -225,11 +232,7 @@ macro_rules! elements {
                 unsafe { $cpu }
             }
 
-            fn enqueue(self, $queue: &Queue<'_>, $places: &Places<$count>, $operands: [Address; $count]) -> Result<()> {
-                let $this = self;
-                $cuda
-            }
-
+            #[inline(always)]
             fn function(self) -> Function {
                 let $this = self;
                 $function
@@ -246,25 +249,20 @@ struct Where(DType);
 
 elements! {
     (UnaryOp, DType), 2: |this, places, workers, [out, x]|
-        cpu::run(this.0, this.1, places, workers, [out, x]),
-        |queue, operands| cuda::run(queue, this.0, this.1, places, operands), Function::Unary(this.0, this.1);
+    (UnaryOp, DType), 2: |this, places, workers, [out, x]|
+        cpu::run(this.0, this.1, places, workers, [out, x]), Function::Unary(this.0, this.1);
     (Gradient, DType), 3: |this, places, workers, [out, saved, g]|
-        cpu::run(this.0, this.1, places, workers, [out, saved, g]),
-        |queue, operands| cuda::run(queue, this.0, this.1, places, operands), Function::Gradient(this.0.0, this.1);
+        cpu::run(this.0, this.1, places, workers, [out, saved, g]), Function::Gradient(this.0.0, this.1);
     (BinaryOp, DType), 3: |this, places, workers, [out, x, y]|
-        cpu::run(this.0, this.1, places, workers, [out, x, y]),
-        |queue, operands| cuda::run(queue, this.0, this.1, places, operands), Function::Binary(this.0, this.1);
+        cpu::run(this.0, this.1, places, workers, [out, x, y]), Function::Binary(this.0, this.1);
     (BinaryGradOp, DType), 4: |this, places, workers, [out, x, y, g]|
-        cpu::run(this.0, this.1, places, workers, [out, x, y, g]),
-        |queue, operands| cuda::run(queue, this.0, this.1, places, operands), Function::BinaryGradient(this.0, this.1);
+        cpu::run(this.0, this.1, places, workers, [out, x, y, g]), Function::BinaryGradient(this.0, this.1);
     (CompareOp, DType), 3: |this, places, workers, [out, x, y]|
-        cpu::compare(this.0, this.1, places, workers, [out, x, y]),
-        |queue, operands| cuda::compare(queue, this.0, this.1, places, operands), Function::Compare(this.0, this.1);
-    Not, 2: |_this, places, workers, [out, x]| cpu::logical_not(places, workers, [out, x]),
-        |queue, operands| copy_cuda::logical_not(queue, places, operands), Function::Not;
+        cpu::compare(this.0, this.1, places, workers, [out, x, y]), Function::Compare(this.0, this.1);
+    Not, 2: |_this, places, workers, [out, x]| cpu::logical_not(places, workers, [out, x]), Function::Not;
     Where, 4: |this, places, workers, [out, condition, x, y]|
         cpu::where_cond(this.0.size_bytes(), places, workers, [out, condition, x, y]),
-        |queue, operands| copy_cuda::where_cond(queue, this.0.size_bytes(), places, operands), Function::Where(this.0);
+        Function::Where(this.0);
 }
 
 #[cfg(test)]

@@ -404,6 +404,20 @@ pub(crate) enum Function {
 }
 
 impl Function {
+    /// The op's name, which kernels have, too.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Function::Unary(op, _) => op.name(),
+            Function::Gradient(op, _) => op.grad_name(),
+            Function::Binary(op, _) => op.name(),
+            Function::BinaryGradient(op, _) => op.name(),
+            Function::Compare(op, _) => op.name(),
+            Function::Not => "logical_not",
+            Function::Where(_) => "where_cond",
+            Function::Copy { .. } => "cast",
+        }
+    }
+
     /// The type of the result.
     pub(crate) fn result(self) -> DType {
         match self {

@@ -5,10 +5,10 @@
 
 use device::{Error, Result, Stream};
 
-use crate::command::{Command, Raw, for_number};
+use crate::command::{Command, Raw, for_number, no_scalars};
 use crate::cpu::{for_bits, index as cpu};
 use crate::cuda::index as cuda;
-use crate::fuse::{IndexSums, Part};
+use crate::fuse::Fusible;
 use crate::indexed::{IndexedElements, IndexedRows};
 use crate::layout::{LoopAxis, Loops, View, normalize_axis};
 use crate::loops::Places;
@@ -70,10 +70,11 @@ pub fn index_add(
     )
     .cost(src.layout.elements(), 1)
     .may_fail()
-    .run_part(
+    .launch(
         stream,
         rows,
-        move |rows, operands| Some(Part::IndexAdd(Box::new(IndexSums::new(dtype, rows, operands.into()))).boxed()),
+        no_scalars,
+        move |rows, operands| Fusible::index_add(dtype, rows, operands),
         // SAFETY: `rows` was made from the layouts of these operands; see `Command::launch`.
         |rows, workers, operands| unsafe { cpu::add(rows, workers, operands) },
         move |rows, queue, operands| cuda::index_add(queue, dtype, rows, operands.into(), false),

@@ -4,7 +4,7 @@ use device::cuda::Workspace;
 use device::{Error, Result, Stream};
 
 use crate::activation::Activation;
-use crate::command::{Address, Command, for_float};
+use crate::command::{Command, for_float};
 use crate::cpu::matmul as cpu;
 use crate::cuda::matmul::{self as cuda, How};
 use crate::cuda::needs;
@@ -118,8 +118,8 @@ impl<'a> MatrixProduct<'a> {
             // A launch says what is wrong, or has nothing to do.
             return Ok(0);
         }
-        let at = [out, lhs, rhs].map(|view| Address(view.first().0));
-        let row = bias.map(|bias| (Address(bias.first().0), bias.layout.strides()[0]));
+        let at = [out, lhs, rhs].map(|view| view.first());
+        let row = bias.map(|bias| (bias.first(), bias.layout.strides()[0]));
         let measured = stream
             .dry_run(op, |queue| cuda::products(queue, dtype, batch, at, row, (how, Workspace::NONE)))?;
         Ok(measured.map_or(0, |((), bytes)| bytes))

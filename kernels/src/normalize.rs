@@ -2,11 +2,11 @@
 
 use device::{Error, Result, Stream};
 
-use crate::command::{Command, for_float};
+use crate::command::{Command, for_float, no_scalars};
 use crate::cpu::normalize as cpu;
 use crate::cuda::needs;
 use crate::cuda::normalize as cuda;
-use crate::fuse::{Norm, Part};
+use crate::fuse::Fusible;
 use crate::layout::View;
 use crate::norms::NormRows;
 
@@ -62,10 +62,11 @@ pub fn normalize(
     for_float!(op, dtype, T => {
         let affine = [weight, bias].map(|view| view.map(|view| view.read::<T>().exact()));
         let statistics = (mean.map(|view| view.write::<T>().exact()), rstd.write::<T>().exact());
-        Command::new(op, (out.write::<T>(), x.read::<T>(), affine, statistics)).cost(elements, 4).run_part(
+        Command::new(op, (out.write::<T>(), x.read::<T>(), affine, statistics)).cost(elements, 4).launch(
             stream,
             (rows, count),
-            move |rows, operands| Some(Part::Norm(Box::new(Norm::new((op, dtype), *rows, eps, operands))).boxed()),
+            no_scalars,
+            move |rows, operands| Fusible::norm((op, dtype), *rows, eps, operands),
             // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::launch`.
             move |rows, workers, (out, x, affine, statistics)| unsafe {
                 cpu::forward(rows, workers, eps, (out, x), affine, statistics);
@@ -121,10 +122,11 @@ pub fn normalize_grad(
         let sums = [to.weight, to.bias].map(|view| view.map(|view| view.write::<T>().exact()));
         let grads = (to.x.map(View::write::<T>), sums);
         let read = ([g, x].map(View::read::<T>), weight.map(|view| view.read::<T>().exact()));
-        Command::new(op, (read, statistics, grads, workspace)).cost(elements, 8).run_part(
+        Command::new(op, (read, statistics, grads, workspace)).cost(elements, 8).launch(
             stream,
             (rows, count),
-            move |rows, operands| Some(Part::norm_grad((op, dtype), *rows, operands).boxed()),
+            no_scalars,
+            move |rows, operands| Fusible::norm_grad((op, dtype), *rows, operands),
             // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::launch`.
             |rows, workers, (read, statistics, grads, _)| unsafe {
                 cpu::backward(rows, workers, read, statistics, grads);

@@ -3,15 +3,13 @@
 //! An optimizer is a [`Rule`], whose formula is all that it adds: memory, vectors, threads, kernels and the command for all
 //! parameters are written once for all rules.
 
-use std::any::Any;
-
 use device::{DType, Error, ErrorKind, Result, Stream};
 use smallvec::SmallVec;
 
 use crate::command::{Address, Command, Raw, Read, Write};
 use crate::cpu::optim as cpu;
 use crate::cuda::optim as cuda;
-use crate::fuse::Part;
+use crate::fuse::Fusible;
 use crate::layout::{Dst, View};
 use crate::loops::Loops;
 use crate::rule_step::{RuleStep, Stepped};
@@ -149,12 +147,8 @@ fn step_at_once(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
     command(updates).launch(
         stream,
         updates.iter().map(Update::stepping).collect::<Vec<Stepped>>(),
-        (
-            |all: &mut Vec<Stepped>, show: &mut dyn FnMut(&mut dyn Any)| {
-                all.iter_mut().for_each(|stepped| stepped.change(show));
-            },
-            |all: &Vec<Stepped>, operands| Part::steps(all, addresses(operands)),
-        ),
+        |all, show| all.iter_mut().for_each(|stepped| stepped.change(show)),
+        |all, operands| Fusible::steps(all, addresses(operands)),
         |all, workers, operands| {
             for (stepped, (param, grad, states, stored)) in all.iter().zip(operands) {
                 let Stepped { dtype, stored: half, loops, .. } = stepped;

@@ -3,10 +3,10 @@
 
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Command, Raw, for_float};
+use crate::command::{Command, Raw, for_float, no_scalars};
 use crate::cpu::pool as cpu;
 use crate::cuda::pool as cuda;
-use crate::fuse::{MaxSlopes, Part};
+use crate::fuse::Fusible;
 use crate::geometry::{Means, Planes};
 use crate::layout::View;
 use crate::window::Window;
@@ -93,7 +93,7 @@ pub fn max_pool2d(
             }
         },
         move |how, queue, (x, out, index)| {
-            cuda::max(queue, [dtype, index_dtype], how, [out, index, x])
+            cuda::for_places(queue, "max_pool", [dtype, index_dtype], how, [out, index, x])
         },
     ))
 }
@@ -118,10 +118,11 @@ pub fn max_pool2d_grad(
     for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), g.read::<T>(), index.read::<Raw>()))
     .cost(out.layout.elements().max(g.layout.elements()), 1)
     .may_fail()
-    .run_part(
+    .launch(
         stream,
         (planes, window),
-        move |&how, operands| Some(Part::MaxGrad(Box::new(MaxSlopes::new(types, how, operands.into()))).boxed()),
+        no_scalars,
+        move |&how, operands| Fusible::max_grad(types, how, operands.into()),
         // SAFETY: `planes` was made from the shapes of these contiguous operands, and `types[1]` is the index's type;
         // see `Command::launch`.
         move |how, workers, operands| unsafe { cpu::max_grad(how, types[1], workers, operands, None) },
@@ -159,7 +160,7 @@ pub fn max_pool2d_pick(
                 _ => cpu::pick::<T, i64>(how, workers, (out, x, index.cast())),
             }
         },
-        move |how, queue, operands| cuda::pick(queue, types, how, operands.into()),
+        move |how, queue, operands| cuda::for_places(queue, "max_pool_pick", types, how, operands.into()),
     ))
 }
 

@@ -9,7 +9,7 @@ use std::fmt::Debug;
 
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Command, Raw, for_float};
+use crate::command::{Command, Raw, for_float, no_part};
 use crate::cpu::random as cpu;
 use crate::cuda::random as cuda;
 use crate::distribution::{Distribution, Dropout, RandomKey};
@@ -102,10 +102,11 @@ fn generate(
     if !(dtype.is_float() || matches!(distribution, Distribution::Integers { .. })) {
         return Err(Error::dtype_unsupported(op, dtype));
     }
-    Command::new(op, (out.write::<Raw>(),)).cost(out.layout.elements(), RANDOM_COST).run_changing(
+    Command::new(op, (out.write::<Raw>(),)).cost(out.layout.elements(), RANDOM_COST).launch(
         stream,
         (key, Loops::new([out.layout])),
         |(key, _), show| show(key),
+        no_part,
         // SAFETY: the loops were made from the layout of the output, and `dtype` is its type; see `Command::launch`.
         move |(key, loops), workers, (out,)| unsafe {
             cpu::generate(*key, distribution, dtype, loops, workers, out);
@@ -132,10 +133,11 @@ pub fn dropout(stream: &Stream, dropout: Dropout, x: View<'_>, out: View<'_>) ->
     let loops = Loops::new([out.layout, x.layout]);
     for_float!(OP, dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>().in_place()))
     .cost(out.layout.elements(), RANDOM_COST)
-    .run_changing(
+    .launch(
         stream,
         (dropout, loops),
         |(dropout, _), show| show(&mut dropout.key),
+        no_part,
         // SAFETY: `loops` was made from the layouts of these operands; see `Command::launch`.
         move |(dropout, loops), workers, operands| unsafe { cpu::dropout(*dropout, loops, workers, operands) },
         move |(dropout, loops), queue, operands| cuda::dropout(queue, *dropout, dtype, loops, operands.into()),

@@ -3,12 +3,12 @@
 use device::{Error, Result, Stream};
 use smallvec::SmallVec;
 
-use crate::command::{Command, Write, for_float, for_number};
+use crate::command::{Command, Write, for_float, for_number, no_scalars};
 use crate::cpu::number::Number;
 use crate::cpu::reduce as cpu;
 use crate::cuda::needs;
 use crate::cuda::reduce as cuda;
-use crate::fuse::Part;
+use crate::fuse::Fusible;
 use crate::layout::{Dst, Layout, Src, View, normalize_axes, normalize_axis};
 use crate::loops::{LoopAxis, Loops};
 use crate::par::Workers;
@@ -92,10 +92,11 @@ fn launch<T: Number>(
 ) -> Result<()> {
     let dtype = x.dtype;
     let workspace = expect_workspace(op, stream, &axes, workspace)?;
-    Command::new(op, (x.read::<T>(), out.write::<T>(), workspace)).cost(x.layout.elements(), 1).run_part(
+    Command::new(op, (x.read::<T>(), out.write::<T>(), workspace)).cost(x.layout.elements(), 1).launch(
         stream,
         axes,
-        move |axes, (x, out, workspace)| Part::fold(how, dtype, axes, [x, out], workspace),
+        no_scalars,
+        move |axes, (x, out, workspace)| Fusible::fold(how, dtype, axes, [x, out], workspace),
         // SAFETY: `axes` was made from the layout of `x`, and `out` is contiguous with an element for each kept one;
         // see `Command::launch`.
         move |axes, workers, (x, out, _)| unsafe { body(how, axes, workers, x, out) },

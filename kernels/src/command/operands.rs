@@ -109,18 +109,16 @@ pub(crate) trait Held: Send + Sync + 'static {
     fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8);
 }
 
-/// Where an operand lies in a CUDA device's memory, as it is stored.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Address(pub(crate) *mut u8);
+/// The address of an operand's first element, as kernels of a CUDA device and fused commands have it.
+pub(crate) type Address = Dst<u8>;
 
 impl Address {
-    /// That of an optional operand which is left out.
-    pub(crate) const NULL: Address = Address(std::ptr::null_mut());
+    pub(crate) const NULL: Address = Dst(std::ptr::null_mut());
 
-    /// The address `elements` elements of `size` bytes further.
+    /// The address of the element `elements` further, each of `size` bytes.
     #[inline]
     pub(crate) fn offset(self, elements: isize, size: usize) -> Address {
-        Address(self.0.wrapping_offset(elements * size as isize))
+        Dst(self.at(elements * size as isize))
     }
 }
 
@@ -286,7 +284,7 @@ impl<T: Element> Held for HeldRead<T> {
 
     #[inline(always)]
     fn on_cuda(&self) -> Address {
-        Address(self.0.at().0)
+        self.0.at()
     }
 
     fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
@@ -333,7 +331,7 @@ impl<T: Element> Held for HeldWrite<T> {
 
     #[inline(always)]
     fn on_cuda(&self) -> Address {
-        Address(self.operand.at().0)
+        self.operand.at()
     }
 
     fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
@@ -372,7 +370,7 @@ impl Held for Src<u8> {
 
     #[inline(always)]
     fn on_cuda(&self) -> Address {
-        Address(self.0.cast_mut())
+        Dst(self.0.cast_mut())
     }
 
     fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
@@ -411,7 +409,7 @@ impl Held for Dst<u8> {
 
     #[inline(always)]
     fn on_cuda(&self) -> Address {
-        Address(self.0)
+        *self
     }
 
     fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {

@@ -1,15 +1,16 @@
 //! Attention and its gradient: on tensor cores where there are such, else by plain kernels.
 
-use device::cuda::{Arg, Grid, Program, Queue};
+use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};
 
 use super::walk::{ByValue, Walk, blocks};
-use super::{by_dtype, by_factor, float_programs, program};
+use super::{Family, family, kernel_name, type_name};
 use crate::command::Address;
 use crate::distribution::{MULTIPLIERS, ROUNDS, RandomKey, Weights, round_keys};
 use crate::scores::{ScoreBatch, ScoreSizes};
 
-float_programs!("attention", "rows.cuh", "philox.cuh", "attention.cuh", "attention.cu");
+static PROGRAMS: Family =
+    family!("attention", FLOATS, "rows.cuh", "philox.cuh", "attention.cuh", "attention.cu");
 
 /// Threads of a block, rows of a tile, and columns of the output that a block owns, of the plain kernels; as in the program.
 const THREADS: u32 = 256;
@@ -22,9 +23,9 @@ const STRIP: usize = 64;
 const MAX_ROWS: usize = 1 << 30;
 
 /// How problems are cut for tensor cores.
-pub(in crate::cuda) struct Tiling {
-    /// For BF16 and F16, or for F32 and TF32.
-    pub(in crate::cuda) programs: [Program; 2],
+struct Tiling {
+    /// Without dropout and with it.
+    programs: [Family; 2],
     /// The widest rows.
     width: usize,
     forward: Tiles,
@@ -64,29 +65,35 @@ impl Tiles {
     }
 }
 
+/// The programs of a tiling, from their name, types, more files and numbers.
+macro_rules! tiled_family {
+    ($name:expr, $types:ident, [$($groups:literal)?], [$($drops:literal)?], $numbers:expr) => {
+        family!(
+            $name, $types, "rows.cuh", "tensor_core.cuh", "philox.cuh", "attention.cuh", $($groups,)?
+            "attention_tiles.cuh", $($drops,)? "attention_scores.cuh", "attention_forward.cuh", "attention_backward.cuh",
+            "attention_tiles.cu"; $numbers
+        )
+    };
+}
+
 /// A tiling from its name, types and width, and from strips, tile, and blocks for a multiprocessor of each kernel.
 macro_rules! tiling {
     (
-        $name:literal, [$first:literal, $second:literal], $half:literal, $width:literal,
+        $name:literal, $types:ident, $width:literal,
         $f_strips:literal $f_tile:literal $f_blocks:literal,
         $q_strips:literal $q_tile:literal $q_blocks:literal,
-        $kv_strips:literal $kv_tile:literal $kv_blocks:literal, $slice:literal
-        $(, groups $groups:literal)? $(, drops $drops:literal)?
+        $kv_strips:literal $kv_tile:literal $kv_blocks:literal, $slice:literal $(, $groups:literal)?
     ) => {{
-        macro_rules! of {
-            ($type:literal) => {
-                program!(
-                    $name, $type, 1, $half, "rows.cuh", "tensor_core.cuh", "philox.cuh", "attention.cuh", $($groups,)?
-                    "attention_tiles.cuh", $($drops,)? "attention_scores.cuh", "attention_forward.cuh", "attention_backward.cuh",
-                    "attention_tiles.cu";
-                    "TILING(", $width, ", ", $f_strips, ", ", $f_tile, ", ", $f_blocks, ", ",
-                    $q_strips, ", ", $q_tile, ", ", $q_blocks, ", ",
-                    $kv_strips, ", ", $kv_tile, ", ", $kv_blocks, ", ", $slice, ")\n"
-                )
-            };
-        }
+        const NUMBERS: &str = concat!(
+            "TILING(", $width, ", ", $f_strips, ", ", $f_tile, ", ", $f_blocks, ", ",
+            $q_strips, ", ", $q_tile, ", ", $q_blocks, ", ",
+            $kv_strips, ", ", $kv_tile, ", ", $kv_blocks, ", ", $slice, ")\n"
+        );
         Tiling {
-            programs: [of!($first), of!($second)],
+            programs: [
+                tiled_family!($name, $types, [$($groups)?], [], NUMBERS),
+                tiled_family!(concat!($name, "_drops"), $types, [$($groups)?], ["attention_dropout.cuh"], NUMBERS),
+            ],
             width: $width,
             forward: Tiles { strips: $f_strips, tile: $f_tile },
             grad_q: Tiles { strips: $q_strips, tile: $q_tile },
@@ -98,39 +105,23 @@ macro_rules! tiling {
 }
 
 /// From narrow to wide, and from few strips to many.
-static HALVES: [Tiling; 5] = [
-    tiling!("attention_32x1", ["bf16", "f16"], 1, 32, 1 64 3, 1 64 3, 1 64 3, 32),
-    tiling!("attention_64x1", ["bf16", "f16"], 1, 64, 1 64 3, 1 64 3, 1 64 2, 64),
-    tiling!("attention_64x2", ["bf16", "f16"], 1, 64, 2 64 2, 2 64 2, 2 32 2, 64),
-    tiling!("attention_128x1", ["bf16", "f16"], 1, 128, 1 64 2, 1 64 2, 1 32 2, 128),
-    tiling!("attention_256x1", ["bf16", "f16"], 1, 256, 1 32 2, 1 32 1, 1 32 1, 128),
+static HALF: [Tiling; 5] = [
+    tiling!("attention_32x1", HALVES, 32, 1 64 3, 1 64 3, 1 64 3, 32),
+    tiling!("attention_64x1", HALVES, 64, 1 64 3, 1 64 3, 1 64 2, 64),
+    tiling!("attention_64x2", HALVES, 64, 2 64 2, 2 64 2, 2 32 2, 64),
+    tiling!("attention_128x1", HALVES, 128, 1 64 2, 1 64 2, 1 32 2, 128),
+    tiling!("attention_256x1", HALVES, 256, 1 32 2, 1 32 1, 1 32 1, 128),
 ];
-pub(in crate::cuda) static FLOATS: [Tiling; 4] = [
-    tiling!("attention_32x1", ["f32", "tf32"], 0, 32, 1 64 2, 1 64 2, 1 64 2, 32),
-    tiling!("attention_64x1", ["f32", "tf32"], 0, 64, 1 64 2, 1 32 2, 1 32 2, 64),
-    tiling!("attention_64x2", ["f32", "tf32"], 0, 64, 2 64 2, 2 32 2, 1 32 2, 64),
-    tiling!("attention_128x1", ["f32", "tf32"], 0, 128, 1 32 2, 1 32 2, 1 32 1, 64),
+static FLOAT: [Tiling; 4] = [
+    tiling!("attention_32x1", SINGLE, 32, 1 64 2, 1 64 2, 1 64 2, 32),
+    tiling!("attention_64x1", SINGLE, 64, 1 64 2, 1 32 2, 1 32 2, 64),
+    tiling!("attention_64x2", SINGLE, 64, 2 64 2, 2 32 2, 1 32 2, 64),
+    tiling!("attention_128x1", SINGLE, 128, 1 32 2, 1 32 2, 1 32 1, 64),
 ];
 /// Where warp groups multiply; without masks.
 static GROUPED: [Tiling; 2] = [
-    tiling!("attention_64g1", ["bf16", "f16"], 1, 64, 1 64 4, 1 64 3, 1 64 3, 64, groups "warp_groups.cuh"),
-    tiling!("attention_64g2", ["bf16", "f16"], 1, 64, 2 64 2, 1 64 3, 1 64 3, 64, groups "warp_groups.cuh"),
-];
-/// The same with dropout.
-static DROPPING_HALVES: [Tiling; 4] = [
-    tiling!("attention_32d1", ["bf16", "f16"], 1, 32, 1 64 3, 1 64 3, 1 64 3, 32, drops "attention_dropout.cuh"),
-    tiling!("attention_64d1", ["bf16", "f16"], 1, 64, 1 64 3, 1 64 3, 1 64 2, 64, drops "attention_dropout.cuh"),
-    tiling!("attention_128d1", ["bf16", "f16"], 1, 128, 1 64 2, 1 64 2, 1 32 2, 128, drops "attention_dropout.cuh"),
-    tiling!("attention_256d1", ["bf16", "f16"], 1, 256, 1 32 2, 1 32 1, 1 32 1, 128, drops "attention_dropout.cuh"),
-];
-static DROPPING_FLOATS: [Tiling; 3] = [
-    tiling!("attention_32d1", ["f32", "tf32"], 0, 32, 1 64 2, 1 64 2, 1 64 2, 32, drops "attention_dropout.cuh"),
-    tiling!("attention_64d1", ["f32", "tf32"], 0, 64, 1 64 2, 1 32 2, 1 32 2, 64, drops "attention_dropout.cuh"),
-    tiling!("attention_128d1", ["f32", "tf32"], 0, 128, 1 32 2, 1 32 2, 1 32 1, 64, drops "attention_dropout.cuh"),
-];
-static DROPPING_GROUPED: [Tiling; 2] = [
-    tiling!("attention_64gd1", ["bf16", "f16"], 1, 64, 1 64 4, 1 64 3, 1 64 3, 64, groups "warp_groups.cuh", drops "attention_dropout.cuh"),
-    tiling!("attention_64gd2", ["bf16", "f16"], 1, 64, 2 64 2, 1 64 3, 1 64 3, 64, groups "warp_groups.cuh", drops "attention_dropout.cuh"),
+    tiling!("attention_64g1", HALVES, 64, 1 64 4, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
+    tiling!("attention_64g2", HALVES, 64, 2 64 2, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
 ];
 /// The largest least bits of kept weights that kernels on tensor cores take: those of infinity in F16, as which they compare them.
 const MOST_KEPT_FROM: u32 = 0x7c00;
@@ -209,6 +200,11 @@ impl Launch<'_> {
         }
     }
 
+    /// See [`Weights::kept_from`]; 0 without dropout.
+    fn kept_from(&self) -> u32 {
+        self.problem.kind.dropout.map_or(0, |dropout| Weights::of(&dropout).kept_from)
+    }
+
     /// The tiling of a kernel; `None` if tensor cores do not take the problem. Those with other numbers of strips give the same bits.
     fn tiling(&self, pass: Pass) -> Option<&'static Tiling> {
         let (queue, dtype, problem) = (self.queue, self.dtype, self.problem);
@@ -216,14 +212,11 @@ impl Launch<'_> {
         // Several strips, and products by groups, leave no registers for masks.
         let direct = !self.masked && factor(problem) > 0.0;
         let grouped = direct && queue.has_warp_groups() && (33..=64).contains(&width.max(value_width));
-        let kept_from = problem.kind.dropout.map_or(0, |dropout| Weights::of(&dropout).kept_from);
-        let tilings = match (dtype, kept_from > 0) {
-            (DType::BF16 | DType::F16, false) if grouped => &GROUPED[..],
-            (DType::BF16 | DType::F16, true) if grouped => &DROPPING_GROUPED,
-            (DType::BF16 | DType::F16, false) => &HALVES,
-            (DType::BF16 | DType::F16, true) => &DROPPING_HALVES,
-            (DType::F32, false) => &FLOATS,
-            (DType::F32, true) => &DROPPING_FLOATS,
+        let kept_from = self.kept_from();
+        let tilings = match dtype {
+            DType::BF16 | DType::F16 if grouped => &GROUPED[..],
+            DType::BF16 | DType::F16 => &HALF,
+            DType::F32 => &FLOAT,
             _ => return None,
         };
         let rows = problem.batch.elements.saturating_mul(queries.max(keys));
@@ -236,7 +229,9 @@ impl Launch<'_> {
                 tiles.shared_bytes(own, tiling.width, dtype)
             };
             let have_room = PASSES.into_iter().all(|pass| bytes(pass) <= queue.shared_bytes());
-            tiling.width >= width.max(value_width) && have_room
+            // With dropout, several strips pay only where warp groups multiply.
+            let pays = kept_from == 0 || tiling.grouped || tiling.forward.strips == 1;
+            pays && tiling.width >= width.max(value_width) && have_room
         };
         let mut tilings = tilings.iter().filter(fits);
         let least = tilings.next()?;
@@ -252,33 +247,32 @@ impl Launch<'_> {
     /// As for [`Queue::kernel`].
     unsafe fn enqueue(&self, pass: Pass, args: &[Arg<'_>]) -> Result<()> {
         let (dtype, pairs, (rows, columns)) = (self.dtype, self.problem.batch.elements, self.shape(pass));
-        let (program, name, grid) = if let Some(tiling) = self.tiling(pass) {
-            let element = (dtype, self.queue.tf32());
+        let (program, op, element, grid) = if let Some(tiling) = self.tiling(pass) {
+            let element = type_name(dtype, self.queue.tf32());
             let (tiles, own) = tiling.tiles(pass);
-            let (name, slice) = match pass {
-                Pass::Forward => (by_factor!(element, "attention_tiles"), tiling.width),
-                Pass::Products => (by_factor!(element, "attention_tiles_products"), tiling.width),
-                Pass::GradQ => (by_factor!(element, "attention_tiles_grad_q"), tiling.width),
-                Pass::GradKv => (by_factor!(element, "attention_tiles_grad_kv"), tiling.slice),
-            };
+            let slice = if matches!(pass, Pass::GradKv) { tiling.slice } else { tiling.width };
             let shared_bytes = tiles.shared_bytes(own, tiling.width, dtype);
             let blocks = pairs * rows.div_ceil(tiles.strips * STRIP) * columns.div_ceil(slice).max(1);
             let threads = if tiling.grouped { tiles.strips as u32 } else { 1 } * TILED_THREADS;
             let grid = Grid { shared_bytes, ..Grid::linear(blocks as u32, threads) };
-            let second = matches!(element, (DType::F16, _) | (DType::F32, true));
-            (&tiling.programs[usize::from(second)], name, grid)
+            let family = &tiling.programs[usize::from(self.kept_from() > 0)];
+            (family.named(element), "attention_tiles", element, grid)
         } else {
-            let tiles = pairs * rows.div_ceil(TILE) * columns.div_ceil(WIDE).max(1);
-            let (name, wanted) = match pass {
-                Pass::Forward => (by_dtype!(dtype, "attention"), tiles),
-                Pass::Products => (by_dtype!(dtype, "attention_products"), (pairs * rows).div_ceil(8)),
-                Pass::GradQ => (by_dtype!(dtype, "attention_grad_q"), tiles),
-                Pass::GradKv => (by_dtype!(dtype, "attention_grad_kv"), tiles),
+            let wanted = match pass {
+                Pass::Products => (pairs * rows).div_ceil(8),
+                _ => pairs * rows.div_ceil(TILE) * columns.div_ceil(WIDE).max(1),
             };
-            (program_of(dtype), name, blocks(self.queue, wanted as u64, THREADS))
+            let grid = blocks(self.queue, wanted as u64, THREADS);
+            (PROGRAMS.of(dtype), "attention", type_name(dtype, false), grid)
+        };
+        let words: &[&str] = match pass {
+            Pass::Forward => &[op],
+            Pass::Products => &[op, "products"],
+            Pass::GradQ => &[op, "grad_q"],
+            Pass::GradKv => &[op, "grad_kv"],
         };
         // SAFETY: the caller keeps the contract of `Queue::kernel` for the kernels of this pass.
-        unsafe { self.queue.kernel(program, name, grid, args) }
+        unsafe { self.queue.kernel(program, &kernel_name(words, element), grid, args) }
     }
 }
 
@@ -337,6 +331,6 @@ pub(crate) fn kept_weights(
     // SAFETY: the kernel takes these arguments, and the batch and the steps of the queries are those of the output.
     unsafe {
         let args = [out.into(), batch.arg(), by_value.arg()];
-        queue.kernel(program_of(dtype), by_dtype!(dtype, "attention_kept"), grid, &args)
+        PROGRAMS.kernel(queue, &["attention_kept"], dtype, grid, &args)
     }
 }

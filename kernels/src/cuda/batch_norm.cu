@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_
     T* mean, T* var, const S* x, u64 channels, u64 pixels, Deviation<T>* states, const __grid_constant__ Units cut) {
     auto of = [&](u64 first, const BlockLane& block) {
         const S* images[1] = {x + first};
-        auto all = Beside<Deviations<T>>::empty();
+        auto all = Each<Deviations<T>>::empty();
         T sums[PACK] = {};
         for_elements<1>(images, channels, block, [&](u64, const Pack<S, PACK>* packs) {
 #pragma unroll
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_
     Norm norm = {mean, var, weight, bias, (T)eps, relu != 0};
     auto of = [&](u64 first, const BlockLane& block) {
         const S* images[2] = {x + first, g + first};
-        auto sums = Beside<TwoSums<T>>::empty();
+        auto sums = Each<TwoSums<T>>::empty();
         Affine affine[PACK];
 #pragma unroll
         for (int v = 0; v < PACK; ++v) {

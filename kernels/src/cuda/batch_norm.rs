@@ -4,14 +4,14 @@ use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};
 use smallvec::SmallVec;
 
-use super::rows::{PACK, RowThreads, Units, by_group};
+use super::rows::{PACK, RowReduction, RowThreads, Units};
 use super::walk::{ByValue, MAX_Y, THREADS, Walk, blocks};
-use super::{by_dtype, float_programs};
+use super::{Family, family};
 use crate::command::Address;
 use crate::loops::{LoopAxis, Loops};
 use crate::norms::Channels;
 
-float_programs!("batch_norm", "rows.cuh", "columns.cuh", "batch_norm.cu");
+static PROGRAMS: Family = family!("batch_norm", FLOATS, "rows.cuh", "columns.cuh", "batch_norm.cu");
 
 /// Bytes of the two sums of a channel, at most.
 const SUMS: usize = 16;
@@ -31,11 +31,6 @@ impl Norm {
         let ([mean, var], [weight, bias]) = (self.statistics.map(Arg::from), self.affine.map(Arg::from));
         [mean, var, weight, bias, Arg::F64(self.eps), Arg::U32(u32::from(self.relu))]
     }
-}
-
-/// Arguments in a row.
-fn all<'a>(parts: impl IntoIterator<Item = Arg<'a>>) -> SmallVec<[Arg<'a>; 16]> {
-    parts.into_iter().collect()
 }
 
 /// `Channels` of the program.
@@ -78,8 +73,8 @@ impl Columns {
     }
 
     /// Channels and pixels.
-    fn numbers(&self) -> [Arg<'static>; 2] {
-        [self.channels.channels, self.channels.images].map(|count| Arg::U64(count as u64))
+    fn counts(&self) -> [usize; 2] {
+        [self.channels.channels, self.channels.images]
     }
 
     /// For all elements.
@@ -131,42 +126,21 @@ pub(crate) fn forward(
     norm: Norm,
     workspace: Option<Address>,
 ) -> Result<()> {
-    let (program, columns) = (program_of(dtype), Columns::aligned(channels, &[x, out]));
-    let ([mean, var], states) = (norm.statistics.map(Arg::from), Arg::from(workspace));
-    // SAFETY: the kernels take these arguments, the channels are those of the operands, and the workspace has room for the
-    // states of all units.
-    unsafe {
-        if training {
-            let (threads, mut cut) = threads(channels);
-            if let Some(columns) = &columns {
-                cut = columns.cut;
-                let [count, pixels] = columns.numbers();
-                let args = [mean, var, x.into(), count, pixels, states, cut.arg()];
-                let kernel = by_dtype!(dtype, "batch_statistics_columns");
-                queue.kernel(program, kernel, cut.grid_beside(queue, channels.channels), &args)?;
-            } else {
-                let numbers = numbers(channels, dtype, &[x]);
-                let args = [mean, var, x.into(), numbers.arg(), states, cut.arg(), Arg::U32(threads.lanes)];
-                let kernel = by_group!(threads.group, dtype, "batch_statistics");
-                queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
-            }
-            if cut.are_joined() {
-                let (grid, lanes) = cut.join(queue, channels.channels);
-                let count = Arg::U64(channels.channels as u64);
-                let args = [mean, var, states, count, cut.arg(), Arg::U32(lanes)];
-                queue.kernel(program, by_dtype!(dtype, "batch_statistics_join"), grid, &args)?;
-            }
-        }
-        let images = [out, x].map(Arg::from).into_iter().chain(norm.args());
-        if let Some(columns) = columns {
-            let (kernel, args) =
-                (by_dtype!(dtype, "batch_norm_columns"), all(images.chain(columns.numbers())));
-            return queue.kernel(program, kernel, columns.grid(queue, dtype), &args);
-        }
-        let walk = elements(queue, channels, dtype, &[x, out])?;
-        let args = all(images.chain([walk.arg()]));
-        queue.kernel(program, by_dtype!(dtype, "batch_norm"), walk.grid(queue, lanes(dtype)), &args)
+    if training {
+        let reduction = RowReduction {
+            programs: &PROGRAMS,
+            name: "batch_statistics",
+            dtype,
+            rows: channels.channels,
+            outputs: &norm.statistics.map(Arg::from),
+            inputs: &[x.into()],
+            states: workspace.into(),
+        };
+        // SAFETY: the kernels take these arguments, the channels are those of the operands, and the workspace has room for the
+        // states of all units.
+        unsafe { reduce(queue, &reduction, channels, &[x, out])? }
     }
+    enqueue_all(queue, "batch_norm", dtype, channels, &[out, x], &norm.args())
 }
 
 pub(crate) fn backward(
@@ -178,48 +152,69 @@ pub(crate) fn backward(
     (grad, sums): (Address, [Address; 2]),
     workspace: Option<Address>,
 ) -> Result<()> {
-    let [x, g] = images;
-    let (program, columns) = (program_of(dtype), Columns::aligned(channels, &[x, g, grad]));
-    let ([x, g], [weight_sum, bias_sum]) = (images.map(Arg::from), sums.map(Arg::from));
+    let ([x, g], [weight_sum, bias_sum]) = (images, sums.map(Arg::from));
     // The sums of all channels come first, then the states of units.
     let both = Arg::from(workspace);
-    let states = Arg::from(workspace.map(|at| at.offset(channels.channels as isize, SUMS)));
-    let (threads, mut cut) = threads(channels);
-    // In evaluation the sums do not come into the gradient of the images.
-    let count = if training { channels.each() as f64 } else { 0.0 };
+    let inputs: SmallVec<[_; 8]> = images.map(Arg::from).into_iter().chain(norm.args()).collect();
+    let reduction = RowReduction {
+        programs: &PROGRAMS,
+        name: "batch_norm_sums",
+        dtype,
+        rows: channels.channels,
+        outputs: &[both, weight_sum, bias_sum],
+        inputs: &inputs,
+        states: workspace.map(|at| at.offset(channels.channels as isize, SUMS)).into(),
+    };
     // SAFETY: the kernels take these arguments, the channels are those of the operands, and the workspace has room
     // for the sums of all channels and the states of all units.
+    unsafe { reduce(queue, &reduction, channels, &[x, g, grad])? }
+    if channels.each() == 0 {
+        return Ok(());
+    }
+    // In evaluation the sums do not come into the gradient of the images.
+    let count = if training { channels.each() as f64 } else { 0.0 };
+    let more: SmallVec<[_; 8]> = norm.args().into_iter().chain([both, Arg::F64(count)]).collect();
+    enqueue_all(queue, "batch_norm_grad", dtype, channels, &[grad, x, g], &more)
+}
+
+/// Enqueues a reduction of each channel, from the first of the images on: in columns where all images allow that.
+///
+/// # Safety
+/// As for [`RowReduction::enqueue`].
+unsafe fn reduce(
+    queue: &Queue<'_>,
+    reduction: &RowReduction<'_>,
+    channels: &Channels,
+    images: &[Address],
+) -> Result<()> {
+    let read = &images[..images.len() - 1];
+    let numbers = numbers(channels, reduction.dtype, read);
+    let columns = Columns::aligned(channels, images).map(|columns| (columns.cut, columns.counts()));
+    // SAFETY: the caller's promise.
+    unsafe { reduction.enqueue(queue, columns, threads(channels), numbers.arg()) }
+}
+
+/// Enqueues a kernel on all elements of the images, with arguments behind these.
+fn enqueue_all(
+    queue: &Queue<'_>,
+    name: &str,
+    dtype: DType,
+    channels: &Channels,
+    images: &[Address],
+    more: &[Arg<'_>],
+) -> Result<()> {
+    let walk;
+    let mut args: SmallVec<[Arg<'_>; 16]> = images.iter().map(|&at| at.into()).collect();
+    args.extend_from_slice(more);
+    // SAFETY: the kernels take these arguments, and the channels are those of the operands.
     unsafe {
-        let summed = [both, weight_sum, bias_sum, x, g].into_iter().chain(norm.args());
-        if let Some(columns) = &columns {
-            cut = columns.cut;
-            let args = all(summed.chain(columns.numbers()).chain([states, cut.arg()]));
-            let kernel = by_dtype!(dtype, "batch_norm_sums_columns");
-            queue.kernel(program, kernel, cut.grid_beside(queue, channels.channels), &args)?;
-        } else {
-            let numbers = numbers(channels, dtype, &images);
-            let args = all(summed.chain([numbers.arg(), states, cut.arg(), Arg::U32(threads.lanes)]));
-            let kernel = by_group!(threads.group, dtype, "batch_norm_sums");
-            queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
+        if let Some(columns) = Columns::aligned(channels, images) {
+            args.extend(columns.counts().map(|count| Arg::U64(count as u64)));
+            return PROGRAMS.kernel(queue, &[name, "columns"], dtype, columns.grid(queue, dtype), &args);
         }
-        if cut.are_joined() {
-            let (grid, lanes) = cut.join(queue, channels.channels);
-            let channels = Arg::U64(channels.channels as u64);
-            let args = [both, weight_sum, bias_sum, states, channels, cut.arg(), Arg::U32(lanes)];
-            queue.kernel(program, by_dtype!(dtype, "batch_norm_sums_join"), grid, &args)?;
-        }
-        if channels.each() == 0 {
-            return Ok(());
-        }
-        let slopes = [grad.into(), x, g].into_iter().chain(norm.args()).chain([both, Arg::F64(count)]);
-        if let Some(columns) = columns {
-            let kernel = by_dtype!(dtype, "batch_norm_grad_columns");
-            let args = all(slopes.chain(columns.numbers()));
-            return queue.kernel(program, kernel, columns.grid(queue, dtype), &args);
-        }
-        let walk = elements(queue, channels, dtype, &[images[0], images[1], grad])?;
-        let args = all(slopes.chain([walk.arg()]));
-        queue.kernel(program, by_dtype!(dtype, "batch_norm_grad"), walk.grid(queue, lanes(dtype)), &args)
+        walk = elements(queue, channels, dtype, images)?;
+        args.push(walk.arg());
+        PROGRAMS.kernel(queue, &[name], dtype, walk.grid(queue, lanes(dtype)), &args)
     }
 }
 
@@ -237,12 +232,5 @@ pub(crate) fn follow(
     let args =
         [mean, var, count, batch_mean, batch_var, Arg::U64(channels as u64), Arg::F64(unbiased), kept, moved];
     // SAFETY: the kernel takes these arguments, and all but the count have an element for each channel.
-    unsafe {
-        queue.kernel(
-            program_of(dtype),
-            by_dtype!(dtype, "follow_statistics"),
-            Grid::linear(1, THREADS),
-            &args,
-        )
-    }
+    unsafe { PROGRAMS.kernel(queue, &["follow_statistics"], dtype, Grid::linear(1, THREADS), &args) }
 }

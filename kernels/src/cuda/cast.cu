@@ -1,10 +1,9 @@
 // Conversions between DTYPE, which has 16 bits, and other types.
-#define BOTH(T, other) CAST(T, other) CAST(other, T)
 #define ALL(T)   \
-    BOTH(T, f32) \
-    BOTH(T, f64) \
-    BOTH(T, i64) \
-    BOTH(T, u8)  \
-    BOTH(T, bool)
+    CAST_BOTH(T, f32) \
+    CAST_BOTH(T, f64) \
+    CAST_BOTH(T, i64) \
+    CAST_BOTH(T, u8)  \
+    CAST_BOTH(T, bool)
 ALL(DTYPE)
-BOTH(bf16, f16)
+CAST_BOTH(bf16, f16)

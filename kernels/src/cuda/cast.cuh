@@ -55,7 +55,9 @@ template <> struct Cast<f16, bool> : Cast<f32, bool> {};
 #define CAST(from, to)                                                                                \
     extern "C" __global__ void cast_##from##_##to(Type<to>::Stored* out, const Type<from>::Stored* x, \
                                                   const __grid_constant__ Walk<2> walk) {             \
-        map1(out, x, walk, [](Opmath<Type<from>::Stored> x) -> Opmath<Type<to>::Stored> {             \
+        auto cast = [](Opmath<Type<from>::Stored> x) -> Opmath<Type<to>::Stored> {                    \
             return Cast<to, Opmath<from>>::of(x);                                                     \
-        });                                                                                           \
+        };                                                                                            \
+        map(out, walk, cast, x);                                                                      \
     }
+#define CAST_BOTH(a, b) CAST(a, b) CAST(b, a)

@@ -2,16 +2,16 @@
 //! has. Programs are kept by their source, so chains that differ in numbers and shapes only share one.
 
 use std::collections::HashMap;
-use std::fmt::Write;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
+use device::Result;
 use device::cuda::{Arg, Program, Queue};
-use device::{DType, Result};
 
-use super::elementwise::{self, FUNCTIONS, Map};
+use super::elementwise::{FUNCTIONS, Map, numbers};
 use super::reduce::Sharing;
 use super::rows::RowGroup;
-use crate::chain::{Chain, Fold, OPERANDS, Operand, Value, stored};
+use super::type_name;
+use crate::chain::{Chain, Fold, OPERANDS, Operand, Value};
 use crate::command::Address;
 use crate::functions::Function;
 use crate::loops::Loops;
@@ -61,21 +61,18 @@ impl Kernel {
         if let Some(fold) = &chain.fold {
             return self.enqueue_fold(queue, &chain.operands, fold);
         }
-        let lanes = 16 / sizes.into_iter().max().unwrap_or(1);
-        let operands = std::array::from_fn(|k| {
-            chain.operands.get(k).map_or(Address::NULL, |operand| Address(operand.at.0))
-        });
-        Map { program, kernel: KERNEL, lanes, sizes, numbers }.enqueue_loops(queue, loops, operands)
+        let operands =
+            std::array::from_fn(|k| chain.operands.get(k).map_or(Address::NULL, |operand| operand.at));
+        Map { program, kernel: KERNEL, sizes, numbers }.enqueue(queue, loops, operands)
     }
 
     fn enqueue_fold(&self, queue: &Queue<'_>, operands: &[Operand], fold: &Fold) -> Result<()> {
-        let address = |operand: &Operand| Address(operand.at.0);
         let moving = operands.iter().filter(|operand| !operand.stands());
         let from: Vec<_> =
             moving.map(|operand| (operand.at.0.cast_const(), operand.dtype.size_bytes())).collect();
-        let pointers = operands.iter().map(|operand| Arg::from(address(operand)));
+        let pointers = operands.iter().map(|operand| Arg::from(operand.at));
         let given: Vec<_> = pointers.chain(self.numbers.iter().map(|&number| Arg::U64(number))).collect();
-        let written = [address(&fold.out).into(), fold.workspace.as_ref().map(address).into()];
+        let written = [fold.out.at.into(), fold.workspace.as_ref().map(|operand| operand.at).into()];
         let sharing = Sharing::of(Reduction::Join(fold.op), fold.dtype, &fold.axes);
         // SAFETY: the kernel takes these arguments; what moves has an element for each of the axes, which fill a range, and the
         // reduction's command has checked its output and its workspace.
@@ -85,217 +82,126 @@ impl Kernel {
 
 /// The program with this source. Programs are made when they are first asked for, and stay.
 fn program_of(source: String) -> &'static Program {
-    static PROGRAMS: LazyLock<Mutex<HashMap<&'static str, &'static Program>>> = LazyLock::new(Mutex::default);
+    static PROGRAMS: LazyLock<Mutex<HashMap<String, &'static Program>>> = LazyLock::new(Mutex::default);
     let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = programs.get(source.as_str()) {
-        return known;
-    }
-    let source: &'static str = source.leak();
-    let program = Box::leak(Box::new(Program::new(KERNEL, source).each_rounded()));
-    programs.insert(source, program);
-    program
+    programs.entry(source).or_insert_with_key(|source| {
+        Box::leak(Box::new(Program::new(KERNEL, source.clone().leak()).each_rounded()))
+    })
 }
 
-/// The numbers that a function holds, as its kernel takes them.
-fn numbers(function: Function) -> Vec<u64> {
-    match function {
-        Function::Unary(op, dtype) | Function::Gradient(op, dtype) => {
-            elementwise::unary_numbers(op, dtype).into()
-        }
-        _ => Vec::new(),
-    }
-}
-
-/// How the program calls a type that is stored.
-fn name(dtype: DType) -> &'static str {
-    match stored(dtype) {
-        DType::F32 => "f32",
-        DType::F64 => "f64",
-        DType::I64 => "i64",
-        DType::BF16 => "bf16",
-        DType::F16 => "f16",
-        _ => "u8",
-    }
-}
-
-/// The program of a chain.
+/// The program of a chain: what a thread does with some elements next to each other, and the kernel that calls it.
 fn source(chain: &Chain) -> String {
-    let mut text = PRELUDE.to_owned() + FUNCTIONS;
-    let written = match &chain.fold {
-        None => Writer::of(chain).write_kernel(&mut text),
-        Some(fold) => Writer::of(chain).write_fold(&mut text, fold),
+    let outputs = chain.outputs();
+    let pointer = |(k, operand): (usize, &Operand)| {
+        format!("{}{}* p{k}", if k < outputs { "" } else { "const " }, type_name(operand.dtype, false))
     };
-    written.map_or_else(|_| String::new(), |()| text)
-}
-
-/// Writes a chain down.
-struct Writer<'a> {
-    chain: &'a Chain,
-    outputs: usize,
-    /// How the operands are stored.
-    types: Vec<&'static str>,
-    /// The numbers that all functions hold.
-    numbers: usize,
-}
-
-impl Writer<'_> {
-    fn of(chain: &Chain) -> Writer<'_> {
-        let types = chain.operands.iter().map(|operand| name(operand.dtype)).collect();
-        let numbers = chain.steps.iter().map(|step| numbers(step.function).len()).sum();
-        Writer { chain, outputs: chain.outputs(), types, numbers }
-    }
-
-    /// Operand `k` as a parameter.
-    fn pointer(&self, k: usize) -> String {
-        format!("{}{}* p{k}", if k < self.outputs { "" } else { "const " }, self.types[k])
-    }
-
-    /// The kernel: what a thread does with some elements next to each other, and where it finds them.
-    fn write_kernel(&self, text: &mut String) -> std::fmt::Result {
-        let count = self.types.len();
-        writeln!(text, "struct Chain {{")?;
-        (0..count).try_for_each(|k| writeln!(text, "    {};", self.pointer(k)))?;
-        writeln!(text, "    const Walk<{OPERANDS}>& walk;")?;
-        (0..self.numbers).try_for_each(|n| writeln!(text, "    u64 n{n};"))?;
-        writeln!(
-            text,
-            "    template <int V> __device__ void at(const Offsets<{OPERANDS}>& offsets) const {{"
-        )?;
-        self.write_loads(text, |k| format!("p{k} + offsets.at[{k}], walk.moves({k})"))?;
-        self.write_steps(text, None)?;
-        (0..self.outputs)
-            .try_for_each(|k| writeln!(text, "        store<V>(p{k} + offsets.at[{k}], x{k});"))?;
-        write!(text, "    }}\n}};\nextern \"C\" __global__ void {KERNEL}(")?;
-        for k in 0..OPERANDS {
-            match k < count {
-                true => write!(text, "{}, ", self.pointer(k))?,
-                false => write!(text, "const u8*, ")?,
-            }
+    let pointers: Vec<String> = chain.operands.iter().enumerate().map(pointer).collect();
+    let count: usize = chain.steps.iter().map(|step| numbers(step.function).len()).sum();
+    let numbers: Vec<String> = (0..count).map(|n| format!("u64 n{n}")).collect();
+    let members: String = pointers.iter().chain(&numbers).map(|member| format!("    {member};\n")).collect();
+    let operands = (0..pointers.len()).map(|k| format!("p{k}, "));
+    let values: String = operands.chain((0..count).map(|n| format!("n{n}, "))).collect();
+    let mut text = [PRELUDE, FUNCTIONS].concat();
+    match &chain.fold {
+        None => {
+            let body = body(chain, None, |k| (format!("p{k} + offsets.at[{k}]"), format!("walk.moves({k})")));
+            let unused = vec!["const u8*".to_owned(); OPERANDS - pointers.len()];
+            let walk = [format!("const __grid_constant__ Walk<{OPERANDS}> walk")];
+            let parameters = [&pointers[..], &unused, &walk, &numbers].concat().join(", ");
+            let largest = chain.operands.iter().map(|operand| operand.dtype.size_bytes()).max().unwrap_or(1);
+            text += &format!(
+                "struct Chain {{\n{members}    const Walk<{OPERANDS}>& walk;\n    \
+                 template <int V> __device__ void at(const Offsets<{OPERANDS}>& offsets) const {{\n{body}    }}\n}};\n\
+                 extern \"C\" __global__ void {KERNEL}({parameters}) {{\n    \
+                 for_vectors<{}>(walk, Chain{{{values}walk}});\n}}\n",
+                16 / largest
+            );
         }
-        write!(text, "const __grid_constant__ Walk<{OPERANDS}> walk")?;
-        (0..self.numbers).try_for_each(|n| write!(text, ", u64 n{n}"))?;
-        let largest = self.chain.operands.iter().map(|operand| operand.dtype.size_bytes()).max().unwrap_or(1);
-        write!(text, ") {{\n    for_vectors<{}>(walk, Chain{{", 16 / largest)?;
-        (0..count).try_for_each(|k| write!(text, "p{k}, "))?;
-        write!(text, "walk")?;
-        (0..self.numbers).try_for_each(|n| write!(text, ", n{n}"))?;
-        writeln!(text, "}});\n}}")
-    }
-
-    /// The kernel of a chain of which a result is folded: its elements are counted as they lie in memory.
-    fn write_fold(&self, text: &mut String, fold: &Fold) -> std::fmt::Result {
-        let count = self.types.len();
-        let (dtype, half) = (name(fold.dtype), u8::from(fold.dtype.is_half()));
-        writeln!(text, "#define DTYPE {dtype}\n#define HALF {half}\n{FOLD}struct Chain {{")?;
-        (0..count).try_for_each(|k| writeln!(text, "    {};", self.pointer(k)))?;
-        (0..self.numbers).try_for_each(|n| writeln!(text, "    u64 n{n};"))?;
-        writeln!(text, "    template <int V> __device__ Pack<S, V> at(i64 i) const {{")?;
-        self.write_loads(text, |k| match self.chain.operands[k].stands() {
-            true => format!("p{k}, false"),
-            false => format!("p{k} + i, true"),
-        })?;
-        writeln!(text, "        Pack<S, V> folded;")?;
-        self.write_steps(text, Some(fold.of))?;
-        (0..self.outputs).try_for_each(|k| writeln!(text, "        store<V>(p{k} + i, x{k});"))?;
-        let group = match Sharing::of(Reduction::Join(fold.op), fold.dtype, &fold.axes).threads.group {
-            RowGroup::Warp => "WarpGroup",
-            RowGroup::Wide | RowGroup::Block => "BlockGroup",
-            RowGroup::Column => "ColumnGroup",
-        };
-        let what = match fold.op {
-            ReduceOp::Sum => "Plain<Sum<F>>",
-            ReduceOp::Mean => "Mean",
-            ReduceOp::Prod => "Plain<Prod<F>>",
-            ReduceOp::Max => "Plain<Max<F>>",
-            ReduceOp::Min => "Plain<Min<F>>",
-        };
-        writeln!(text, "        return folded;\n    }}\n}};\nusing What = {what};")?;
-        write!(text, "extern \"C\" __global__ void __launch_bounds__(THREADS, 1) {KERNEL}(")?;
-        (0..count).try_for_each(|k| write!(text, "{}, ", self.pointer(k)))?;
-        (0..self.numbers).try_for_each(|n| write!(text, "u64 n{n}, "))?;
-        writeln!(
-            text,
-            "S* out, What::Fold::State* states, const __grid_constant__ Walk<1> kept, const __grid_constant__ Walk<1> reduced, \
-             const __grid_constant__ Units cut, u32 lanes, f64 divisor) {{"
-        )?;
-        let fields = (0..count).map(|k| format!("p{k}")).chain((0..self.numbers).map(|n| format!("n{n}")));
-        let fields = fields.collect::<Vec<_>>().join(", ");
-        let arguments = "out, states, kept, reduced, cut, lanes, divisor";
-        writeln!(text, "    reduce_chain<{group}, What>(Chain{{{fields}}}, {arguments});\n}}")
-    }
-
-    /// Room for the elements of each operand; those that are read come from where `place` says.
-    fn write_loads(&self, text: &mut String, place: impl Fn(usize) -> String) -> std::fmt::Result {
-        for (k, dtype) in self.types.iter().enumerate() {
-            match k < self.outputs {
-                true => writeln!(text, "        Pack<{dtype}, V> x{k};")?,
-                false => writeln!(text, "        Pack<{dtype}, V> x{k} = load<V>({});", place(k))?,
-            }
-        }
-        Ok(())
-    }
-
-    /// A statement for each function, and what is written of its results; those of step `folded` are kept as such, too.
-    fn write_steps(&self, text: &mut String, folded: Option<usize>) -> std::fmt::Result {
-        writeln!(text, "#pragma unroll\n        for (int v = 0; v < V; ++v) {{")?;
-        let mut number = 0;
-        for (at, step) in self.chain.steps.iter().enumerate() {
-            let argument = |argument: &Value| match argument {
-                Value::Operand(operand) => format!("x{operand}.at[v]"),
-                Value::Step(step) => format!("r{step}"),
+        // Elements are counted as they lie in memory.
+        Some(fold) => {
+            let body = body(chain, Some(fold.of), |k| match chain.operands[k].stands() {
+                true => (format!("p{k}"), "false".to_owned()),
+                false => (format!("p{k} + i"), "true".to_owned()),
+            });
+            let group = match Sharing::of(Reduction::Join(fold.op), fold.dtype, &fold.axes).threads.group {
+                RowGroup::Warp => "WarpGroup",
+                RowGroup::Wide | RowGroup::Block => "BlockGroup",
+                RowGroup::Column => "ColumnGroup",
             };
-            let arguments: Vec<String> = step.arguments.iter().map(argument).collect();
-            let value = expression(step.function, &arguments, number);
-            number += numbers(step.function).len();
-            let result = name(step.function.result());
-            writeln!(text, "            {result} r{at};\n            r{at} = {value};")?;
-            if let Some(output) = step.output {
-                writeln!(text, "            x{output}.at[v] = r{at};")?;
-            }
+            let what = match fold.op {
+                ReduceOp::Sum => "Plain<Sum<F>>",
+                ReduceOp::Mean => "Mean",
+                ReduceOp::Prod => "Plain<Prod<F>>",
+                ReduceOp::Max => "Plain<Max<F>>",
+                ReduceOp::Min => "Plain<Min<F>>",
+            };
+            let (dtype, half) = (type_name(fold.dtype, false), u8::from(fold.dtype.is_half()));
+            let parameters = [&pointers[..], &numbers].concat().join(", ");
+            text += &format!(
+                "#define DTYPE {dtype}\n#define HALF {half}\n{FOLD}struct Chain {{\n{members}    \
+                 template <int V> __device__ Pack<S, V> at(i64 i) const {{\n        Pack<S, V> folded;\n\
+                 {body}        return folded;\n    }}\n}};\nusing What = {what};\n\
+                 extern \"C\" __global__ void __launch_bounds__(THREADS, 1) {KERNEL}({parameters}, S* out, \
+                 What::Fold::State* states, const __grid_constant__ Walk<1> kept, const __grid_constant__ Walk<1> reduced, \
+                 const __grid_constant__ Units cut, u32 lanes, f64 divisor) {{\n    reduce_chain<{group}, What>(\
+                 Chain{{{values}}}, out, states, kept, reduced, cut, lanes, divisor);\n}}\n"
+            );
         }
-        if let Some(folded) = folded {
-            writeln!(text, "            folded.at[v] = r{folded};")?;
-        }
-        writeln!(text, "        }}")
     }
+    text
+}
+
+/// Loads what the chain reads, a statement for each function, and stores of what it writes; results of step `folded` are kept as
+/// such, too. `place` is the address of an operand's first element, and whether the next ones follow it.
+fn body(chain: &Chain, folded: Option<usize>, place: impl Fn(usize) -> (String, String)) -> String {
+    let (outputs, mut text) = (chain.outputs(), String::new());
+    for (k, operand) in chain.operands.iter().enumerate() {
+        let (at, moves) = place(k);
+        let loaded = if k < outputs { String::new() } else { format!(" = load<V>({at}, {moves})") };
+        text += &format!("        Pack<{}, V> x{k}{loaded};\n", type_name(operand.dtype, false));
+    }
+    text += "#pragma unroll\n        for (int v = 0; v < V; ++v) {\n";
+    let mut number = 0;
+    for (at, step) in chain.steps.iter().enumerate() {
+        let argument = |argument: &Value| match argument {
+            Value::Operand(operand) => format!("x{operand}.at[v]"),
+            Value::Step(step) => format!("r{step}"),
+        };
+        let arguments: Vec<String> = step.arguments.iter().map(argument).collect();
+        let value = expression(step.function, &arguments, number);
+        number += numbers(step.function).len();
+        let result = type_name(step.function.result(), false);
+        text += &format!("            {result} r{at};\n            r{at} = {value};\n");
+        if let Some(output) = step.output {
+            text += &format!("            x{output}.at[v] = r{at};\n");
+        }
+    }
+    if let Some(folded) = folded {
+        text += &format!("            folded.at[v] = r{folded};\n");
+    }
+    let stores = (0..outputs).map(|k| format!("        store<V>({}, x{k});\n", place(k).0));
+    text + "        }\n" + &stores.collect::<String>()
 }
 
 /// A function of arguments, whose numbers are called `n` and what follows from `number` on.
 fn expression(function: Function, arguments: &[String], number: usize) -> String {
-    let computed = |dtype: DType| name(dtype.compute_dtype());
     let list = arguments.join(", ");
-    match function {
-        Function::Unary(op, dtype) => {
-            let (t, next) = (computed(dtype), number + 1);
-            format!(
-                "{}_function<{t}>{{from_bits<{t}>(n{number}), from_bits<{t}>(n{next})}}({list})",
-                op.name()
-            )
+    let (op, kind, dtype) = match function {
+        Function::Gradient(op, dtype) => (op.name(), "gradient", dtype),
+        Function::BinaryGradient(op, dtype) => (op.name(), "gradient", dtype),
+        Function::Unary(_, dtype) | Function::Binary(_, dtype) | Function::Compare(_, dtype) => {
+            (function.name(), "function", dtype)
         }
-        Function::Gradient(op, dtype) => {
-            let (t, next) = (computed(dtype), number + 1);
-            format!(
-                "{}_gradient<{t}>{{from_bits<{t}>(n{number}), from_bits<{t}>(n{next})}}({list})",
-                op.name()
-            )
-        }
-        Function::Binary(op, dtype) => format!("{}_function<{}>()({list})", op.name(), computed(dtype)),
-        Function::BinaryGradient(op, dtype) => {
-            format!("{}_gradient<{}>()({list})", op.name(), computed(dtype))
-        }
-        Function::Compare(op, dtype) => format!("{}_function<{}>()({list})", op.name(), computed(dtype)),
-        Function::Not => format!("{list} == 0"),
-        Function::Where(_) => match arguments {
-            [condition, x, y] => format!("{condition} ? {x} : {y}"),
-            _ => list,
-        },
-        Function::Copy { to, from } if to == from => list,
+        Function::Not => return format!("{list} == 0"),
+        Function::Where(_) => return format!("{} ? {} : {}", arguments[0], arguments[1], arguments[2]),
+        Function::Copy { to, from } if to == from => return list,
         Function::Copy { to, from } => {
-            let to = if to == DType::Bool { "bool" } else { name(to) };
-            let from = if from == DType::Bool { "bool" } else { name(from) };
-            format!("Cast<{to}, Opmath<{from}>>::of({list})")
+            return format!("Cast<{}, Opmath<{}>>::of({list})", to.name(), from.name());
         }
-    }
+    };
+    let computed = type_name(dtype.compute_dtype(), false);
+    let numbers = (number..number + numbers(function).len()).map(|n| format!("from_bits<{computed}>(n{n})"));
+    format!("{op}_{kind}<{computed}>{{{}}}({list})", numbers.collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]

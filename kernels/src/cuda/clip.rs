@@ -7,11 +7,12 @@ use super::rows::{BLOCK, LANES};
 use super::table::Table;
 use super::tensors::Tensor;
 use super::walk::{ByValue, blocks};
-use super::{by_dtype, float_programs};
+use super::{Family, family};
 use crate::command::Address;
 use crate::norms::PART;
 
-float_programs!("clip", "rows.cuh", "table.cuh", "tensors.cuh", "clip.cu");
+pub(super) static PROGRAMS: Family =
+    family!("clip", FLOATS, "rows.cuh", "table.cuh", "tensors.cuh", "clip.cu");
 
 /// Threads of a block; as in the program.
 const THREADS: u32 = 256;
@@ -35,18 +36,17 @@ pub(crate) fn total_norm(
     max_norm: f64,
     [parts, norm, scale]: [Address; 3],
 ) -> Result<()> {
-    let program = program_of(dtype);
     let mut first = 0;
     Table::each(tensors(sizes, x.iter().map(|&x| [x])), |table| {
         let grid = blocks(queue, u64::from(table.parts), SQUARES);
         let own = parts.offset(first, dtype.compute_dtype().size_bytes());
         first += table.parts as isize;
         // SAFETY: the kernel takes these arguments, and there is a sum for each part of the tensors.
-        unsafe { queue.kernel(program, by_dtype!(dtype, "squares"), grid, &[table.arg(), own.into()]) }
+        unsafe { PROGRAMS.kernel(queue, &["squares"], dtype, grid, &[table.arg(), own.into()]) }
     })?;
     let args = [parts.into(), Arg::U64(first as u64), Arg::F64(max_norm), norm.into(), scale.into()];
     // SAFETY: the kernel takes these arguments: `parts` has `first` sums, norm and scale have one element.
-    unsafe { queue.kernel(program, by_dtype!(dtype, "norm_of"), Grid::linear(1, THREADS), &args) }
+    unsafe { PROGRAMS.kernel(queue, &["norm_of"], dtype, Grid::linear(1, THREADS), &args) }
 }
 
 pub(crate) fn scale_all(
@@ -59,9 +59,7 @@ pub(crate) fn scale_all(
     Table::each(tensors(sizes, pairs.iter().map(|&(out, x)| [out, x])), |table| {
         let grid = blocks(queue, u64::from(table.parts), THREADS);
         // SAFETY: the kernel takes these arguments, and the table names the operands' elements.
-        unsafe {
-            queue.kernel(program_of(dtype), by_dtype!(dtype, "scale_all"), grid, &[table.arg(), scale.into()])
-        }
+        unsafe { PROGRAMS.kernel(queue, &["scale_all"], dtype, grid, &[table.arg(), scale.into()]) }
     })
 }
 
@@ -73,7 +71,6 @@ pub(crate) fn unscale_all(
     scale: Address,
     [parts, found]: [Address; 2],
 ) -> Result<()> {
-    let program = program_of(dtype);
     let mut first = 0;
     Table::each(tensors(sizes, pairs.iter().map(|&(out, x)| [out, x])), |table| {
         let grid = blocks(queue, u64::from(table.parts), THREADS);
@@ -81,9 +78,9 @@ pub(crate) fn unscale_all(
         first += table.parts as isize;
         let args = [table.arg(), scale.into(), own.into()];
         // SAFETY: the kernel takes these arguments, and there is a number for each part of the tensors.
-        unsafe { queue.kernel(program, by_dtype!(dtype, "unscale_all"), grid, &args) }
+        unsafe { PROGRAMS.kernel(queue, &["unscale_all"], dtype, grid, &args) }
     })?;
     let args = [parts.into(), Arg::U64(first as u64), found.into()];
     // SAFETY: the kernel takes these arguments: `parts` has `first` numbers, and found has one element.
-    unsafe { queue.kernel(program, by_dtype!(dtype, "any_of"), Grid::linear(1, THREADS), &args) }
+    unsafe { PROGRAMS.kernel(queue, &["any_of"], dtype, Grid::linear(1, THREADS), &args) }
 }

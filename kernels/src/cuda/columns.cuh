@@ -1,31 +1,10 @@
 // Folds of columns that lie side by side in rows of memory: a thread has PACK neighbours.
 
-// A fold of each of them. Not `Each`: a pack's alignment is a power of two, which four states of three numbers have not.
-template <class F> struct Beside {
-    struct State {
-        typename F::State at[PACK];
-    };
-    __device__ static State empty() {
-        State all;
-#pragma unroll
-        for (int v = 0; v < PACK; ++v) {
-            all.at[v] = F::empty();
-        }
-        return all;
-    }
-    __device__ static State join(State a, const State& b) {
-#pragma unroll
-        for (int v = 0; v < PACK; ++v) {
-            a.at[v] = F::join(a.at[v], b.at[v]);
-        }
-        return a;
-    }
-};
 // The columns of a pack, in blocks from `start` on, at most `most`: `of(first, block)` is the fold of a lane's elements of a block for
 // the columns from `first` on, and `done(column, state)` takes what they come to.
 template <class F, class Of, class Done>
 __device__ inline void fold_pack(const ColumnGroup& group, u64 pack, bool exists, u64 rows, u64 start, u32 most, Of of, Done done) {
-    auto all = group.template fold_part<Beside<F>>(start, most, rows, exists ? rows : 0,
+    auto all = group.template fold_part<Each<F>>(start, most, rows, exists ? rows : 0,
                                                  [&](const BlockLane& block) { return of(exists ? pack * PACK : 0, block); });
     if (exists && group.leads()) {
 #pragma unroll

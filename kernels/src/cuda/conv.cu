@@ -170,13 +170,6 @@ extern "C" __global__ void __launch_bounds__(256, 1) NAMED(depthwise_weight_grad
     });
 }
 
-extern "C" __global__ void NAMED(positive_parts, DTYPE)(S* out, u64 count) {
-    for (u64 i = thread_index(); i < count; i += thread_count()) {
-        T value = out[i];
-        out[i] = value <= 0 ? (T)0 : value;
-    }
-}
-
 #define ADD_PARTS(O)                                                                        \
     extern "C" __global__ void add_parts_##O(O* out, const T* parts, u64 count, u64 size) { \
         add_parts(out, parts, count, size);                                                 \

@@ -8,7 +8,7 @@ mod tiled;
 
 use std::ops::Range;
 
-use device::cuda::{Arg, Grid, Program, Queue, Workspace};
+use device::cuda::{Arg, Grid, Queue, Workspace};
 use device::{DType, Error, Result, Stream};
 use smallvec::SmallVec;
 
@@ -16,8 +16,9 @@ use super::copy::{enqueue_copy, fill};
 use super::libraries::{ConvAlgorithm, ConvPass};
 use super::matmul::{Onto, Product};
 use super::walk::{ByValue, THREADS, blocks, plane_blocks};
-use super::{by_dtype, factor_programs, float_programs, program};
+use super::{Family, elementwise, family, kernel_name, type_name};
 use crate::command::Address;
+use crate::functions::{Function, UnaryOp};
 use crate::geometry::ConvGeometry;
 use crate::loops::{LoopAxis, Loops, Places};
 use crate::matrices::{MatrixBatch, MatrixLayout};
@@ -28,41 +29,12 @@ use halo::Halo;
 use implicit::Implicit;
 use tiled::Tiled;
 
-pub(super) mod direct_programs {
-    super::float_programs!("direct", "rows.cuh", "window.cuh", "conv.cuh", "direct.cu");
-}
-pub(super) mod few_programs {
-    super::float_programs!("few", "rows.cuh", "window.cuh", "conv.cuh", "few.cu");
-}
-mod halo_programs {
-    use device::DType;
-    use device::cuda::Program;
-
-    use super::program;
-
-    static TF32: Program = program!("halo", "tf32", 1, 0, "rows.cuh", "tensor_core.cuh", "halo.cu");
-    static BF16: Program = program!("halo", "bf16", 1, 1, "rows.cuh", "tensor_core.cuh", "halo.cu");
-    static F16: Program = program!("halo", "f16", 1, 1, "rows.cuh", "tensor_core.cuh", "halo.cu");
-
-    pub(super) fn program_of(dtype: DType) -> &'static Program {
-        match dtype {
-            DType::BF16 => &BF16,
-            DType::F16 => &F16,
-            _ => &TF32,
-        }
-    }
-}
-pub(super) mod implicit_programs {
-    super::factor_programs!(
-        "implicit",
-        "rows.cuh",
-        "tensor_core.cuh",
-        "window.cuh",
-        "conv.cuh",
-        "implicit.cu"
-    );
-}
-float_programs!("conv", "rows.cuh", "window.cuh", "conv.cuh", "conv.cu");
+static DIRECT: Family = family!("direct", FLOATS, "rows.cuh", "window.cuh", "conv.cuh", "direct.cu");
+static FEW: Family = family!("few", FLOATS, "rows.cuh", "window.cuh", "conv.cuh", "few.cu");
+static HALO: Family = family!("halo", ROUNDED, "rows.cuh", "tensor_core.cuh", "halo.cu");
+static IMPLICIT: Family =
+    family!("implicit", FACTORS, "rows.cuh", "tensor_core.cuh", "window.cuh", "conv.cuh", "implicit.cu");
+static PROGRAMS: Family = family!("conv", FLOATS, "rows.cuh", "window.cuh", "conv.cuh", "conv.cu");
 
 /// Whether a convolution is made quicker here than by cuDNN (9.14 and 9.19, on an H200): with few channels and filters, where
 /// cuDNN has kernels for many, and where it is one product for each image, or one of all of them. With `exact`, it is one in F32
@@ -82,7 +54,7 @@ pub(crate) fn has_better(
         ConvPass::InputGrad => few,
         ConvPass::WeightGrad if geometry.is_pointwise() => exact,
         ConvPass::WeightGrad => {
-            let summed = Few::of(geometry).is_some_and(|few| exact || few.is_whole());
+            let summed = Few::of(geometry).is_some_and(|few| exact || few.is_whole);
             few && (exact || geometry.channels == 1) || summed
         }
     }
@@ -135,8 +107,8 @@ impl Way {
         Halo::of(g, pass, dtype).filter(|_| wanted).map(Way::Halo)
     }
 
-    /// Whether that is the way's own part, if it is wanted; others leave it to [`positive_parts`].
-    pub(crate) fn takes_positive_parts(&self) -> bool {
+    /// Whether this algorithm applies the ReLU itself; for others [`relu`] does.
+    pub(crate) fn takes_relu(&self) -> bool {
         matches!(self, Way::Direct(_) | Way::Halo(_) | Way::Implicit(_))
     }
 
@@ -150,9 +122,9 @@ impl Way {
         let filters = g.all_filters() * g.filter();
         match self {
             Way::Tiled(tiled) => tiled.workspace(),
-            Way::Few(few) => few.parts() * filters,
-            Way::Halo(halo) => halo.parts().stored() * filters,
-            Way::Implicit(implicit) => implicit.parts().stored() * filters,
+            Way::Few(few) => few.parts * filters,
+            Way::Halo(halo) => halo.parts.stored() * filters,
+            Way::Implicit(implicit) => implicit.parts.stored() * filters,
             Way::Depthwise | Way::Direct(_) => 0,
             Way::Patches => of_one_image(g).saturating_mul(together(g)),
         }
@@ -179,15 +151,6 @@ impl Parts {
         Parts { all, each, is_whole: all == 1 && dtype == dtype.compute_dtype() }
     }
 
-    fn all(self) -> usize {
-        self.all
-    }
-
-    /// Steps of a part.
-    fn each(self) -> usize {
-        self.each
-    }
-
     /// Those that a workspace has, each of the gradient's size and of the type that is computed in.
     fn stored(self) -> usize {
         if self.is_whole { 0 } else { self.all }
@@ -195,13 +158,9 @@ impl Parts {
 }
 
 /// Enqueues `out = max(out, 0)` of so many elements.
-pub(crate) fn positive_parts(queue: &Queue<'_>, dtype: DType, out: Address, elements: usize) -> Result<()> {
-    let grid = blocks(queue, elements as u64, THREADS);
-    // SAFETY: the kernel takes these arguments, and callers pass an output of the command with `elements` elements.
-    unsafe {
-        let args = [out.into(), Arg::U64(elements as u64)];
-        queue.kernel(program_of(dtype), by_dtype!(dtype, "positive_parts"), grid, &args)
-    }
+pub(crate) fn relu(queue: &Queue<'_>, dtype: DType, out: Address, elements: usize) -> Result<()> {
+    let places = Places::Run { elements, steps: [1; 2] };
+    elementwise::run(queue, Function::Unary(UnaryOp::Relu, dtype), &places, [out; 2])
 }
 
 /// Enqueues a convolution by an algorithm of cuDNN.
@@ -282,7 +241,7 @@ pub(crate) struct Convolution<'a> {
     geometry: &'a ConvGeometry,
     dtype: DType,
     way: &'a Way,
-    /// Whether the positive part is taken, where the way [does that](Way::takes_positive_parts).
+    /// Whether a ReLU follows, which some algorithms [apply themselves](Way::takes_relu).
     relu: bool,
     pairs: [u32; 12],
     /// Where patches go.
@@ -297,7 +256,7 @@ pub(crate) struct Convolution<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How<'a> {
     pub(crate) way: &'a Way,
-    /// Whether the positive part is taken, where the way [does that](Way::takes_positive_parts).
+    /// Whether a ReLU follows, which some algorithms [apply themselves](Way::takes_relu).
     pub(crate) relu: bool,
     /// Whether factors in F32 are rounded to TF32.
     pub(crate) tf32: bool,
@@ -368,7 +327,7 @@ impl<'a> Convolution<'a> {
         match self.way {
             Way::Depthwise => {
                 let planes = g.images * g.all_filters();
-                let kernel = by_dtype!(self.dtype, "depthwise");
+                let kernel = "depthwise";
                 return self.depthwise(kernel, [y, x, w], (bias, g.groups), places, planes);
             }
             Way::Tiled(tiled) => return self.tiled_forward(tiled, y, [x, w], bias),
@@ -396,11 +355,11 @@ impl<'a> Convolution<'a> {
         if g.filters == 0 || g.all_places() == 0 {
             self.start(x, [g.images, channels, pixels], bias)?;
             let elements = g.images * channels * pixels;
-            return if self.relu { positive_parts(self.queue, self.dtype, x, elements) } else { Ok(()) };
+            return if self.relu { relu(self.queue, self.dtype, x, elements) } else { Ok(()) };
         }
         match self.way {
             Way::Depthwise => {
-                let kernel = by_dtype!(self.dtype, "depthwise_input_grad");
+                let kernel = "depthwise_input_grad";
                 return self.depthwise(kernel, [x, y, w], (bias, channels), pixels, g.images * channels);
             }
             Way::Tiled(tiled) => return self.tiled_input_grad(tiled, x, [y, w], bias),
@@ -422,7 +381,7 @@ impl<'a> Convolution<'a> {
                 Arg::U64((first * channels) as u64),
             ];
             let grid = plane_blocks(self.queue, pixels, planes);
-            self.kernel(by_dtype!(self.dtype, "add_patches"), grid, args, planes)?;
+            self.kernel("add_patches", grid, args, planes)?;
         }
         Ok(())
     }
@@ -439,16 +398,16 @@ impl<'a> Convolution<'a> {
                 let [groups, images] = [g.groups, g.images].map(|count| Arg::U32(count as u32));
                 let grid = blocks(self.queue, size as u64, THREADS);
                 let args = [w.into(), x.into(), y.into(), groups, images];
-                return self.kernel(by_dtype!(dtype, "depthwise_weight_grad"), grid, args, 0);
+                return self.kernel("depthwise_weight_grad", grid, args, 0);
             }
             Way::Tiled(tiled) => return self.tiled_weight_grad(tiled, w, [x, y]),
             Way::Few(few) => return self.few_weight_grad(few, w, [x, y]),
             Way::Halo(halo) => {
                 return self
-                    .in_parts(w, halo.parts(), |to| self.halo(halo, ConvPass::WeightGrad, to, [y, x], None));
+                    .in_parts(w, halo.parts, |to| self.halo(halo, ConvPass::WeightGrad, to, [y, x], None));
             }
             Way::Implicit(implicit) => {
-                return self.in_parts(w, implicit.parts(), |to| self.implicit(implicit, to, [y, x], None));
+                return self.in_parts(w, implicit.parts, |to| self.implicit(implicit, to, [y, x], None));
             }
             Way::Direct(_) | Way::Patches => {}
         }
@@ -491,7 +450,10 @@ impl<'a> Convolution<'a> {
         let args = [to.into(), parts.into(), Arg::U64(count as u64), Arg::U64(size as u64)];
         let grid = blocks(self.queue, (size as u64).div_ceil(u64::from(THREADS)), THREADS);
         // SAFETY: the kernel takes these arguments, and there are as many parts.
-        unsafe { self.queue.kernel(program_of(dtype), by_dtype!(stored, "add_parts"), grid, &args) }
+        unsafe {
+            let kernel = kernel_name(&["add_parts"], type_name(stored, false));
+            self.queue.kernel(PROGRAMS.of(dtype), &kernel, grid, &args)
+        }
     }
 
     /// The images that a workspace takes at a time: the first of them, and their number.
@@ -533,7 +495,7 @@ impl<'a> Convolution<'a> {
         }
         let planes = count * g.all_channels();
         let grid = plane_blocks(self.queue, g.taps() * g.all_places(), planes);
-        self.kernel(by_dtype!(self.dtype, "patches"), grid, [columns.into(), images.into()], planes)?;
+        self.kernel("patches", grid, [columns.into(), images.into()], planes)?;
         Ok(self.columns_of(columns, self.dtype))
     }
 
@@ -577,7 +539,7 @@ impl<'a> Convolution<'a> {
         self.kernel(kernel, plane_blocks(self.queue, size, planes), args, planes)
     }
 
-    /// Enqueues a kernel on arguments that the numbers of the convolution follow.
+    /// Enqueues a kernel of [`PROGRAMS`] on arguments that the numbers of the convolution follow.
     fn kernel<const N: usize>(
         &self,
         name: &str,
@@ -585,13 +547,15 @@ impl<'a> Convolution<'a> {
         args: [Arg<'_>; N],
         planes: usize,
     ) -> Result<()> {
-        self.kernel_of(program_of(self.dtype), name, grid, args, planes)
+        self.kernel_of(&PROGRAMS, &[name], type_name(self.dtype, false), grid, args, planes)
     }
 
+    /// The same of a family's program for a type.
     fn kernel_of<const N: usize>(
         &self,
-        program: &'static Program,
-        name: &str,
+        family: &'static Family,
+        name: &[&str],
+        element: &str,
         grid: Grid,
         args: [Arg<'_>; N],
         planes: usize,
@@ -600,7 +564,7 @@ impl<'a> Convolution<'a> {
             Conv { pairs: self.pairs, each: self.geometry.filters as u32, pad: 0, planes: planes as u64 };
         let args: SmallVec<[Arg<'_>; 12]> = args.into_iter().chain([numbers.arg()]).collect();
         // SAFETY: the kernel takes these arguments, operands of the geometry and a workspace with room for a turn.
-        unsafe { self.queue.kernel(program, name, grid, &args) }
+        unsafe { self.queue.kernel(family.named(element), &kernel_name(name, element), grid, &args) }
     }
 
     /// Enqueues the bias of each channel as its elements, or zeros: `[images, channels, elements]`.

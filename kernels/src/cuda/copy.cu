@@ -37,33 +37,12 @@ __device__ inline void transpose(T* out, const T* x, u32 rows, u32 columns, i64 
     }
 }
 
-// out = condition ? x : y
-template <class T> struct Choose {
-    T* out;
-    const u8* condition;
-    const T* x;
-    const T* y;
-    const Walk<4>& walk;
-
-    template <int V> __device__ void at(const Offsets<4>& offsets) const {
-        Pack<u8, V> c = load<V>(condition + offsets.at[1], walk.moves(1));
-        Pack<T, V> a = load<V>(x + offsets.at[2], walk.moves(2));
-        Pack<T, V> b = load<V>(y + offsets.at[3], walk.moves(3));
-        Pack<T, V> result;
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-            result.at[v] = c.at[v] ? a.at[v] : b.at[v];
-        }
-        store<V>(out + offsets.at[0], result);
-    }
-};
-
 #define FOR_BITS(bits, T)                                                                                             \
     extern "C" __global__ void fill_##bits(T* out, u64 value, const __grid_constant__ Walk<1> walk) {                 \
         for_vectors<lanes_of<T, T>>(walk, Fill<T>{out, (T)value});                                                       \
     }                                                                                                                 \
     extern "C" __global__ void copy_##bits(T* out, const T* x, const __grid_constant__ Walk<2> walk) {                \
-        map1(out, x, walk, [](T x) -> T { return x; });                                                               \
+        map(out, walk, [](T x) -> T { return x; }, x);                                                                \
     }                                                                                                                 \
     extern "C" __global__ void transpose_##bits(T* out, const T* x, u32 rows, u32 columns, i64 out_row, i64 x_column, \
                                                 const __grid_constant__ Walk<2> outer) {                              \
@@ -71,34 +50,24 @@ template <class T> struct Choose {
     }                                                                                                                 \
     extern "C" __global__ void where_cond_##bits(T* out, const u8* condition, const T* x, const T* y,                 \
                                                  const __grid_constant__ Walk<4> walk) {                              \
-        for_vectors<lanes_of<T, T>>(walk, Choose<T>{out, condition, x, y, walk});                                        \
+        map(out, walk, [](u8 c, T a, T b) -> T { return c ? a : b; }, condition, x, y);                                  \
     }
 FOR_BITS(b8, u8)
 FOR_BITS(b16, u16)
 FOR_BITS(b32, u32)
 FOR_BITS(b64, u64)
 
-CAST(f32, f64)
-CAST(f32, i64)
-CAST(f32, u8)
-CAST(f32, bool)
-CAST(f64, f32)
-CAST(f64, i64)
-CAST(f64, u8)
-CAST(f64, bool)
-CAST(i64, f32)
-CAST(i64, f64)
-CAST(i64, u8)
-CAST(i64, bool)
-CAST(u8, f32)
-CAST(u8, f64)
-CAST(u8, i64)
-CAST(u8, bool)
-CAST(bool, f32)
-CAST(bool, f64)
-CAST(bool, i64)
-CAST(bool, u8)
+CAST_BOTH(f32, f64)
+CAST_BOTH(f32, i64)
+CAST_BOTH(f32, u8)
+CAST_BOTH(f32, bool)
+CAST_BOTH(f64, i64)
+CAST_BOTH(f64, u8)
+CAST_BOTH(f64, bool)
+CAST_BOTH(i64, u8)
+CAST_BOTH(i64, bool)
+CAST_BOTH(u8, bool)
 
 extern "C" __global__ void logical_not_bool(u8* out, const u8* x, const __grid_constant__ Walk<2> walk) {
-    map1(out, x, walk, [](u8 x) -> u8 { return x == 0; });
+    map(out, walk, [](u8 x) -> u8 { return x == 0; }, x);
 }

@@ -3,19 +3,19 @@
 use device::cuda::{Arg, Grid, Program, Queue};
 use device::{DType, Result};
 
-use super::elementwise::Map;
+use super::elementwise::{self, Map};
 use super::walk::{ByValue, MAX_Y, Walk, for_parts};
-use super::{by_size, program};
+use super::{Family, bits_name, family, kernel_name};
 use crate::command::Address;
+use crate::functions::Function;
 use crate::loops::{Loops, Places, Tiles};
 
 pub(super) static COPY: Program = Program::new(
     "copy",
     concat!(include_str!("prelude.cuh"), include_str!("cast.cuh"), include_str!("copy.cu")),
 );
-// Conversions from and to the types of 16 bits.
-static CAST_BF16: Program = program!("cast", "bf16", 1, 1, "cast.cuh", "cast.cu");
-static CAST_F16: Program = program!("cast", "f16", 1, 1, "cast.cuh", "cast.cu");
+/// Conversions from and to the types of 16 bits.
+static CASTS: Family = family!("cast", HALVES, "cast.cuh", "cast.cu");
 
 /// Fills with an element of these bits.
 pub(crate) fn fill(
@@ -51,7 +51,9 @@ unsafe fn enqueue_fill(
         let args = [out.into(), Arg::U64(bits), walk.arg()];
         // SAFETY: the kernel takes these arguments, and the caller promises that `loops`, of which `part` is a part,
         // reaches elements that the command writes.
-        unsafe { queue.kernel(&COPY, by_size!(size, "fill"), walk.grid(queue, lanes), &args) }
+        unsafe {
+            queue.kernel(&COPY, &kernel_name(&["fill"], bits_name(size)), walk.grid(queue, lanes), &args)
+        }
     })
 }
 
@@ -61,19 +63,17 @@ pub(crate) fn copy(
     places: &Places<2>,
     operands: [Address; 2],
 ) -> Result<()> {
-    if from == to {
-        // SAFETY: `places` was made from the layouts of the operands, which the command writes and reads.
-        return unsafe { enqueue_copy(queue, to.size_bytes(), &places.loops(), operands) };
+    if from != to {
+        return elementwise::run(queue, Function::Copy { to, from }, places, operands);
     }
-    let sizes = [to, from].map(DType::size_bytes);
-    let program = match [from, to] {
-        [DType::BF16, _] | [_, DType::BF16] => &CAST_BF16,
-        [DType::F16, _] | [_, DType::F16] => &CAST_F16,
-        _ => &COPY,
-    };
-    let lanes = 16 / sizes[0].max(sizes[1]);
-    Map { program, kernel: cast_kernel(from, to), lanes, sizes, numbers: &[] }
-        .enqueue(queue, places, operands)
+    // SAFETY: `places` was made from the layouts of the operands, which the command writes and reads.
+    unsafe { enqueue_copy(queue, to.size_bytes(), &places.loops(), operands) }
+}
+
+/// The program that has the conversion between two types.
+pub(super) fn cast_program(to: DType, from: DType) -> &'static Program {
+    let half = [DType::BF16, DType::F16].into_iter().find(|half| [to, from].contains(half));
+    half.map_or(&COPY, |half| CASTS.of(half))
 }
 
 /// Sides of a tile of a copy that transposes; as in the program.
@@ -92,9 +92,9 @@ pub(super) unsafe fn enqueue_copy(
 ) -> Result<()> {
     let walks = |tiles: &Tiles| loops.elements <= i32::MAX as usize && Walk::of("copy", &tiles.outer).is_ok();
     let Some(tiles) = Tiles::of(loops, TILE / 2, 2).filter(walks) else {
-        let kernel = by_size!(size, "copy");
-        return Map { program: &COPY, kernel, lanes: 16 / size, sizes: [size; 2], numbers: &[] }
-            .enqueue_loops(queue, loops, operands);
+        let kernel = &kernel_name(&["copy"], bits_name(size));
+        return Map { program: &COPY, kernel, sizes: [size; 2], numbers: &[] }
+            .enqueue(queue, loops, operands);
     };
     let outer = Walk::of(queue.op(), &tiles.outer)?;
     let [out, x] = operands.map(Arg::from);
@@ -114,46 +114,5 @@ pub(super) unsafe fn enqueue_copy(
         shared_bytes: 0,
     };
     // SAFETY: the kernel takes these arguments; rows, columns and outer axes are those of the loops.
-    unsafe { queue.kernel(&COPY, by_size!(size, "transpose"), grid, &args) }
-}
-
-fn cast_kernel(from: DType, to: DType) -> &'static str {
-    macro_rules! to {
-        ($from:literal) => {
-            match to {
-                DType::F32 => concat!("cast_", $from, "_f32"),
-                DType::F64 => concat!("cast_", $from, "_f64"),
-                DType::I64 => concat!("cast_", $from, "_i64"),
-                DType::U8 => concat!("cast_", $from, "_u8"),
-                DType::BF16 => concat!("cast_", $from, "_bf16"),
-                DType::F16 => concat!("cast_", $from, "_f16"),
-                _ => concat!("cast_", $from, "_bool"),
-            }
-        };
-    }
-    match from {
-        DType::F32 => to!("f32"),
-        DType::F64 => to!("f64"),
-        DType::I64 => to!("i64"),
-        DType::U8 => to!("u8"),
-        DType::BF16 => to!("bf16"),
-        DType::F16 => to!("f16"),
-        _ => to!("bool"),
-    }
-}
-
-pub(crate) fn logical_not(queue: &Queue<'_>, places: &Places<2>, operands: [Address; 2]) -> Result<()> {
-    Map { program: &COPY, kernel: "logical_not_bool", lanes: 16, sizes: [1; 2], numbers: &[] }
-        .enqueue(queue, places, operands)
-}
-
-pub(crate) fn where_cond(
-    queue: &Queue<'_>,
-    size: usize,
-    places: &Places<4>,
-    operands: [Address; 4],
-) -> Result<()> {
-    let kernel = by_size!(size, "where_cond");
-    Map { program: &COPY, kernel, lanes: 16 / size, sizes: [size, 1, size, size], numbers: &[] }
-        .enqueue(queue, places, operands)
+    unsafe { queue.kernel(&COPY, &kernel_name(&["transpose"], bits_name(size)), grid, &args) }
 }

@@ -7,31 +7,31 @@
     UNARY_FUNCTION(name, expression)                                                                                 \
     extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const __grid_constant__ Walk<2> walk, \
                                                   u64 a, u64 b) {                                                    \
-        map1(out, x, walk, name##_function<T>{from_bits<T>(a), from_bits<T>(b)});                                    \
+        map(out, walk, name##_function<T>{from_bits<T>(a), from_bits<T>(b)}, x);                                     \
     }
 // Their gradients, of what they saved and of the result's gradient g.
 #define UNARY_GRAD(name, saved, expression)                                                                    \
     UNARY_GRADIENT(name, saved, expression)                                                                    \
     extern "C" __global__ void NAMED(name##_grad, DTYPE)(DTYPE * out, const DTYPE* x, const DTYPE* y,          \
                                                          const __grid_constant__ Walk<3> walk, u64 a, u64 b) { \
-        map2(out, x, y, walk, name##_gradient<T>{from_bits<T>(a), from_bits<T>(b)});                           \
+        map(out, walk, name##_gradient<T>{from_bits<T>(a), from_bits<T>(b)}, x, y);                            \
     }
 #define BINARY(name, expression)                                                               \
     BINARY_FUNCTION(name, expression)                                                          \
     extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const DTYPE* y, \
                                                   const __grid_constant__ Walk<3> walk) {      \
-        map2(out, x, y, walk, name##_function<T>());                                           \
+        map(out, walk, name##_function<T>(), x, y);                                            \
     }
 // Gradients of functions of two elements, of both and of the result's gradient g.
 #define BINARY_GRAD(name, expression)                                                                          \
     BINARY_GRADIENT(name, expression)                                                                          \
     extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const DTYPE* y, const DTYPE* g, \
                                                   const __grid_constant__ Walk<4> walk) {                      \
-        map3(out, x, y, g, walk, name##_gradient<T>());                                                        \
+        map(out, walk, name##_gradient<T>(), x, y, g);                                                         \
     }
 #define COMPARE(name, comparison)                                                           \
     COMPARISON(name, comparison)                                                            \
     extern "C" __global__ void NAMED(name, DTYPE)(u8 * out, const DTYPE* x, const DTYPE* y, \
                                                   const __grid_constant__ Walk<3> walk) {   \
-        map2(out, x, y, walk, name##_function<T>());                                        \
+        map(out, walk, name##_function<T>(), x, y);                                         \
     }

@@ -2,25 +2,16 @@
 // compiled without fused multiply-adds, so that a function gives the same bits whatever is computed beside it.
 // FLOATS is 1 if the floating-point types are among the program's.
 
-__device__ inline f32 tanh_of(f32 x) { return tanhf(x); }
-__device__ inline f64 tanh_of(f64 x) { return tanh(x); }
-__device__ inline f32 erf_of(f32 x) { return erff(x); }
-__device__ inline f64 erf_of(f64 x) { return erf(x); }
-__device__ inline f32 sin_of(f32 x) { return sinf(x); }
-__device__ inline f64 sin_of(f64 x) { return sin(x); }
-__device__ inline f32 cos_of(f32 x) { return cosf(x); }
-__device__ inline f64 cos_of(f64 x) { return cos(x); }
-__device__ inline f32 power(f32 x, f32 y) { return powf(x, y); }
-__device__ inline f64 power(f64 x, f64 y) { return pow(x, y); }
-__device__ inline f32 expm1_of(f32 x) { return expm1f(x); }
-__device__ inline f64 expm1_of(f64 x) { return expm1(x); }
-__device__ inline f32 log1p_of(f32 x) { return log1pf(x); }
-__device__ inline f64 log1p_of(f64 x) { return log1p(x); }
-__device__ inline f32 erfc_of(f32 x) { return erfcf(x); }
-__device__ inline f64 erfc_of(f64 x) { return erfc(x); }
+template <class T> __device__ inline T tanh_of(T x) { return tanh(x); }
+template <class T> __device__ inline T erf_of(T x) { return erf(x); }
+template <class T> __device__ inline T sin_of(T x) { return sin(x); }
+template <class T> __device__ inline T cos_of(T x) { return cos(x); }
+template <class T> __device__ inline T power(T x, T y) { return pow(x, y); }
+template <class T> __device__ inline T expm1_of(T x) { return expm1(x); }
+template <class T> __device__ inline T log1p_of(T x) { return log1p(x); }
+template <class T> __device__ inline T erfc_of(T x) { return erfc(x); }
 // x y + z, rounded once.
-__device__ inline f32 mul_add(f32 x, f32 y, f32 z) { return fmaf(x, y, z); }
-__device__ inline f64 mul_add(f64 x, f64 y, f64 z) { return fma(x, y, z); }
+template <class T> __device__ inline T mul_add(T x, T y, T z) { return fma(x, y, z); }
 
 // By squaring; wraps around.
 __device__ inline u64 whole_power(u64 base, u64 exponent) {

@@ -5,9 +5,9 @@ use device::{DType, Result};
 use smallvec::SmallVec;
 
 use super::walk::{ByValue, Walk, for_parts, number_bits};
-use super::{by_dtype, number_programs};
+use super::{Family, bits_name, copy, family, kernel_name, type_name};
 use crate::command::Address;
-use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Gradient, UnaryOp};
+use crate::functions::{Function, UnaryOp};
 use crate::loops::{Loops, Places};
 use crate::{binary_functions, binary_gradients, comparisons, unary_functions};
 
@@ -55,14 +55,6 @@ macro_rules! compare_source {
     };
 }
 
-number_programs!(
-    "elementwise", "elementwise.cuh", "elementwise.cu";
-    crate::unary_functions!(unary_source),
-    crate::binary_functions!(binary_source),
-    crate::binary_gradients!(binary_grad_source),
-    crate::comparisons!(compare_source) => each_rounded
-);
-
 /// A line for each function.
 pub(super) const FUNCTIONS: &str = concat!(
     unary_functions!(unary_source),
@@ -71,126 +63,95 @@ pub(super) const FUNCTIONS: &str = concat!(
     comparisons!(compare_source)
 );
 
-/// A kernel over operands of one shape, of which the first is the output.
+pub(super) static PROGRAMS: Family =
+    family!("elementwise", NUMBERS, "elementwise.cuh", "elementwise.cu"; FUNCTIONS => true);
+
+/// A kernel over operands of one shape, of which the first is the output. It goes in vectors of 16 bytes of the largest elements.
 pub(super) struct Map<'a, const N: usize> {
     pub(super) program: &'static Program,
-    pub(super) kernel: &'static str,
-    /// Elements of a vector.
-    pub(super) lanes: usize,
+    pub(super) kernel: &'a str,
     /// Bytes of an element of each operand.
     pub(super) sizes: [usize; N],
-    /// Numbers that follow the walk.
+    /// What the kernel takes behind the walk, as bits.
     pub(super) numbers: &'a [u64],
 }
 
 impl<const N: usize> Map<'_, N> {
-    /// Enqueues the kernel on `(output, inputs ..)` that lie at `places`.
-    pub(super) fn enqueue(
-        &self,
-        queue: &Queue<'_>,
-        places: &Places<N>,
-        operands: [Address; N],
-    ) -> Result<()> {
-        self.enqueue_loops(queue, &places.loops(), operands)
-    }
-
-    /// As [`enqueue`](Self::enqueue), for loops.
-    pub(super) fn enqueue_loops(
-        &self,
-        queue: &Queue<'_>,
-        loops: &Loops<N>,
-        operands: [Address; N],
-    ) -> Result<()> {
+    pub(super) fn enqueue(&self, queue: &Queue<'_>, loops: &Loops<N>, operands: [Address; N]) -> Result<()> {
+        let lanes = 16 / self.sizes.into_iter().max().unwrap_or(1);
         for_parts(loops, &mut |part, at| {
             let addresses: [Address; N] = std::array::from_fn(|k| operands[k].offset(at[k], self.sizes[k]));
             let sized = std::array::from_fn(|k| (addresses[k].0.cast_const(), self.sizes[k]));
-            let walk = Walk::of(queue.op(), part)?.vectors(self.lanes, sized);
+            let walk = Walk::of(queue.op(), part)?.vectors(lanes, sized);
             let mut args: SmallVec<[Arg<'_>; 8]> = addresses.iter().map(|&at| at.into()).collect();
             args.push(walk.arg());
             args.extend(self.numbers.iter().map(|&number| Arg::U64(number)));
-            // SAFETY: kernels of this kind take the operands, the walk and the numbers; the walk is that of the operands.
-            unsafe { queue.kernel(self.program, self.kernel, walk.grid(queue, self.lanes), &args) }
+            // SAFETY: kernels of this kind take these arguments, and the walk is that of the operands.
+            unsafe { queue.kernel(self.program, self.kernel, walk.grid(queue, lanes), &args) }
         })
     }
 }
 
-/// A function of elements of any type that it is defined for.
-pub(crate) trait Function<const N: usize>: Copy {
-    /// Its kernel, and the numbers that it takes.
-    fn kernel(self, dtype: DType) -> (&'static str, SmallVec<[u64; 2]>);
-}
-
-impl Function<2> for UnaryOp {
-    fn kernel(self, dtype: DType) -> (&'static str, SmallVec<[u64; 2]>) {
-        let ([kernel, _], numbers) = unary_kernel(self, dtype);
-        (kernel, numbers.into())
-    }
-}
-
-impl Function<3> for Gradient {
-    fn kernel(self, dtype: DType) -> (&'static str, SmallVec<[u64; 2]>) {
-        let ([_, kernel], numbers) = unary_kernel(self.0, dtype);
-        (kernel, numbers.into())
-    }
-}
-
-impl Function<3> for BinaryOp {
-    fn kernel(self, dtype: DType) -> (&'static str, SmallVec<[u64; 2]>) {
-        (binary_kernel(self, dtype), SmallVec::new())
-    }
-}
-
-impl Function<4> for BinaryGradOp {
-    fn kernel(self, dtype: DType) -> (&'static str, SmallVec<[u64; 2]>) {
-        (binary_grad_kernel(self, dtype), SmallVec::new())
-    }
-}
-
-/// Enqueues a function on operands of type `dtype`.
-pub(crate) fn run<F: Function<N>, const N: usize>(
+/// Enqueues a function on operands of its types, of which the first is the result.
+pub(crate) fn run<const N: usize>(
     queue: &Queue<'_>,
-    function: F,
-    dtype: DType,
+    function: Function,
     places: &Places<N>,
     operands: [Address; N],
 ) -> Result<()> {
-    let ((kernel, numbers), size) = (function.kernel(dtype), dtype.size_bytes());
-    Map { program: program_of(dtype), kernel, lanes: 16 / size, sizes: [size; N], numbers: &numbers }
-        .enqueue(queue, places, operands)
+    let arguments = function.arguments();
+    let types = |k: usize| if k == 0 { function.result() } else { arguments[k - 1] };
+    let sizes: [usize; N] = std::array::from_fn(|k| types(k).size_bytes());
+    let (program, kernel) = match function {
+        Function::Copy { to, from } => {
+            (copy::cast_program(to, from), kernel_name(&["cast", from.name()], to.name()))
+        }
+        Function::Not => (&copy::COPY, kernel_name(&["logical_not"], "bool")),
+        Function::Where(_) => (&copy::COPY, kernel_name(&["where_cond"], bits_name(sizes[0]))),
+        _ => {
+            let dtype = arguments[0];
+            (PROGRAMS.of(dtype), kernel_name(&[function.name()], type_name(dtype, false)))
+        }
+    };
+    let map = Map { program, kernel: &kernel, sizes, numbers: &numbers(function) };
+    map.enqueue(queue, &places.loops(), operands)
 }
 
-/// Makes the kernels of the functions of one element, their names and the numbers that they take from their table.
-macro_rules! unary_kernels {
+/// The numbers that a function takes, as bits.
+pub(super) fn numbers(function: Function) -> SmallVec<[u64; 2]> {
+    match function {
+        Function::Unary(op, dtype) | Function::Gradient(op, dtype) => unary_numbers(op, dtype).into(),
+        _ => SmallVec::new(),
+    }
+}
+
+/// Makes the function of the numbers that a unary op and its gradient take from the table of ops.
+macro_rules! unary_numbers {
     (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
-        unary_kernels!(@names $($numbers)* $($floats)*);
+        unary_numbers!(@rows $($numbers)* $($floats)*);
     };
-    (@names $(
+    (@rows $(
         $(#[$doc:meta])*
         $variant:ident $(($($from:ident $number:ident = $example:literal),+))?, $name:ident,
         $cost:literal, $width:ident, $same:ident, $cpu:expr, $cuda:literal
         $(, $of:ident, $slope:expr, $slope_cuda:literal)?;
     )*) => {
-        /// The kernel's name, that of its gradient, and the numbers that both take.
-        fn unary_kernel(op: UnaryOp, dtype: DType) -> ([&'static str; 2], [u64; 2]) {
+        fn unary_numbers(op: UnaryOp, dtype: DType) -> [u64; 2] {
             let mut numbers = [0; 2];
-            let names = match op {
+            match op {
                 $(UnaryOp::$variant $(($($number),+))? => {
                     $(
                         let given = [$(&$from(dtype, $number)[..]),+].concat();
                         numbers[..given.len()].copy_from_slice(&given);
                     )?
-                    [by_dtype!(dtype, stringify!($name)), by_dtype!(dtype, concat!(stringify!($name), "_grad"))]
                 })*
-            };
-            (names, numbers)
+            }
+            numbers
         }
     };
 }
 
-/// The numbers that a function and its gradient take.
-pub(super) fn unary_numbers(op: UnaryOp, dtype: DType) -> [u64; 2] {
-    unary_kernel(op, dtype).1
-}
+unary_functions!(unary_numbers);
 
 /// As `Number::from_f64` of the CPU.
 fn from_f64(dtype: DType, value: f64) -> [u64; 1] {
@@ -209,52 +170,6 @@ fn wrap_f64(dtype: DType, value: f64) -> [u64; 1] {
         DType::U8 => [u64::from(value as i64 as u8)],
         _ => [number_bits(dtype, value)],
     }
-}
-
-unary_functions!(unary_kernels);
-
-/// Makes the names of the kernels of functions of two elements from their tables.
-macro_rules! binary_kernels {
-    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
-        fn binary_kernel(op: BinaryOp, dtype: DType) -> &'static str {
-            match op { $(BinaryOp::$variant => by_dtype!(dtype, stringify!($name)),)* }
-        }
-    };
-}
-
-binary_functions!(binary_kernels);
-
-macro_rules! binary_grad_kernels {
-    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
-        fn binary_grad_kernel(op: BinaryGradOp, dtype: DType) -> &'static str {
-            match op { $(BinaryGradOp::$variant => by_dtype!(dtype, stringify!($name)),)* }
-        }
-    };
-}
-
-binary_gradients!(binary_grad_kernels);
-
-macro_rules! compare_kernels {
-    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cpu:expr, $cuda:literal;)*) => {
-        fn compare_kernel(op: CompareOp, dtype: DType) -> &'static str {
-            match op { $(CompareOp::$variant => by_dtype!(dtype, stringify!($name)),)* }
-        }
-    };
-}
-
-comparisons!(compare_kernels);
-
-/// Truth values are compared as bytes.
-pub(crate) fn compare(
-    queue: &Queue<'_>,
-    op: CompareOp,
-    dtype: DType,
-    places: &Places<3>,
-    operands: [Address; 3],
-) -> Result<()> {
-    let (kernel, size) = (compare_kernel(op, dtype), dtype.size_bytes());
-    Map { program: program_of(dtype), kernel, lanes: 16 / size, sizes: [1, size, size], numbers: &[] }
-        .enqueue(queue, places, operands)
 }
 
 #[cfg(test)]

@@ -5,11 +5,12 @@ use device::{DType, Result};
 
 use super::sums::Owned;
 use super::walk::{ByValue, THREADS, blocks};
-use super::{by_dtype, float_programs};
+use super::{Family, family};
 use crate::command::Address;
 use crate::indexed::BagSizes;
 
-float_programs!("embedding_bag", "rows.cuh", "sums.cuh", "embedding_bag.cu");
+pub(super) static PROGRAMS: Family =
+    family!("embedding_bag", FLOATS, "rows.cuh", "sums.cuh", "embedding_bag.cu");
 
 /// Threads that take an index together.
 const WARP: u32 = 32;
@@ -46,10 +47,7 @@ pub(crate) fn sum(
     let vectors = sizes.width.is_multiple_of(lanes)
         && in_vectors(table, sizes.table_steps)
         && in_vectors(out, sizes.sum_steps);
-    let (kernel, lanes) = match vectors {
-        true => (by_dtype!(dtype, "embedding_bag_vector"), lanes),
-        false => (by_dtype!(dtype, "embedding_bag"), 1),
-    };
+    let (kernel, lanes) = if vectors { ("embedding_bag_vector", lanes) } else { ("embedding_bag", 1) };
     let [out, table, indices] = [out, table, indices].map(Arg::from);
     let [members, offsets, weights] = [members, offsets, weights].map(Arg::from);
     let (words, to, from) = (words(sizes), steps(sizes.sum_steps), steps(sizes.table_steps));
@@ -59,7 +57,7 @@ pub(crate) fn sum(
     let grid = blocks(queue, items.div_ceil(u64::from(THREADS)), THREADS);
     // SAFETY: the kernel takes these arguments, sizes and steps are those of the operands, and an index is checked before it
     // is followed.
-    unsafe { queue.kernel(program_of(dtype), kernel, grid, &args) }
+    unsafe { PROGRAMS.kernel(queue, &[kernel], dtype, grid, &args) }
 }
 
 /// On the gradients of a table and of sums, the bags and their numbers of members.
@@ -78,7 +76,7 @@ pub(crate) fn grad(
     let args = [out, g, members, indices, offsets, weights, sizes, rows, width, to, from, Arg::Fault];
     // SAFETY: the kernel takes these arguments, sizes and steps are those of the operands, and an index is checked
     // before it is followed.
-    unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "embedding_bag_grad"), grid, &args) }
+    unsafe { PROGRAMS.kernel(queue, &["embedding_bag_grad"], dtype, grid, &args) }
 }
 
 /// On the gradients of weights, with their step, and of sums, a table and its bags.
@@ -96,5 +94,5 @@ pub(crate) fn weights_grad(
     let grid = blocks(queue, (sizes.len as u64).div_ceil(u64::from(THREADS / WARP)), THREADS);
     // SAFETY: the kernel takes these arguments, sizes and steps are those of the operands, and an index is checked
     // before it is followed.
-    unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "embedding_bag_weights_grad"), grid, &args) }
+    unsafe { PROGRAMS.kernel(queue, &["embedding_bag_weights_grad"], dtype, grid, &args) }
 }

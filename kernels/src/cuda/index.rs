@@ -5,14 +5,14 @@ use device::{DType, Result};
 
 use super::sums::{HELD, Owned};
 use super::walk::{ByValue, THREADS, Walk, blocks};
-use super::{by_dtype, by_size, number_programs};
+use super::{Family, bits_name, family, kernel_name};
 use crate::command::Address;
 use crate::indexed::{IndexedElements, IndexedRows};
 use crate::loops::{LoopAxis, Loops};
 
 pub(super) static GATHER: Program =
     Program::new("gather", concat!(include_str!("prelude.cuh"), include_str!("gather.cu")));
-number_programs!("index", "sums.cuh", "index.cu");
+pub(super) static PROGRAMS: Family = family!("index", NUMBERS, "sums.cuh", "index.cu");
 
 /// `part[.., i, ..] = whole[.., index[i], ..]`, a gather with the same index along all other axes.
 pub(crate) fn select(
@@ -62,7 +62,9 @@ fn gather_over(
     let args = [part, whole, index, walk.arg(), Arg::I64(step as i64), Arg::I64(rows as i64), Arg::Fault];
     // SAFETY: the kernel takes these arguments, the walk is that of the operands, and an index is checked before it is
     // followed.
-    unsafe { queue.kernel(&GATHER, by_size!(size, "gather"), walk.grid(queue, lanes), &args) }
+    unsafe {
+        queue.kernel(&GATHER, &kernel_name(&["gather"], bits_name(size)), walk.grid(queue, lanes), &args)
+    }
 }
 
 /// Adds to what is there or, if it is `fresh`, to zeros.
@@ -83,7 +85,7 @@ pub(crate) fn index_add(
     let args = [out.into(), src.into(), index.into(), walk.arg(), what.arg(), Arg::Fault];
     // SAFETY: the kernel takes these arguments, rows and columns are those of the operands, and an index is checked before it
     // is followed.
-    unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "index_add"), owned.grid, &args) }
+    unsafe { PROGRAMS.kernel(queue, &["index_add"], dtype, owned.grid, &args) }
 }
 
 pub(crate) fn scatter_add(
@@ -110,5 +112,5 @@ pub(crate) fn scatter_add(
     let args = [out.into(), src.into(), index.into(), walk.arg(), what.arg(), Arg::Fault];
     // SAFETY: the kernel takes these arguments, the lines are those of the operands, and an index is checked before it is
     // followed.
-    unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "scatter_add"), grid, &args) }
+    unsafe { PROGRAMS.kernel(queue, &["scatter_add"], dtype, grid, &args) }
 }

@@ -2,10 +2,8 @@
 
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
-use smallvec::SmallVec;
 
-use super::rows::by_group;
-use super::softmax::{RowArgs, program_of};
+use super::softmax::RowArgs;
 use crate::command::Address;
 use crate::layout::{LoopAxis, Loops};
 use crate::loops::Classes;
@@ -17,15 +15,7 @@ pub(crate) fn cross_entropy(
     c: &Classes<1>,
     operands: [Address; 4],
 ) -> Result<()> {
-    let strides = [c.across[0], c.of_rows[0], c.of_rows[1]];
-    let kept = Loops::from_axes([LoopAxis { size: c.rows, strides }]);
-    let args = RowArgs::of(queue.op(), dtype, &kept, (c.classes, &c.along), (&operands, 0))?;
-    let ([logits, labels, losses, log_sums], [kept, rows, lanes]) = (operands.map(Arg::from), args.args());
-    let all = [logits, labels, losses, log_sums, kept, rows, lanes, Arg::Fault];
-    let kernel = by_group!(args.threads.group, dtype, "cross_entropy");
-    // SAFETY: the kernel takes these arguments, the rows are those of the operands, and labels are checked before they are
-    // followed.
-    unsafe { queue.kernel(program_of(dtype), kernel, args.grid(queue), &all) }
+    enqueue(queue, ("cross_entropy", dtype), c, [c.across[0], c.of_rows[0], c.of_rows[1]], &operands)
 }
 
 /// On the gradient of the logits; the logits, the gradient of the losses and the logarithms of sums; and labels.
@@ -36,15 +26,7 @@ pub(crate) fn cross_entropy_grad(
     (out, [logits, g, log_sums], labels): (Address, [Address; 3], Address),
 ) -> Result<()> {
     let strides = [c.across[0], c.across[1], c.of_rows[0], c.of_rows[1]];
-    let kept = Loops::from_axes([LoopAxis { size: c.rows, strides }]);
-    let operands = [out, logits, labels, g, log_sums];
-    let args = RowArgs::of(queue.op(), dtype, &kept, (c.classes, &c.along), (&operands, 1))?;
-    let ([out, logits, labels, g, log_sums], [kept, rows, lanes]) = (operands.map(Arg::from), args.args());
-    let all = [out, logits, labels, g, log_sums, kept, rows, lanes, Arg::Fault];
-    let kernel = by_group!(args.threads.group, dtype, "cross_entropy_grad");
-    // SAFETY: the kernel takes these arguments, the rows are those of the operands, and labels are checked before
-    // they are followed.
-    unsafe { queue.kernel(program_of(dtype), kernel, args.grid(queue), &all) }
+    enqueue(queue, ("cross_entropy_grad", dtype), c, strides, &[out, logits, labels, g, log_sums])
 }
 
 /// Both at once, on the gradient of the logits, the logits, labels, the gradient of the losses, the losses, whose step follows
@@ -56,12 +38,21 @@ pub(crate) fn cross_entropy_both(
     operands: [Address; 6],
 ) -> Result<()> {
     let strides = [c.across[0], c.across[1], c.of_rows[0], c.of_rows[1], loss_step];
+    enqueue(queue, ("cross_entropy_both", dtype), c, strides, &operands)
+}
+
+/// Enqueues a kernel on `K` matrices of scores, of which the last one holds the logits. `strides` are the steps from row to row of
+/// the operands that the kernel walks.
+fn enqueue<const K: usize, const N: usize>(
+    queue: &Queue<'_>,
+    kernel: (&str, DType),
+    c: &Classes<K>,
+    strides: [isize; N],
+    operands: &[Address],
+) -> Result<()> {
     let kept = Loops::from_axes([LoopAxis { size: c.rows, strides }]);
-    let args = RowArgs::of(queue.op(), dtype, &kept, (c.classes, &c.along), (&operands, 1))?;
-    let all: SmallVec<[Arg<'_>; 10]> =
-        operands.map(Arg::from).into_iter().chain(args.args()).chain([Arg::Fault]).collect();
-    let kernel = by_group!(args.threads.group, dtype, "cross_entropy_both");
-    // SAFETY: the kernel takes these arguments, the rows are those of the operands, and labels are checked before
-    // they are followed.
-    unsafe { queue.kernel(program_of(dtype), kernel, args.grid(queue), &all) }
+    let args = RowArgs::of(queue.op(), kernel.1, &kept, (c.classes, &c.along), (operands, K - 1))?;
+    // SAFETY: callers pass what the kernel takes; the rows are those of the operands, and labels are checked before they are
+    // followed.
+    unsafe { args.enqueue(queue, kernel, operands, &[Arg::Fault]) }
 }

@@ -7,11 +7,19 @@ use super::normalize::columns;
 use super::rows::PACK;
 use super::table::Table;
 use super::walk::{ByValue, blocks};
-use super::{by_dtype, float_programs};
+use super::{Family, family};
 use crate::command::Address;
 use crate::norms::NormRows;
 
-float_programs!("many_norms", "rows.cuh", "columns.cuh", "norm_columns.cuh", "table.cuh", "many_norms.cu");
+static PROGRAMS: Family = family!(
+    "many_norms",
+    FLOATS,
+    "rows.cuh",
+    "columns.cuh",
+    "norm_columns.cuh",
+    "table.cuh",
+    "many_norms.cu"
+);
 
 /// Packs of weights that a block of threads has at a time, and threads for one: all lanes, or half of them. Fewer would join lanes in
 /// another order.
@@ -54,6 +62,6 @@ pub(crate) fn gradients<'a>(
         grid.threads = [BESIDE, DOWN, 1];
         // SAFETY: the kernel takes this argument; the rows are those of the operands, whose memory moves
         // to multiples of 256 bytes, and so of packs, only.
-        unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "many_norms"), grid, &[table.arg()]) }
+        unsafe { PROGRAMS.kernel(queue, &["many_norms"], dtype, grid, &[table.arg()]) }
     })
 }

@@ -6,11 +6,11 @@ use device::{DType, Result};
 use super::rows::{BLOCK, LANES, PACK, lanes};
 use super::table::Table;
 use super::walk::{ByValue, Walk, blocks};
-use super::{by_dtype, float_programs};
+use super::{Family, family};
 use crate::command::Address;
 use crate::reduction::Axes;
 
-float_programs!("many_sums", "rows.cuh", "table.cuh", "many_sums.cu");
+pub(super) static PROGRAMS: Family = family!("many_sums", FLOATS, "rows.cuh", "table.cuh", "many_sums.cu");
 
 /// The most elements of a row: one group of threads goes through it, where longer ones are worth several.
 const LEN: usize = 4 * BLOCK;
@@ -66,7 +66,7 @@ pub(crate) fn sum<'a>(
         grid.threads = [BESIDE, BEHIND, 1];
         // SAFETY: the kernel takes this argument; the axes are those of the inputs, and the outputs have room for all kept
         // elements.
-        unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "many_sums"), grid, &[table.arg()]) }
+        unsafe { PROGRAMS.kernel(queue, &["many_sums"], dtype, grid, &[table.arg()]) }
     })
 }
 

@@ -7,13 +7,13 @@ use super::copy::enqueue_copy;
 use super::elementwise;
 use super::libraries::{self, Epilogue, Gemm};
 use super::walk::{ByValue, MAX_Y, Walk};
-use super::{by_dtype, float_programs};
+use super::{Family, family, kernel_name, type_name};
 use crate::command::Address;
-use crate::functions::UnaryOp;
+use crate::functions::{Function, UnaryOp};
 use crate::loops::{LoopAxis, Loops, Places};
 use crate::matrices::{MatrixBatch, MatrixLayout};
 
-float_programs!("matmul", "matmul.cu");
+pub(super) static PROGRAMS: Family = family!("matmul", FLOATS, "matmul.cu");
 
 /// Side of the tile of C that a block of the plain kernel computes, and its threads; as in the program.
 const SIDE: usize = 64;
@@ -130,7 +130,12 @@ impl Product<'_> {
             let each = self.batch.c.rows * self.batch.c.columns;
             let elements = axes.iter().map(|axis| axis.size).product::<usize>() * each;
             let places = Places::Run { elements, steps: [1; 2] };
-            return elementwise::run(queue, UnaryOp::Relu, self.c_dtype, &places, [at[0]; 2]);
+            return elementwise::run(
+                queue,
+                Function::Unary(UnaryOp::Relu, self.c_dtype),
+                &places,
+                [at[0]; 2],
+            );
         }
         Ok(())
     }
@@ -267,7 +272,8 @@ impl Product<'_> {
         // buffers that the command writes and reads.
         unsafe {
             let args = [c, a, b, numbers.arg(), walk.arg()];
-            queue.kernel(program_of(self.dtype), by_dtype!(self.c_dtype, "matmul"), grid, &args)
+            let kernel = kernel_name(&["matmul"], type_name(self.c_dtype, false));
+            queue.kernel(PROGRAMS.of(self.dtype), &kernel, grid, &args)
         }
     }
 }

@@ -3,14 +3,17 @@
 //! The launchers of the crate check their operands and come here if the stream is a CUDA device's. `prelude.cuh` has what
 //! all programs share; a kernel is called `<op>_<dtype>`, with its group of threads between the two where there is a choice.
 //! Elements of 16 bits are only stored as such: loads widen them to F32 and stores round, so a kernel is written once for all
-//! floats and compiled by a program for each type, see `typed.cuh`, and a result is rounded once. Sums that do not fit a
+//! floats and compiled by a program for each type, see [`Family`] and `typed.cuh`, and a result is rounded once. Sums that do not fit a
 //! kernel's registers are F32 in shared memory or in a workspace.
 //!
 //! Programs are compiled with the compiler's defaults: accurate functions (but for the powers of 2 of attention and of softmax in 16
 //! bits), and multiply-adds fused where the source does not forbid it; those of functions of elements without, so that a function that
 //! is fused with others keeps its bits. Results depend on the operands only, not on the size of the grid or on what runs beside.
 
-use device::{Result, Stream};
+use std::sync::OnceLock;
+
+use device::cuda::{Arg, Grid, Program, Queue};
+use device::{DType, Result, Stream};
 
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
@@ -42,124 +45,116 @@ pub(crate) mod table;
 mod tensors;
 pub(crate) mod walk;
 
-/// The program of a family for elements of a type: the prelude, the type as `DTYPE`, whether it is floating point and
-/// whether it has 16 bits, `typed.cuh`, the family's own files, text that follows them, and how it is compiled.
-macro_rules! program {
-    (
-        $family:literal, $dtype:literal, $floats:literal, $half:literal, $($part:literal),+
-        $(; $($text:expr),+ $(=> $compiled:ident)?)?
-    ) => {
-        device::cuda::Program::new(
-            concat!($family, "_", $dtype),
-            concat!(
-                include_str!("prelude.cuh"),
-                "#define DTYPE ", $dtype, "\n#define FLOATS ", $floats, "\n#define HALF ", $half, "\n",
-                include_str!("typed.cuh"),
-                $(include_str!($part),)+
-                $($($text),+)?
-            ),
-        )$($(.$compiled())?)?
+/// Names of the element types that programs are compiled for; the first one stands for a type that is not listed. `tf32` is F32
+/// whose factors tensor cores may round.
+const FLOATS: &[&str] = &["f32", "f64", "bf16", "f16"];
+const SIGNED: &[&str] = &["f32", "f64", "bf16", "f16", "i64"];
+const NUMBERS: &[&str] = &["f32", "f64", "bf16", "f16", "i64", "u8"];
+const HALVES: &[&str] = &["bf16", "f16"];
+const SINGLE: &[&str] = &["f32", "tf32"];
+const FACTORS: &[&str] = &["f32", "tf32", "bf16", "f16"];
+const ROUNDED: &[&str] = &["tf32", "bf16", "f16"];
+
+/// The name of a type in programs and kernels: truth values are bytes, and F32 with `tf32` is one of its own.
+pub(super) fn type_name(dtype: DType, tf32: bool) -> &'static str {
+    match dtype {
+        DType::Bool => "u8",
+        DType::F32 if tf32 => "tf32",
+        dtype => dtype.name(),
+    }
+}
+
+/// One source that is compiled for several element types, each when it is first used.
+pub(crate) struct Family {
+    name: &'static str,
+    types: &'static [&'static str],
+    /// What follows the prelude, the type's definitions and `typed.cuh`.
+    sources: &'static [&'static str],
+    /// See [`Program::each_rounded`].
+    each_rounded: bool,
+    programs: [OnceLock<Program>; NUMBERS.len()],
+}
+
+impl Family {
+    const fn new(
+        name: &'static str,
+        types: &'static [&'static str],
+        sources: &'static [&'static str],
+        each_rounded: bool,
+    ) -> Family {
+        Family { name, types, sources, each_rounded, programs: [const { OnceLock::new() }; NUMBERS.len()] }
+    }
+
+    /// The program for elements of a type.
+    fn of(&'static self, dtype: DType) -> &'static Program {
+        self.named(type_name(dtype, false))
+    }
+
+    /// The program for elements of the type with this [name](type_name).
+    fn named(&'static self, element: &str) -> &'static Program {
+        let at = self.types.iter().position(|known| *known == element).unwrap_or(0);
+        self.programs[at].get_or_init(|| {
+            let element = self.types[at];
+            let floats = u8::from(!matches!(element, "i64" | "u8"));
+            let half = u8::from(matches!(element, "bf16" | "f16"));
+            let defined = format!("#define DTYPE {element}\n#define FLOATS {floats}\n#define HALF {half}\n");
+            let start = [include_str!("prelude.cuh"), &defined, include_str!("typed.cuh")];
+            let source = start.concat() + &self.sources.concat();
+            let program = Program::new(format!("{}_{element}", self.name).leak(), source.leak());
+            if self.each_rounded { program.each_rounded() } else { program }
+        })
+    }
+
+    /// Enqueues a kernel, whose name is the words and the type, joined by underscores.
+    ///
+    /// # Safety
+    /// As for [`Queue::kernel`].
+    unsafe fn kernel(
+        &'static self,
+        queue: &Queue<'_>,
+        name: &[&str],
+        dtype: DType,
+        grid: Grid,
+        args: &[Arg<'_>],
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { queue.kernel(self.of(dtype), &kernel_name(name, type_name(dtype, false)), grid, args) }
+    }
+}
+
+/// The name of a kernel: words and a type, joined by underscores.
+fn kernel_name(words: &[&str], element: &str) -> String {
+    let mut name = String::with_capacity(64);
+    for word in words {
+        name.push_str(word);
+        name.push('_');
+    }
+    name + element
+}
+
+/// A [`Family`] of source files and a constant that follows them; with `=> true`, each product and each sum is rounded by itself.
+macro_rules! family {
+    ($name:expr, $types:ident, $($file:literal),+ $(; $text:expr $(=> $each_rounded:literal)?)?) => {
+        $crate::cuda::Family::new(
+            $name,
+            $crate::cuda::$types,
+            &[$(include_str!($file),)+ $($text)?],
+            false $($(|| $each_rounded)?)?,
+        )
     };
 }
 
-/// The programs of a family for the types of floating point, and `program_of`, which chooses. A program is compiled when it
-/// is first used: who computes in F32 waits for no other.
-macro_rules! float_programs {
-    ($family:literal, $($parts:tt)+) => {
-        pub(in crate::cuda) static F32: device::cuda::Program = $crate::cuda::program!($family, "f32", 1, 0, $($parts)+);
-        static F64: device::cuda::Program = $crate::cuda::program!($family, "f64", 1, 0, $($parts)+);
-        static BF16: device::cuda::Program = $crate::cuda::program!($family, "bf16", 1, 1, $($parts)+);
-        static F16: device::cuda::Program = $crate::cuda::program!($family, "f16", 1, 1, $($parts)+);
-
-        pub(in crate::cuda) fn program_of(dtype: device::DType) -> &'static device::cuda::Program {
-            match dtype {
-                device::DType::F64 => &F64,
-                device::DType::BF16 => &BF16,
-                device::DType::F16 => &F16,
-                _ => &F32,
-            }
-        }
-    };
+/// The name in kernels of elements that are copied as bits, by their bytes.
+fn bits_name(size: usize) -> &'static str {
+    match size {
+        1 => "b8",
+        2 => "b16",
+        4 => "b32",
+        _ => "b64",
+    }
 }
 
-/// The programs of a family whose products tensor cores make, by the type of factors and whether those of F32 may be rounded.
-macro_rules! factor_programs {
-    ($family:literal, $($parts:tt)+) => {
-        pub(in crate::cuda) static F32: device::cuda::Program = $crate::cuda::program!($family, "f32", 1, 0, $($parts)+);
-        static TF32: device::cuda::Program = $crate::cuda::program!($family, "tf32", 1, 0, $($parts)+);
-        static BF16: device::cuda::Program = $crate::cuda::program!($family, "bf16", 1, 1, $($parts)+);
-        static F16: device::cuda::Program = $crate::cuda::program!($family, "f16", 1, 1, $($parts)+);
-
-        pub(in crate::cuda) fn program_of((dtype, tf32): (device::DType, bool)) -> &'static device::cuda::Program {
-            match (dtype, tf32) {
-                (device::DType::BF16, _) => &BF16,
-                (device::DType::F16, _) => &F16,
-                (_, true) => &TF32,
-                (_, false) => &F32,
-            }
-        }
-    };
-}
-
-/// As `float_programs`, and for the integers; truth values are bytes.
-macro_rules! number_programs {
-    ($family:literal, $($parts:tt)+) => {
-        mod floats {
-            $crate::cuda::float_programs!($family, $($parts)+);
-        }
-        pub(in crate::cuda) use floats::F32;
-        static I64: device::cuda::Program = $crate::cuda::program!($family, "i64", 0, 0, $($parts)+);
-        static U8: device::cuda::Program = $crate::cuda::program!($family, "u8", 0, 0, $($parts)+);
-
-        fn program_of(dtype: device::DType) -> &'static device::cuda::Program {
-            match dtype {
-                device::DType::I64 => &I64,
-                device::DType::U8 | device::DType::Bool => &U8,
-                float => floats::program_of(float),
-            }
-        }
-    };
-}
-
-/// The kernel of `$op` for elements of a type; truth values are bytes.
-macro_rules! by_dtype {
-    ($dtype:expr, $op:expr) => {
-        match $dtype {
-            device::DType::F32 => concat!($op, "_f32"),
-            device::DType::F64 => concat!($op, "_f64"),
-            device::DType::BF16 => concat!($op, "_bf16"),
-            device::DType::F16 => concat!($op, "_f16"),
-            device::DType::I64 => concat!($op, "_i64"),
-            _ => concat!($op, "_u8"),
-        }
-    };
-}
-
-/// The kernel of `$op` for factors of products by tensor cores: their type, and whether those of F32 may be rounded.
-macro_rules! by_factor {
-    ($element:expr, $op:literal) => {
-        match $element {
-            (device::DType::BF16, _) => concat!($op, "_bf16"),
-            (device::DType::F16, _) => concat!($op, "_f16"),
-            (_, true) => concat!($op, "_tf32"),
-            (_, false) => concat!($op, "_f32"),
-        }
-    };
-}
-
-/// The kernel of `$op` for elements of as many bytes.
-macro_rules! by_size {
-    ($size:expr, $op:literal) => {
-        match $size {
-            1 => concat!($op, "_b8"),
-            2 => concat!($op, "_b16"),
-            4 => concat!($op, "_b32"),
-            _ => concat!($op, "_b64"),
-        }
-    };
-}
-
-use {by_dtype, by_factor, by_size, factor_programs, float_programs, number_programs, program};
+use family;
 
 /// What a command needs on a CUDA device, such as a workspace; `None` on a CPU.
 pub(crate) fn needs<R>(stream: &Stream, needed: impl FnOnce() -> R) -> Option<R> {
@@ -176,21 +171,22 @@ pub(crate) fn needs<R>(stream: &Stream, needed: impl FnOnce() -> R) -> Option<R>
 /// without a compiler, `StreamHeld`, `Driver`.
 pub fn preload(stream: &Stream) -> Result<()> {
     // Those that take longest to compile come first.
+    let single = |family: &'static Family| family.of(DType::F32);
     stream.preload(&[
-        &reduce::F32,
-        &softmax::F32,
-        &normalize::F32,
-        &elementwise::F32,
+        single(&reduce::PROGRAMS),
+        single(&softmax::PROGRAMS),
+        single(&normalize::PROGRAMS),
+        single(&elementwise::PROGRAMS),
         &copy::COPY,
-        &embedding_bag::F32,
-        &clip::F32,
-        &many_sums::F32,
-        &index::F32,
-        &random::F32,
-        &matmul::F32,
+        single(&embedding_bag::PROGRAMS),
+        single(&clip::PROGRAMS),
+        single(&many_sums::PROGRAMS),
+        single(&index::PROGRAMS),
+        single(&random::PROGRAMS),
+        single(&matmul::PROGRAMS),
         &index::GATHER,
-        &parts::F32,
-        &sequence::F32,
+        single(&parts::PROGRAMS),
+        single(&sequence::PROGRAMS),
     ])?;
     libraries::start(stream)
 }

@@ -22,9 +22,9 @@ struct WeightColumns {
     const T* rstd;
     u64 channels;
 
-    __device__ Beside<TwoSums<T>>::State operator()(u64 first, const BlockLane& block) const {
+    __device__ Each<TwoSums<T>>::State operator()(u64 first, const BlockLane& block) const {
         const S* operands[2] = {x + first, g + first};
-        auto sums = Beside<TwoSums<T>>::empty();
+        auto sums = Each<TwoSums<T>>::empty();
         for_elements<2>(operands, channels, block, [&](u64 row, const Pack<S, PACK>* packs) {
             T centre = mean ? mean[row] : 0, scale = rstd[row];
 #pragma unroll

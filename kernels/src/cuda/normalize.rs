@@ -3,23 +3,23 @@
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
-use super::rows::{PACK, RowThreads, Units, by_group};
-use super::walk::ByValue;
-use super::{by_dtype, float_programs};
+use super::rows::{PACK, RowReduction, RowThreads, Units};
+use super::walk::{ByValue, THREADS};
+use super::{Family, family};
 use crate::command::Address;
 use crate::norms::NormRows;
 
-float_programs!("normalize", "rows.cuh", "columns.cuh", "norm_columns.cuh", "normalize.cuh", "normalize.cu");
-
-/// The kernels that add, apart from the others: who needs them compiles them.
-mod added {
-    use super::super::float_programs;
-
-    float_programs!("normalize_added", "rows.cuh", "normalize.cuh", "normalize_added.cu");
-}
-
-/// Threads of a block, at most; as in the program.
-const THREADS: u32 = 256;
+pub(super) static PROGRAMS: Family = family!(
+    "normalize",
+    FLOATS,
+    "rows.cuh",
+    "columns.cuh",
+    "norm_columns.cuh",
+    "normalize.cuh",
+    "normalize.cu"
+);
+/// Kernels that also add, which are compiled only where they are used.
+static ADDED: Family = family!("normalize_added", FLOATS, "rows.cuh", "normalize.cuh", "normalize_added.cu");
 
 /// `Norm` of the program.
 fn numbers(
@@ -73,9 +73,9 @@ pub(crate) fn normalize(
     let [weight, bias] = affine.map(Arg::from);
     let (eps, lanes) = (Arg::F64(eps), Arg::U32(threads.lanes));
     let args = [out.into(), x.into(), weight, bias, mean.into(), rstd.into(), norm.arg(), eps, lanes];
-    let kernel = by_group!(threads.group, dtype, "normalize");
+    let kernel = ["normalize", threads.group.name()];
     // SAFETY: the kernel takes these arguments, and the rows are those of the operands.
-    unsafe { queue.kernel(program_of(dtype), kernel, threads.grid(queue, THREADS), &args) }
+    unsafe { PROGRAMS.kernel(queue, &kernel, dtype, threads.grid(queue, THREADS), &args) }
 }
 
 /// [`normalize`] of a sum of two terms, of which each begins again behind so many rows. The sum goes where `sum` says.
@@ -98,10 +98,10 @@ pub(crate) fn normalize_added(
     let (out, sum, first, second) = (Arg::from(out), Arg::from(sum), Arg::from(first), Arg::from(second));
     let (mean, rstd, norm) = (mean.into(), rstd.into(), norm.arg());
     let args = [out, sum, first, second, first_rows, second_rows, weight, bias, mean, rstd, norm, eps, lanes];
-    let kernel = by_group!(threads.group, dtype, "normalize_added");
+    let kernel = ["normalize_added", threads.group.name()];
     // SAFETY: the kernel takes these arguments, and the rows are those of the operands. A thread reads an element
     // before it writes one at the same address.
-    unsafe { queue.kernel(added::program_of(dtype), kernel, threads.grid(queue, THREADS), &args) }
+    unsafe { ADDED.kernel(queue, &kernel, dtype, threads.grid(queue, THREADS), &args) }
 }
 
 /// The gradients; that of the elements is added to `other`, if there is one, and may go there.
@@ -117,49 +117,36 @@ pub(crate) fn gradient(
     let norm = numbers(all, dtype, &[dx, other, Some(g), Some(x)], &[weight]);
     let aligned = [g, x].iter().all(|at| at.0.addr().is_multiple_of(PACK * dtype.size_bytes()));
     let (len, weights) = (rows.row(), rows.weights());
-    let (program, rstd) = (program_of(dtype), Arg::from(rstd));
-    let [g, x] = [g, x].map(Arg::from);
+    let [g, x, rstd] = [g, x, rstd].map(Arg::from);
     let [weight, mean] = [weight, mean].map(Arg::from);
     if let Some(dx) = dx.filter(|_| count * len > 0) {
         let threads = RowThreads::holding(count, len, 1, len as isize, THREADS);
-        let (grid, lanes) = (threads.grid(queue, THREADS), Arg::U32(threads.lanes));
+        let (grid, lanes, group) =
+            (threads.grid(queue, THREADS), Arg::U32(threads.lanes), threads.group.name());
         let args = [dx.into(), g, x, weight, mean, rstd, norm.arg(), lanes, other.into()];
         // SAFETY: the kernel takes these arguments, and the rows are those of the operands. A thread reads an element
         // before it writes one at the same address.
         unsafe {
-            if other.is_some() {
-                let kernel = by_group!(threads.group, dtype, "normalize_grad_added");
-                queue.kernel(added::program_of(dtype), kernel, grid, &args)?;
-            } else {
-                let kernel = by_group!(threads.group, dtype, "normalize_grad");
-                queue.kernel(program, kernel, grid, &args[..args.len() - 1])?;
+            match other {
+                Some(_) => ADDED.kernel(queue, &["normalize_grad_added", group], dtype, grid, &args)?,
+                None => PROGRAMS.kernel(queue, &["normalize_grad", group], dtype, grid, &args[..8])?,
             }
         }
     }
-    if weights > 0 && (dweight.is_some() || dbias.is_some()) {
-        let ((threads, mut cut), states) = (weight_threads(all), Arg::from(workspace));
-        let [dweight, dbias] = [dweight, dbias].map(Arg::from);
-        // SAFETY: the kernels take these arguments, the rows are those of the operands, and the workspace has room
-        // for the states of all units.
-        unsafe {
-            if let Some(columns) = columns(all).filter(|_| aligned) {
-                cut = columns;
-                let [channels, count] = [rows.channels, count].map(|count| Arg::U64(count as u64));
-                let args = [dweight, dbias, g, x, mean, rstd, channels, count, states, cut.arg()];
-                let kernel = by_dtype!(dtype, "normalize_weights_columns");
-                queue.kernel(program, kernel, cut.grid_beside(queue, rows.channels), &args)?;
-            } else {
-                let lanes = Arg::U32(threads.lanes);
-                let args = [dweight, dbias, g, x, mean, rstd, norm.arg(), states, cut.arg(), lanes];
-                let kernel = by_group!(threads.group, dtype, "normalize_weights");
-                queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
-            }
-            if cut.are_joined() {
-                let (grid, lanes) = cut.join(queue, weights);
-                let args = [dweight, dbias, states, Arg::U64(weights as u64), cut.arg(), Arg::U32(lanes)];
-                queue.kernel(program, by_dtype!(dtype, "normalize_weights_join"), grid, &args)?;
-            }
-        }
+    if weights == 0 || dweight.or(dbias).is_none() {
+        return Ok(());
     }
-    Ok(())
+    let reduction = RowReduction {
+        programs: &PROGRAMS,
+        name: "normalize_weights",
+        dtype,
+        rows: weights,
+        outputs: &[dweight, dbias].map(Arg::from),
+        inputs: &[g, x, mean, rstd],
+        states: workspace.into(),
+    };
+    let columns = columns(all).filter(|_| aligned).map(|cut| (cut, [rows.channels, count]));
+    // SAFETY: the kernels take these arguments, the rows are those of the operands, and the workspace has room for the states
+    // of all units.
+    unsafe { reduction.enqueue(queue, columns, weight_threads(all), norm.arg()) }
 }

@@ -4,10 +4,10 @@ use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
 use super::walk::blocks;
-use super::{by_dtype, number_programs};
+use super::{Family, family};
 use crate::reduction::ReduceOp;
 
-number_programs!("parts", "parts.cu");
+pub(super) static PROGRAMS: Family = family!("parts", NUMBERS, "parts.cu");
 
 /// Threads of a block; as in the program.
 const THREADS: u32 = 256;
@@ -33,16 +33,9 @@ pub unsafe fn join_parts(
     if elements == 0 || count == 0 {
         return Ok(());
     }
-    let name = match how {
-        ReduceOp::Sum => by_dtype!(dtype, "sum_parts"),
-        ReduceOp::Mean => by_dtype!(dtype, "mean_parts"),
-        ReduceOp::Prod => by_dtype!(dtype, "prod_parts"),
-        ReduceOp::Max => by_dtype!(dtype, "max_parts"),
-        ReduceOp::Min => by_dtype!(dtype, "min_parts"),
-    };
     let grid = blocks(queue, (elements as u64).div_ceil(u64::from(THREADS)), THREADS);
     let args = [Arg::Ptr(parts), Arg::U32(count as u32), Arg::U64(elements as u64), Arg::Ptr(out)];
     // SAFETY: the kernel takes these arguments, and the caller promises that the command reads `count * elements`
     // elements at `parts` and writes `elements` at `out`.
-    unsafe { queue.kernel(program_of(dtype), name, grid, &args) }
+    unsafe { PROGRAMS.kernel(queue, &[how.name(), "parts"], dtype, grid, &args) }
 }

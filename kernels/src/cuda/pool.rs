@@ -5,12 +5,12 @@ use device::{DType, Error, Result};
 use smallvec::SmallVec;
 
 use super::walk::{ByValue, plane_blocks};
-use super::{by_dtype, float_programs};
+use super::{Family, family};
 use crate::command::Address;
 use crate::geometry::{Means, Planes};
 use crate::window::{Window, words};
 
-float_programs!("pool", "window.cuh", "pool.cu");
+static PROGRAMS: Family = family!("pool", FLOATS, "window.cuh", "pool.cu");
 
 /// `Pool` of the program.
 #[repr(C)]
@@ -57,7 +57,8 @@ impl Pool {
     fn enqueue(
         &self,
         queue: &Queue<'_>,
-        (dtype, kernel): (DType, &str),
+        dtype: DType,
+        kernel: &[&str],
         size: usize,
         operands: &[Option<Address>],
     ) -> Result<()> {
@@ -66,18 +67,8 @@ impl Pool {
         let grid = plane_blocks(queue, size, self.planes as usize);
         // SAFETY: the kernel takes these arguments, the planes are those of the operands, and pixels that an index names are
         // checked.
-        unsafe { queue.kernel(program_of(dtype), kernel, grid, &args) }
+        unsafe { PROGRAMS.kernel(queue, kernel, dtype, grid, &args) }
     }
-}
-
-/// The kernel of an op for an element type and the type of the indices.
-macro_rules! by_index {
-    ($index:expr, $dtype:expr, $op:literal) => {
-        match $index {
-            DType::U8 => by_dtype!($dtype, concat!($op, "_u8")),
-            _ => by_dtype!($dtype, concat!($op, "_i64")),
-        }
-    };
 }
 
 /// Whether each pixel is seen from one place at most, that of its row and column by the stride.
@@ -89,14 +80,23 @@ fn is_apart(window: &Window) -> bool {
     along(0) && along(1)
 }
 
-/// On values, indices and images.
-pub(crate) fn max(
+/// Enqueues a kernel of maxima with a thread for each place: `max_pool` on values, indices and images, or `max_pool_pick` on
+/// values, images and indices.
+pub(crate) fn for_places(
     queue: &Queue<'_>,
+    kernel: &str,
     [dtype, index]: [DType; 2],
-    how: &(Planes, Window),
+    (planes, window): &(Planes, Window),
     operands: [Address; 3],
 ) -> Result<()> {
-    for_places(queue, (dtype, by_index!(index, dtype, "max_pool")), how, operands)
+    let kernel = [kernel, index.name()];
+    Pool::of(queue.op(), planes, window)?.enqueue(
+        queue,
+        dtype,
+        &kernel,
+        planes.all_places(),
+        &operands.map(Some),
+    )
 }
 
 /// On the gradients of images and values, indices, and what has to be above 0 for a pixel to have a gradient.
@@ -112,27 +112,7 @@ pub(crate) fn max_grad(
     let size = if apart { tiles() } else { planes.pixels() };
     let pool = Pool { apart: u32::from(apart), ..Pool::of(queue.op(), planes, window)? };
     let operands = [Some(out), Some(g), Some(index_at), positive];
-    pool.enqueue(queue, (dtype, by_index!(index, dtype, "max_pool_grad")), size, &operands)
-}
-
-/// On values, images and indices.
-pub(crate) fn pick(
-    queue: &Queue<'_>,
-    [dtype, index]: [DType; 2],
-    how: &(Planes, Window),
-    operands: [Address; 3],
-) -> Result<()> {
-    for_places(queue, (dtype, by_index!(index, dtype, "max_pool_pick")), how, operands)
-}
-
-/// Enqueues a kernel with a thread for each place.
-fn for_places(
-    queue: &Queue<'_>,
-    kernel: (DType, &str),
-    (planes, window): &(Planes, Window),
-    operands: [Address; 3],
-) -> Result<()> {
-    Pool::of(queue.op(), planes, window)?.enqueue(queue, kernel, planes.all_places(), &operands.map(Some))
+    pool.enqueue(queue, dtype, &["max_pool_grad", index.name()], size, &operands)
 }
 
 /// On values and images or, for the gradient, on the gradients of images and values.
@@ -143,8 +123,8 @@ pub(crate) fn mean(
     operands: [Address; 2],
 ) -> Result<()> {
     let (kernel, size) = match gradient {
-        true => (by_dtype!(dtype, "avg_pool_grad"), planes.pixels()),
-        false => (by_dtype!(dtype, "avg_pool"), planes.all_places()),
+        true => ("avg_pool_grad", planes.pixels()),
+        false => ("avg_pool", planes.all_places()),
     };
-    Pool::of_means(queue.op(), planes, means)?.enqueue(queue, (dtype, kernel), size, &operands.map(Some))
+    Pool::of_means(queue.op(), planes, means)?.enqueue(queue, dtype, &[kernel], size, &operands.map(Some))
 }

@@ -145,17 +145,12 @@ template <class T> __device__ inline T minimum(T a, T b) { return a < b || is_na
 
 template <class T> __device__ inline bool is_finite(T x) { return lowest<T>() < x && x < highest<T>(); }
 // The larger number; that which is one if the other is NaN.
-__device__ inline f32 larger_of(f32 a, f32 b) { return fmaxf(a, b); }
-__device__ inline f64 larger_of(f64 a, f64 b) { return fmax(a, b); }
+template <class T> __device__ inline T larger_of(T a, T b) { return fmax(a, b); }
 
-__device__ inline f32 exp_of(f32 x) { return expf(x); }
-__device__ inline f64 exp_of(f64 x) { return exp(x); }
-__device__ inline f32 log_of(f32 x) { return logf(x); }
-__device__ inline f64 log_of(f64 x) { return log(x); }
-__device__ inline f32 sqrt_of(f32 x) { return sqrtf(x); }
-__device__ inline f64 sqrt_of(f64 x) { return sqrt(x); }
-__device__ inline f32 abs_of(f32 x) { return fabsf(x); }
-__device__ inline f64 abs_of(f64 x) { return fabs(x); }
+template <class T> __device__ inline T exp_of(T x) { return exp(x); }
+template <class T> __device__ inline T log_of(T x) { return log(x); }
+template <class T> __device__ inline T sqrt_of(T x) { return sqrt(x); }
+template <class T> __device__ inline T abs_of(T x) { return fabs(x); }
 
 // Faults, in memory that the host reads when it synchronises. The first one is kept.
 struct FaultRecord {
@@ -268,7 +263,7 @@ template <int N, class Body> __device__ inline void for_each(const Walk<N>& walk
 }
 
 // Elements next to each other, read and written at once.
-template <class T, int V> struct alignas(sizeof(T) * V) Pack {
+template <class T, int V> struct alignas(sizeof(T) * V & -(sizeof(T) * V)) Pack {
     T at[V];
 };
 
@@ -290,74 +285,46 @@ template <int V, class T> __device__ inline void store(T* to, const Pack<T, V>& 
 // Elements of a 16-byte access of the larger of two types.
 template <class A, class B> constexpr int lanes_of = 16 / (sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B));
 
-// out = f(x)
-template <class O, class A, class F> struct Map1 {
-    O* out;
-    const A* x;
-    const Walk<2>& walk;
-    F f;
+// Instead of an input that a function does not take.
+struct None {};
 
-    template <int V> __device__ void at(const Offsets<2>& offsets) const {
-        Pack<A, V> a = load<V>(x + offsets.at[1], walk.moves(1));
-        Pack<O, V> result;
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-            result.at[v] = f(a.at[v]);
-        }
-        store<V>(out + offsets.at[0], result);
-    }
-};
-template <class O, class A, class F>
-__device__ inline void map1(O* out, const A* x, const Walk<2>& walk, F f) {
-    for_vectors<lanes_of<O, A>>(walk, Map1<O, A, F>{out, x, walk, f});
+template <int V, class T, int N>
+__device__ inline Pack<T, V> input(const T* from, const Offsets<N>& offsets, const Walk<N>& walk, int k) {
+    return load<V>(from + offsets.at[k], walk.moves(k));
+}
+template <int V, int N> __device__ inline None input(None, const Offsets<N>&, const Walk<N>&, int) { return {}; }
+
+template <class F, class A> __device__ inline auto element(const F& f, int v, const A& a, None, None) { return f(a.at[v]); }
+template <class F, class A, class B> __device__ inline auto element(const F& f, int v, const A& a, const B& b, None) {
+    return f(a.at[v], b.at[v]);
+}
+template <class F, class A, class B, class C>
+__device__ inline auto element(const F& f, int v, const A& a, const B& b, const C& c) {
+    return f(a.at[v], b.at[v], c.at[v]);
 }
 
-// out = f(x, y)
-template <class O, class A, class F> struct Map2 {
+// out = f(x), f(x, y) or f(x, y, z)
+template <class O, int N, class F, class X, class Y, class Z> struct Map {
     O* out;
-    const A* x;
-    const A* y;
-    const Walk<3>& walk;
+    const Walk<N>& walk;
     F f;
+    X x;
+    Y y;
+    Z z;
 
-    template <int V> __device__ void at(const Offsets<3>& offsets) const {
-        Pack<A, V> a = load<V>(x + offsets.at[1], walk.moves(1));
-        Pack<A, V> b = load<V>(y + offsets.at[2], walk.moves(2));
+    template <int V> __device__ void at(const Offsets<N>& offsets) const {
+        auto a = input<V>(x, offsets, walk, 1);
+        auto b = input<V>(y, offsets, walk, 2);
+        auto c = input<V>(z, offsets, walk, 3);
         Pack<O, V> result;
 #pragma unroll
         for (int v = 0; v < V; ++v) {
-            result.at[v] = f(a.at[v], b.at[v]);
+            result.at[v] = element(f, v, a, b, c);
         }
         store<V>(out + offsets.at[0], result);
     }
 };
-template <class O, class A, class F>
-__device__ inline void map2(O* out, const A* x, const A* y, const Walk<3>& walk, F f) {
-    for_vectors<lanes_of<O, A>>(walk, Map2<O, A, F>{out, x, y, walk, f});
-}
-
-// out = f(x, y, z)
-template <class O, class A, class F> struct Map3 {
-    O* out;
-    const A* x;
-    const A* y;
-    const A* z;
-    const Walk<4>& walk;
-    F f;
-
-    template <int V> __device__ void at(const Offsets<4>& offsets) const {
-        Pack<A, V> a = load<V>(x + offsets.at[1], walk.moves(1));
-        Pack<A, V> b = load<V>(y + offsets.at[2], walk.moves(2));
-        Pack<A, V> c = load<V>(z + offsets.at[3], walk.moves(3));
-        Pack<O, V> result;
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-            result.at[v] = f(a.at[v], b.at[v], c.at[v]);
-        }
-        store<V>(out + offsets.at[0], result);
-    }
-};
-template <class O, class A, class F>
-__device__ inline void map3(O* out, const A* x, const A* y, const A* z, const Walk<4>& walk, F f) {
-    for_vectors<lanes_of<O, A>>(walk, Map3<O, A, F>{out, x, y, z, walk, f});
+template <class O, int N, class F, class A, class Y = None, class Z = None>
+__device__ inline void map(O* out, const Walk<N>& walk, F f, const A* x, Y y = {}, Z z = {}) {
+    for_vectors<lanes_of<O, A>>(walk, Map<O, N, F, const A*, Y, Z>{out, walk, f, x, y, z});
 }

@@ -5,13 +5,13 @@ use device::{DType, Result, bf16, f16};
 use smallvec::SmallVec;
 
 use super::walk::{ByValue, Walk, blocks, number_bits};
-use super::{by_dtype, number_programs};
+use super::{Family, family};
 use crate::command::Address;
 use crate::distribution::{Distribution, Dropout, RandomKey};
 use crate::half::below;
 use crate::loops::Loops;
 
-number_programs!("random", "philox.cuh", "random.cu");
+pub(super) static PROGRAMS: Family = family!("random", NUMBERS, "philox.cuh", "random.cu");
 
 /// Elements that a thread makes of one counter.
 const LANES: usize = 4;
@@ -29,15 +29,12 @@ pub(crate) fn generate(
     let (kernel, numbers): (_, SmallVec<[Arg<'_>; 3]>) = match distribution {
         Distribution::Uniform { low, high } => {
             let last = last_below(dtype, high).max(low);
-            (by_dtype!(dtype, "uniform"), [bits(low), bits(high - low), bits(last)].into_iter().collect())
+            ("uniform", [bits(low), bits(high - low), bits(last)].into_iter().collect())
         }
-        Distribution::Normal { mean, std } => {
-            (by_dtype!(dtype, "normal"), [bits(mean), bits(std)].into_iter().collect())
+        Distribution::Normal { mean, std } => ("normal", [bits(mean), bits(std)].into_iter().collect()),
+        Distribution::Integers { low, high } => {
+            ("randint", [Arg::I64(low), Arg::U64(high.wrapping_sub(low) as u64)].into_iter().collect())
         }
-        Distribution::Integers { low, high } => (
-            by_dtype!(dtype, "randint"),
-            [Arg::I64(low), Arg::U64(high.wrapping_sub(low) as u64)].into_iter().collect(),
-        ),
     };
     random(queue, key, kernel, dtype, loops, [out], &numbers)
 }
@@ -50,7 +47,7 @@ pub(crate) fn dropout(
     operands: [Address; 2],
 ) -> Result<()> {
     let numbers = [Arg::U32(dropout.kept_from()), Arg::U64(number_bits(dtype, dropout.scale()))];
-    random(queue, dropout.key, by_dtype!(dtype, "dropout"), dtype, loops, operands, &numbers)
+    random(queue, dropout.key, "dropout", dtype, loops, operands, &numbers)
 }
 
 /// The largest number of the type below `high`, which rounding could lead to.
@@ -81,5 +78,5 @@ fn random<const N: usize>(
     let items = loops.elements.div_ceil(LANES) as u64;
     let grid = blocks(queue, items.div_ceil(u64::from(THREADS)), THREADS);
     // SAFETY: kernels of this kind take these arguments, and the walk is that of the operands.
-    unsafe { queue.kernel(program_of(dtype), kernel, grid, &args) }
+    unsafe { PROGRAMS.kernel(queue, &[kernel], dtype, grid, &args) }
 }

@@ -16,11 +16,8 @@ template <class T> struct Best {
     T value;
     i64 index;  // -1 for none
 };
-template <class T> __device__ inline Best<T> shuffle_down(Best<T> x, u32 by) {
-    return {shuffle_down(x.value, by), shuffle_down(x.index, by)};
-}
-template <class T> __device__ inline Best<T> shuffle(Best<T> x, u32 from) {
-    return {shuffle(x.value, from), shuffle(x.index, from)};
+template <class T, class Lane> __device__ inline Best<T> moved(Best<T> x, Lane lane) {
+    return {moved(x.value, lane), moved(x.index, lane)};
 }
 // The first of the largest elements, or of the smallest; NaN wins over all others.
 template <class T, bool LARGEST> struct FirstBest {

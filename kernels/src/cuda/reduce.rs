@@ -4,13 +4,13 @@ use device::cuda::{Arg, Program, Queue};
 use device::{DType, Result};
 use smallvec::SmallVec;
 
-use super::rows::{PACK, RowGroup, RowThreads, SOME, Units, by_group};
+use super::rows::{PACK, RowGroup, RowThreads, SOME, Units};
 use super::walk::{ByValue, Walk, blocks};
-use super::{by_dtype, number_programs};
+use super::{Family, family, kernel_name, type_name};
 use crate::command::Address;
-use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
+use crate::reduction::{Axes, Reduction};
 
-number_programs!("reduce", "rows.cuh", "reduce.cuh", "reduce.cu");
+pub(super) static PROGRAMS: Family = family!("reduce", NUMBERS, "rows.cuh", "reduce.cuh", "reduce.cu");
 
 /// Threads of a block, at most; as in the program.
 fn most_threads(dtype: DType, group: RowGroup) -> u32 {
@@ -63,11 +63,11 @@ impl Columns {
     unsafe fn enqueue(
         &self,
         queue: &Queue<'_>,
-        (dtype, kernels): (DType, (&'static str, &'static str)),
+        (op, dtype): (&str, DType),
         axes: &Axes,
         [x, out, states]: [Arg<'_>; 3],
     ) -> Result<()> {
-        let (program, cut) = (program_of(dtype), self.cut);
+        let cut = self.cut;
         let (columns, all) = (axes.kept.elements, axes.reduced.elements);
         let [columns_arg, all] = [columns, all].map(|count| Arg::U64(count as u64));
         let down = if dtype == DType::F64 { Columns::DOWN / 2 } else { Columns::DOWN };
@@ -78,7 +78,7 @@ impl Columns {
         let args = [x, out, states, columns_arg, all, along, cut.arg(), Arg::F64(0.0)];
         // SAFETY: the kernel takes these arguments, and the caller promises that `x`, the output and the workspace
         // have what the axes and units ask for.
-        unsafe { queue.kernel(program, kernels.0, grid, &args)? };
+        unsafe { PROGRAMS.kernel(queue, &[op, "columns"], dtype, grid, &args)? };
         if !cut.are_joined() {
             return Ok(());
         }
@@ -86,44 +86,7 @@ impl Columns {
         let args = [out, states, columns_arg, all, cut.arg(), Arg::U32(lanes), Arg::F64(0.0)];
         // SAFETY: the kernel takes these arguments. The first kernel has written the states, and the caller promises
         // room for all outputs.
-        unsafe { queue.kernel(program, kernels.1, grid, &args) }
-    }
-}
-
-/// The kernel for columns, and the one that joins their parts, of a reduction that joins elements.
-fn column_kernels(op: ReduceOp, dtype: DType) -> (&'static str, &'static str) {
-    macro_rules! kernels {
-        ($op:literal) => {
-            (by_dtype!(dtype, concat!($op, "_columns")), by_dtype!(dtype, concat!($op, "_columns_join")))
-        };
-    }
-    match op {
-        ReduceOp::Sum => kernels!("sum"),
-        ReduceOp::Mean => kernels!("mean"),
-        ReduceOp::Prod => kernels!("prod"),
-        ReduceOp::Max => kernels!("max"),
-        ReduceOp::Min => kernels!("min"),
-    }
-}
-
-/// The kernel of a reduction by a group of threads, and the one that joins parts.
-fn kernels(how: Reduction, group: RowGroup, dtype: DType) -> (&'static str, &'static str) {
-    macro_rules! kernels {
-        ($op:literal) => {
-            (by_group!(group, dtype, $op), by_dtype!(dtype, concat!($op, "_join")))
-        };
-    }
-    match how {
-        Reduction::Join(ReduceOp::Sum) => kernels!("sum"),
-        Reduction::Join(ReduceOp::Mean) => kernels!("mean"),
-        Reduction::Join(ReduceOp::Prod) => kernels!("prod"),
-        Reduction::Join(ReduceOp::Max) => kernels!("max"),
-        Reduction::Join(ReduceOp::Min) => kernels!("min"),
-        Reduction::Index(Extreme::Largest) => kernels!("argmax"),
-        Reduction::Index(Extreme::Smallest) => kernels!("argmin"),
-        Reduction::Var { root: false, .. } => kernels!("var"),
-        Reduction::Var { root: true, .. } => kernels!("std"),
-        Reduction::LogSumExp => kernels!("logsumexp"),
+        unsafe { PROGRAMS.kernel(queue, &[op, "columns", "join"], dtype, grid, &args) }
     }
 }
 
@@ -191,10 +154,9 @@ impl<'a> Sharing<'a> {
         let (rows, all) = (axes.kept.elements as i64, axes.reduced.elements as i64);
         let args =
             [out, states, Arg::I64(rows), Arg::I64(all), cut.arg(), Arg::U32(lanes), Arg::F64(divisor)];
-        let join = kernels(self.how, threads.group, dtype).1;
         // SAFETY: the kernel takes these arguments. The first kernel has written the states, and the caller promises
         // room for all outputs.
-        unsafe { queue.kernel(program_of(dtype), join, grid, &args) }
+        unsafe { PROGRAMS.kernel(queue, &[self.how.name(), "join"], dtype, grid, &args) }
     }
 }
 
@@ -211,10 +173,11 @@ pub(crate) fn reduce(
     if let (Reduction::Join(op), Some(columns), true) = (how, Columns::of(axes), aligned) {
         let operands = [x.into(), out.into(), workspace.into()];
         // SAFETY: the axes are those of the input, the output has room for all kept elements, and the workspace for all units.
-        return unsafe { columns.enqueue(queue, (dtype, column_kernels(op, dtype)), axes, operands) };
+        return unsafe { columns.enqueue(queue, (op.name(), dtype), axes, operands) };
     }
     let sharing = Sharing::of(how, dtype, axes);
-    let kernel = (program_of(dtype), kernels(how, sharing.threads.group, dtype).0);
+    let kernel = kernel_name(&[how.name(), sharing.threads.group.name()], type_name(dtype, false));
+    let kernel = (PROGRAMS.of(dtype), &*kernel);
     let from = [(x.0.cast_const(), dtype.size_bytes())];
     // SAFETY: the kernels take these arguments; the axes are those of the input, the output has room for all kept elements, and
     // the workspace for the states of all units.

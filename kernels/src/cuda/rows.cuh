@@ -13,14 +13,18 @@ enum : u32 { PART_BLOCKS = 32 };
 // Neighbours that a lane reads at once, a pack; packs and elements of a block that are one lane's.
 enum : int { PACK = 4, EACH = BLOCK / LANES, PACKS = EACH / PACK };
 
-__device__ inline u32 shuffle_down(u32 x, u32 by) { return __shfl_down_sync(FULL, x, by); }
-__device__ inline f32 shuffle_down(f32 x, u32 by) { return __shfl_down_sync(FULL, x, by); }
-__device__ inline f64 shuffle_down(f64 x, u32 by) { return __shfl_down_sync(FULL, x, by); }
-__device__ inline i64 shuffle_down(i64 x, u32 by) { return __shfl_down_sync(FULL, x, by); }
-__device__ inline u32 shuffle(u32 x, u32 from) { return __shfl_sync(FULL, x, from); }
-__device__ inline f32 shuffle(f32 x, u32 from) { return __shfl_sync(FULL, x, from); }
-__device__ inline f64 shuffle(f64 x, u32 from) { return __shfl_sync(FULL, x, from); }
-__device__ inline i64 shuffle(i64 x, u32 from) { return __shfl_sync(FULL, x, from); }
+template <class T> __device__ inline T shuffle(T x, u32 from) { return __shfl_sync(FULL, x, from); }
+
+// Where a lane takes a state from: `by` lanes further, or one lane of the warp.
+struct Down {
+    u32 by;
+    template <class T> __device__ T operator()(T x) const { return __shfl_down_sync(FULL, x, by); }
+};
+struct From {
+    u32 lane;
+    template <class T> __device__ T operator()(T x) const { return shuffle(x, lane); }
+};
+template <class T, class Lane> __device__ inline T moved(T x, Lane lane) { return lane(x); }
 
 // What a fold does: `empty` is the value of no elements, `join` that of two parts.
 template <class S> struct Sum {
@@ -53,17 +57,10 @@ template <class F> struct Each {
         return a;
     }
 };
-template <class S> __device__ inline Pack<S, PACK> shuffle_down(Pack<S, PACK> x, u32 by) {
+template <class S, class Lane> __device__ inline Pack<S, PACK> moved(Pack<S, PACK> x, Lane lane) {
 #pragma unroll
     for (int v = 0; v < PACK; ++v) {
-        x.at[v] = shuffle_down(x.at[v], by);
-    }
-    return x;
-}
-template <class S> __device__ inline Pack<S, PACK> shuffle(Pack<S, PACK> x, u32 from) {
-#pragma unroll
-    for (int v = 0; v < PACK; ++v) {
-        x.at[v] = shuffle(x.at[v], from);
+        x.at[v] = moved(x.at[v], lane);
     }
     return x;
 }
@@ -73,11 +70,8 @@ template <class T> struct Two {
     T first;
     T second;
 };
-template <class T> __device__ inline Two<T> shuffle_down(Two<T> x, u32 by) {
-    return {shuffle_down(x.first, by), shuffle_down(x.second, by)};
-}
-template <class T> __device__ inline Two<T> shuffle(Two<T> x, u32 from) {
-    return {shuffle(x.first, from), shuffle(x.second, from)};
+template <class T, class Lane> __device__ inline Two<T> moved(Two<T> x, Lane lane) {
+    return {moved(x.first, lane), moved(x.second, lane)};
 }
 template <class T> struct TwoSums {
     using State = Two<T>;
@@ -114,11 +108,8 @@ template <class T> struct Deviation {
     // In F64, which holds the squares of all numbers of F32.
     f64 squares;
 };
-template <class T> __device__ inline Deviation<T> shuffle_down(Deviation<T> x, u32 by) {
-    return {shuffle_down(x.count, by), shuffle_down(x.mean, by), shuffle_down(x.squares, by)};
-}
-template <class T> __device__ inline Deviation<T> shuffle(Deviation<T> x, u32 from) {
-    return {shuffle(x.count, from), shuffle(x.mean, from), shuffle(x.squares, from)};
+template <class T, class Lane> __device__ inline Deviation<T> moved(Deviation<T> x, Lane lane) {
+    return {moved(x.count, lane), moved(x.mean, lane), moved(x.squares, lane)};
 }
 template <class T> struct Deviations {
     using State = Deviation<T>;
@@ -141,9 +132,9 @@ __device__ inline u64 quotient(u64 a, u64 b) { return (a | b) >> 32 ? a / b : (u
 // Joins the states of `lanes` neighbouring threads, a power of two; each of them gets the result.
 template <class F> __device__ inline typename F::State join_lanes(typename F::State state, u32 lanes) {
     for (u32 half = lanes / 2; half > 0; half /= 2) {
-        state = F::join(state, shuffle_down(state, half));
+        state = F::join(state, moved(state, Down{half}));
     }
-    return shuffle(state, threadIdx.x % LANES & ~(lanes - 1));
+    return moved(state, From{threadIdx.x % LANES & ~(lanes - 1)});
 }
 
 // Calls `body(slot)` for the slots of the packs of a block that are one lane's, where `count` elements are some: slots are known

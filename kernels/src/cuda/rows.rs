@@ -1,8 +1,11 @@
 //! Which group of threads takes a row, see `rows.cuh`.
 
-use device::cuda::{Grid, Queue};
+use device::cuda::{Arg, Grid, Queue};
+use device::{DType, Result};
+use smallvec::SmallVec;
 
-use super::walk::{ByValue, blocks};
+use super::Family;
+use super::walk::{ByValue, THREADS, blocks};
 
 /// Lanes of a row's block, and threads of a warp.
 pub(super) const LANES: usize = 32;
@@ -48,18 +51,17 @@ pub(super) struct RowThreads {
     len: usize,
 }
 
-/// The kernel of an op for a group and an element type.
-macro_rules! by_group {
-    ($group:expr, $dtype:expr, $op:literal) => {
-        match $group {
-            $crate::cuda::rows::RowGroup::Warp => $crate::cuda::by_dtype!($dtype, concat!($op, "_warp")),
-            $crate::cuda::rows::RowGroup::Wide => $crate::cuda::by_dtype!($dtype, concat!($op, "_wide")),
-            $crate::cuda::rows::RowGroup::Block => $crate::cuda::by_dtype!($dtype, concat!($op, "_block")),
-            $crate::cuda::rows::RowGroup::Column => $crate::cuda::by_dtype!($dtype, concat!($op, "_column")),
+impl RowGroup {
+    /// The group's name in kernels.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            RowGroup::Warp => "warp",
+            RowGroup::Wide => "wide",
+            RowGroup::Block => "block",
+            RowGroup::Column => "column",
         }
-    };
+    }
 }
-pub(super) use by_group;
 
 impl RowThreads {
     /// For `rows` rows of `len` elements that are `along` apart, the rows themselves `across`.
@@ -189,6 +191,56 @@ impl Units {
     pub(super) fn join(self, queue: &Queue<'_>, rows: usize) -> (Grid, u32) {
         let lanes = lanes(self.units as usize);
         (blocks(queue, (rows as u64).div_ceil(u64::from(256 / lanes)), 256), lanes)
+    }
+}
+
+/// A reduction of rows by kernels of a program: `NAME_GROUP`, or `NAME_columns` for rows that lie side by side, and `NAME_join`
+/// where rows are cut into units.
+pub(super) struct RowReduction<'a> {
+    pub(super) programs: &'static Family,
+    pub(super) name: &'static str,
+    pub(super) dtype: DType,
+    pub(super) rows: usize,
+    pub(super) outputs: &'a [Arg<'a>],
+    pub(super) inputs: &'a [Arg<'a>],
+    /// The states of units.
+    pub(super) states: Arg<'a>,
+}
+
+impl RowReduction<'_> {
+    /// Enqueues the kernels, with `columns` on columns and rows of their counts, else as `threads` says on what `numbers` describe.
+    ///
+    /// # Safety
+    /// The kernels take outputs, inputs and these numbers, which describe the operands, and there is room for all states.
+    pub(super) unsafe fn enqueue(
+        &self,
+        queue: &Queue<'_>,
+        columns: Option<(Units, [usize; 2])>,
+        (threads, cut): (RowThreads, Units),
+        numbers: Arg<'_>,
+    ) -> Result<()> {
+        let RowReduction { programs, name, dtype, rows, outputs, inputs, states } = *self;
+        let cut = columns.map_or(cut, |(cut, _)| cut);
+        let mut args: SmallVec<[Arg<'_>; 16]> = outputs.iter().chain(inputs).copied().collect();
+        // SAFETY: the caller's promise.
+        let kernel = |kind, grid, args: &[Arg<'_>]| unsafe {
+            programs.kernel(queue, &[name, kind], dtype, grid, args)
+        };
+        if let Some((_, counts)) = columns {
+            args.extend(counts.map(|count| Arg::U64(count as u64)));
+            args.extend([states, cut.arg()]);
+            kernel("columns", cut.grid_beside(queue, rows), &args)?;
+        } else {
+            args.extend([numbers, states, cut.arg(), Arg::U32(threads.lanes)]);
+            kernel(threads.group.name(), threads.grid_of(queue, THREADS, cut), &args)?;
+        }
+        if !cut.are_joined() {
+            return Ok(());
+        }
+        let (grid, lanes) = cut.join(queue, rows);
+        args.truncate(outputs.len());
+        args.extend([states, Arg::U64(rows as u64), cut.arg(), Arg::U32(lanes)]);
+        kernel("join", grid, &args)
     }
 }
 

@@ -1,15 +1,14 @@
 //! Cumulative sums and rotations.
 
-use device::cuda::{Arg, Program, Queue};
+use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
 use super::walk::{ByValue, THREADS, Walk, blocks};
-use super::{by_dtype, float_programs, program};
+use super::{Family, family};
 use crate::command::Address;
 use crate::loops::{Loops, Rows, ScanOrder};
 
-float_programs!("sequence", "rows.cuh", "sequence.cu");
-static I64: Program = program!("sequence", "i64", 0, 0, "rows.cuh", "sequence.cu");
+pub(super) static PROGRAMS: Family = family!("sequence", SIGNED, "rows.cuh", "sequence.cu");
 
 /// Threads that take a row together, each a run of a tile.
 const WARP: u32 = 32;
@@ -25,11 +24,10 @@ pub(crate) fn cumsum(
     let walk = Walk::of(queue.op(), kept)?;
     // `Scan` of the program.
     let scan = [len as i64, out_step as i64, x_step as i64, i64::from(reverse), ScanOrder::RUN as i64];
-    let program = if dtype == DType::I64 { &I64 } else { program_of(dtype) };
     let args = [out.into(), x.into(), walk.arg(), scan.arg()];
     let grid = blocks(queue, kept.elements.div_ceil((THREADS / WARP) as usize) as u64, THREADS);
     // SAFETY: the kernel takes these arguments, and the rows are those of the operands.
-    unsafe { queue.kernel(program, by_dtype!(dtype, "cumsum"), grid, &args) }
+    unsafe { PROGRAMS.kernel(queue, &["cumsum"], dtype, grid, &args) }
 }
 
 pub(crate) fn rotary(
@@ -44,5 +42,5 @@ pub(crate) fn rotary(
     let inverse = Arg::U32(u32::from(inverse));
     let args = [out.into(), x.into(), cos.into(), sin.into(), walk.arg(), out_apart, x_apart, inverse];
     // SAFETY: the kernel takes these arguments, and the pairs are those of the operands.
-    unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "rotary"), walk.grid(queue, 1), &args) }
+    unsafe { PROGRAMS.kernel(queue, &["rotary"], dtype, walk.grid(queue, 1), &args) }
 }

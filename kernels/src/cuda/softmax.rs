@@ -1,17 +1,17 @@
 //! Softmax, its logarithm, and their gradients.
 
-use device::cuda::{Arg, Grid, Queue};
+use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 use smallvec::SmallVec;
 
-use super::float_programs;
-use super::rows::{PACK, RowThreads, by_group};
+use super::rows::{PACK, RowThreads};
 use super::walk::{ByValue, Walk};
+use super::{Family, family};
 use crate::command::Address;
 use crate::layout::Loops;
 use crate::loops::Rows;
 
-float_programs!("softmax", "rows.cuh", "softmax.cu");
+pub(super) static PROGRAMS: Family = family!("softmax", FLOATS, "rows.cuh", "softmax.cu");
 
 /// Threads of a block, at most; as in the program.
 const THREADS: u32 = 256;
@@ -21,7 +21,7 @@ pub(super) struct RowArgs<const N: usize> {
     kept: Walk<N>,
     /// `Rows` of the program: length, steps along a row, and whether it can be taken in packs.
     rows: [i64; 5],
-    pub(super) threads: RowThreads,
+    threads: RowThreads,
 }
 
 impl<const N: usize> RowArgs<N> {
@@ -49,13 +49,23 @@ impl<const N: usize> RowArgs<N> {
         })
     }
 
-    /// The arguments that follow the operands.
-    pub(super) fn args(&self) -> [Arg<'_>; 3] {
-        [self.kept.arg(), self.rows.arg(), Arg::U32(self.threads.lanes)]
-    }
-
-    pub(super) fn grid(&self, queue: &Queue<'_>) -> Grid {
-        self.threads.grid(queue, THREADS)
+    /// Enqueues a kernel on the operands, with arguments behind those of the rows.
+    ///
+    /// # Safety
+    /// As for [`Queue::kernel`].
+    pub(super) unsafe fn enqueue(
+        &self,
+        queue: &Queue<'_>,
+        (kernel, dtype): (&str, DType),
+        operands: &[Address],
+        more: &[Arg<'_>],
+    ) -> Result<()> {
+        let mut args: SmallVec<[Arg<'_>; 10]> = operands.iter().map(|&at| at.into()).collect();
+        args.extend([self.kept.arg(), self.rows.arg(), Arg::U32(self.threads.lanes)]);
+        args.extend_from_slice(more);
+        let (name, grid) = ([kernel, self.threads.group.name()], self.threads.grid(queue, THREADS));
+        // SAFETY: the caller's promise.
+        unsafe { PROGRAMS.kernel(queue, &name, dtype, grid, &args) }
     }
 }
 
@@ -68,14 +78,12 @@ pub(crate) fn softmax<const N: usize>(
     operands: [Address; N],
 ) -> Result<()> {
     let args = RowArgs::of(queue.op(), dtype, &rows.kept, (rows.len, &rows.steps), (&operands, 1))?;
-    let group = args.threads.group;
     let kernel = match (N, log) {
-        (2, false) => by_group!(group, dtype, "softmax"),
-        (2, true) => by_group!(group, dtype, "log_softmax"),
-        (_, false) => by_group!(group, dtype, "softmax_grad"),
-        (_, true) => by_group!(group, dtype, "log_softmax_grad"),
+        (2, false) => "softmax",
+        (2, true) => "log_softmax",
+        (_, false) => "softmax_grad",
+        (_, true) => "log_softmax_grad",
     };
-    let all: SmallVec<[Arg<'_>; 6]> = operands.map(Arg::from).into_iter().chain(args.args()).collect();
     // SAFETY: the kernel takes these arguments, and the rows are those of the operands.
-    unsafe { queue.kernel(program_of(dtype), kernel, args.grid(queue), &all) }
+    unsafe { args.enqueue(queue, (kernel, dtype), &operands, &[]) }
 }

@@ -1,18 +1,19 @@
 //! Functions of elements of which one takes what another one gives, as one command.
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, Fused, Groups, Order, Result, Work};
+use device::{Binder, Fused, Groups, Order, Result};
 
 use smallvec::{SmallVec, smallvec};
 
 use super::draft::Draft;
-use super::{Folded, Fuser, Mapped, Part, Parts};
+use super::{Command, Commands, Folded, Fuser, Fusion, Mapped};
 use crate::chain::{Chain, Fold, Operand};
 use crate::cpu::chain::Blocks;
+use crate::cpu::lanes::Lanes;
 use crate::cpu::reduce;
 use crate::cuda::chain::Kernel;
 use crate::layout::Dst;
-use crate::par::workers;
+use crate::par::Workers;
 
 /// The op of commands that are several in one.
 const OP: &str = "fused";
@@ -23,14 +24,14 @@ const LONG: usize = 1 << 17;
 
 /// Makes one command of functions of which one takes what another gives.
 pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
-    let chains = Chains { parts: fuser.parts(), order: fuser.order };
+    let chains = Chains { commands: fuser.commands(), order: fuser.order };
     let joins = |&command: &usize| {
         chains.arguments(command).into_iter().any(|argument| chains.producer(command, argument).is_some())
     };
-    if !(0..chains.parts.plan.len()).any(|command| joins(&command)) {
+    if !(0..chains.commands.plan.len()).any(|command| joins(&command)) {
         return Ok(());
     }
-    let groups = chains.groups(chains.parts.plan.groups(fuser.order)?);
+    let groups = chains.groups(chains.commands.plan.groups(fuser.order)?);
     let fused = groups.several().filter_map(|members| chains.fused(members)).collect();
     fuser.replace(&groups, fused);
     Ok(())
@@ -38,14 +39,14 @@ pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
 
 /// A plan whose elementwise chains are fused.
 struct Chains<'a> {
-    parts: Parts<'a>,
+    commands: Commands<'a>,
     order: Order,
 }
 
 impl Chains<'_> {
     /// Groups that are worth it: each command joins those that gave it its arguments, if it may.
     fn groups(&self, mut groups: Groups) -> Groups {
-        for command in 0..self.parts.all.len() {
+        for command in 0..self.commands.all.len() {
             for argument in self.arguments(command) {
                 let Some(producer) = self.producer(command, argument) else { continue };
                 let (earlier, later) = (groups.of(producer), groups.of(command));
@@ -64,17 +65,11 @@ impl Chains<'_> {
     }
 
     fn function(&self, command: usize) -> Option<&Mapped> {
-        match self.parts.all[command].as_ref()? {
-            Part::Function(mapped) => Some(mapped),
-            _ => None,
-        }
+        self.commands.of(command)
     }
 
     fn fold(&self, command: usize) -> Option<&Folded> {
-        match self.parts.all[command].as_ref()? {
-            Part::Fold(folded) => Some(folded),
-            _ => None,
-        }
+        self.commands.of(command)
     }
 
     /// Where what a function or a reduction takes begins.
@@ -88,25 +83,25 @@ impl Chains<'_> {
 
     /// The function that wrote an argument last.
     fn producer(&self, command: usize, argument: Dst<u8>) -> Option<usize> {
-        let memory = self.parts.memory(command, argument)?;
-        self.parts.writer(memory, command).filter(|&writer| self.function(writer).is_some())
+        let memory = self.commands.memory(command, argument)?;
+        self.commands.writer(memory, command).filter(|&writer| self.function(writer).is_some())
     }
 
     /// Whether commands that could run at once on a CPU, each for long, would come one after the other: those of the two
     /// groups, and what else waits for the first.
     fn delays(&self, groups: &Groups, earlier: &[usize], later: &[usize]) -> bool {
-        let device = self.parts.plan.device();
+        let device = self.commands.plan.device();
         if !device.runs_on_host() || device.threads() == 1 {
             return false;
         }
-        let is_long = |command: &usize| self.parts.plan.cost(*command) >= LONG;
+        let is_long = |command: &usize| self.commands.plan.cost(*command) >= LONG;
         let later: SmallVec<[usize; STEPS]> = later.iter().copied().filter(is_long).collect();
         if later.is_empty() {
             return false;
         }
         let waiting = earlier.iter().flat_map(|&command| {
-            let written = self.parts.plan.uses(command).iter().filter(|(_, write)| *write);
-            written.flat_map(move |&(memory, _)| self.parts.waiting(memory, command))
+            let written = self.commands.plan.uses(command).iter().filter(|(_, write)| *write);
+            written.flat_map(move |&(memory, _)| self.commands.waiting(memory, command))
         });
         let mut others = earlier.iter().chain(waiting).filter(|other| is_long(other));
         others.any(|&other| later.iter().any(|&at| groups.were_unordered(other, at)))
@@ -116,18 +111,18 @@ impl Chains<'_> {
     /// to a tenth of a step) with functions that end first.
     fn is_wide(&self, producer: usize, command: usize) -> bool {
         let Some(fold) = self.fold(command) else { return false };
-        let memory = self.parts.memory(command, fold.x);
+        let memory = self.commands.memory(command, fold.x);
         let others = memory.is_some_and(|memory| {
-            self.parts.users[memory].iter().any(|user| *user != producer && *user != command)
+            self.commands.users[memory].iter().any(|user| *user != producer && *user != command)
         });
-        others && !self.parts.plan.device().runs_on_host()
+        others && !self.commands.plan.device().runs_on_host()
     }
 
     /// The commands as one chain; `None` if they are none that keeps the bits, or too large a one.
     fn chain(&self, members: &[usize]) -> Option<Chain> {
-        let stream = self.parts.plan.stream(members[0]);
+        let stream = self.commands.plan.stream(members[0]);
         let apart =
-            self.order == Order::Streams && members.iter().any(|&at| self.parts.plan.stream(at) != stream);
+            self.order == Order::Streams && members.iter().any(|&at| self.commands.plan.stream(at) != stream);
         if apart || members.len() > STEPS {
             return None;
         }
@@ -138,7 +133,7 @@ impl Chains<'_> {
                 None => draft.push(command, self.function(command)?)?,
             }
         }
-        let on_host = self.parts.plan.device().runs_on_host();
+        let on_host = self.commands.plan.device().runs_on_host();
         let folded = members.iter().find_map(|&command| self.fold(command));
         if folded.is_some_and(|fold| on_host && fold.dtype.is_half()) {
             return None;
@@ -148,10 +143,10 @@ impl Chains<'_> {
             if folded.is_some_and(|fold| on_host && fold.x.0 == result.at.0) {
                 return true;
             }
-            let memory = self.parts.memory(command, result.at);
+            let memory = self.commands.memory(command, result.at);
             memory.is_none_or(|memory| {
-                let inner = self.parts.users[memory].iter().all(|user| members.contains(user));
-                !(self.parts.plan.is_planned(memory) && inner)
+                let inner = self.commands.users[memory].iter().all(|user| members.contains(user));
+                !(self.commands.plan.is_planned(memory) && inner)
             })
         })?;
         let is_near = |operand: &Operand| operand.places.is_run() || operand.stands();
@@ -166,22 +161,22 @@ impl Chains<'_> {
         let operands = chain.operands.iter().enumerate().map(|(at, operand)| (operand, at < outputs));
         let folded = chain.fold.iter().flat_map(Fold::written).map(|operand| (operand, true));
         let memory =
-            |operand: &Operand| members.iter().find_map(|&command| self.parts.memory(command, operand.at));
+            |operand: &Operand| members.iter().find_map(|&command| self.commands.memory(command, operand.at));
         let all = operands.chain(folded).map(|(operand, writes)| Some((memory(operand)?, writes)));
         let uses = Fused::each_once(all.collect::<Option<Vec<_>>>()?);
-        let cost = members.iter().map(|&command| self.parts.plan.cost(command)).sum();
-        let body = match self.parts.plan.device().runs_on_host() {
+        let cost = members.iter().map(|&command| self.commands.plan.cost(command)).sum();
+        let body = match self.commands.plan.device().runs_on_host() {
             true => Body::Cpu(Blocks::of(&chain)),
             false => Body::Cuda(Box::new(Kernel::of(&chain)?)),
         };
-        Some(Fused { op: OP, uses, work: Box::new(Command { chain, cost, body }) })
+        let work = Box::new(Command { fusion: FusedChain { chain, body }, cost });
+        Some(Fused { op: OP, uses, work })
     }
 }
 
 /// A chain as a command.
-struct Command {
+struct FusedChain {
     chain: Chain,
-    cost: usize,
     body: Body,
 }
 
@@ -191,15 +186,14 @@ enum Body {
     Cuda(Box<Kernel>),
 }
 
-impl Work for Command {
-    fn run(&self, cpu: &Cpu<'_>) {
+impl Fusion for FusedChain {
+    unsafe fn run_in<T: Lanes>(&self, workers: &Workers) {
         if let Body::Cpu(blocks) = &self.body {
-            let workers = workers(cpu, self.cost);
-            // SAFETY: the plan orders this command by the memory of the chain's operands, including what is folded,
-            // so nobody else uses them meanwhile. `blocks` was made for this chain.
+            // SAFETY: the caller promises that nobody else uses the chain's operands, including what is folded.
+            // `blocks` was made for this chain.
             unsafe {
-                blocks.run(&self.chain, &workers);
-                reduce::fold_chain(&self.chain, &workers);
+                blocks.run(&self.chain, workers);
+                reduce::fold_chain(&self.chain, workers);
             }
         }
     }
@@ -215,13 +209,5 @@ impl Work for Command {
         let Chain { operands, fold, .. } = &mut self.chain;
         let written = fold.iter_mut().flat_map(|fold| [&mut fold.out].into_iter().chain(&mut fold.workspace));
         operands.iter_mut().chain(written).for_each(|operand| operand.at = Dst(binder.address(operand.at.0)));
-    }
-
-    fn cost(&self) -> usize {
-        self.cost
-    }
-
-    fn may_fail(&self) -> bool {
-        false
     }
 }

@@ -1,110 +1,91 @@
-//! Sums at indices that begin with zeros, which they write themselves.
+//! Sums at indices onto zeros that were just filled in: one command writes both.
+
+use std::any::Any;
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, DType, Fused, Result, Work};
+use device::{Binder, DType, Result};
 
-use super::{Floats, Fuser, Part, Parts};
-use crate::command::Address;
+use super::{Fuser, Fusible, Fusion};
+use crate::command::{Address, Held};
 use crate::cpu::lanes::Lanes;
 use crate::cpu::{copy, index as cpu};
 use crate::cuda::index as cuda;
 use crate::indexed::IndexedRows;
-use crate::layout::Dst;
 use crate::loops::Places;
 use crate::par::Workers;
 
 /// One value in all elements.
-#[derive(Debug)]
-pub(crate) struct Filled {
+struct Filled {
     bits: u64,
-    out: Dst<u8>,
-    /// Elements, if they fill the memory from `out` on without gaps.
+    out: Address,
+    /// How many elements it has, if they fill a range of memory.
     run: Option<usize>,
 }
 
-/// Rows that are added to those that indices name.
-#[derive(Clone, Debug)]
-pub(crate) struct IndexSums {
+/// `index_add` on out, source and indices.
+#[derive(Clone)]
+struct IndexSums {
     dtype: DType,
     rows: IndexedRows,
-    /// What is added to, what is added, and the indices.
-    operands: [Dst<u8>; 3],
+    operands: (Address, Address, Address),
 }
 
-impl Filled {
-    pub(crate) fn new(bits: u64, places: &Places<1>, out: Address) -> Filled {
+impl Fusible {
+    pub(crate) fn fill(bits: u64, places: &Places<1>, out: Address) -> Option<Box<dyn Any>> {
         let loops = places.loops();
-        Filled { bits, out: Dst(out.0), run: loops.is_run().then_some(loops.elements) }
+        Fusible::of(Filled { bits, out, run: loops.is_run().then_some(loops.elements) })
+    }
+
+    pub(crate) fn index_add(
+        dtype: DType,
+        rows: &IndexedRows,
+        operands: (Address, Address, Address),
+    ) -> Option<Box<dyn Any>> {
+        Fusible::of(IndexSums { dtype, rows: rows.clone(), operands })
     }
 }
 
-impl IndexSums {
-    pub(crate) fn new(dtype: DType, rows: &IndexedRows, operands: [Address; 3]) -> IndexSums {
-        IndexSums { dtype, rows: rows.clone(), operands: operands.map(|at| Dst(at.0)) }
-    }
-}
-
-/// Lets sums at indices write the zeros that they begin with.
+/// Lets sums at indices begin with zeros instead of reading the zeros that a fill wrote.
 pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
-    fuser.pairs(|parts, second| {
-        let Some(Part::IndexAdd(sums)) = &parts.all[second] else { return None };
-        let first = parts.writer(parts.memory(second, sums.operands[0])?, second)?;
-        Some((first, from_zero(&parts, (first, second), sums)?))
+    fuser.pairs(|commands, second| {
+        let sums: &IndexSums = commands.of(second)?;
+        let out = sums.operands.0;
+        let first = commands.writer(commands.memory(second, out)?, second)?;
+        let fill: &Filled = commands.of(first)?;
+        let fills = fill.bits == 0 && fill.out.0 == out.0 && fill.run? == sums.rows.filled()?;
+        // A CPU has floats of 16 bits widened, and integers in kernels of their own.
+        let is_wide = matches!(sums.dtype, DType::F32 | DType::F64);
+        if !fills || commands.plan.device().runs_on_host() && !is_wide {
+            return None;
+        }
+        Some((first, commands.fused(sums.rows.op, [first, second], |_| true, sums.clone())))
     })
 }
 
-/// Both commands as one; `None` if the first one writes anything but the zeros that are added to.
-fn from_zero(parts: &Parts<'_>, (first, second): (usize, usize), sums: &IndexSums) -> Option<Fused> {
-    let Part::Fill(fill) = parts.all[first].as_ref()? else { return None };
-    let fills = fill.bits == 0 && fill.out.0 == sums.operands[0].0 && fill.run? == sums.rows.filled()?;
-    // A CPU would have to widen halves.
-    let is_wide = matches!(sums.dtype, DType::F32 | DType::F64);
-    if !fills || parts.plan.device().runs_on_host() && !is_wide {
-        return None;
-    }
-    let cost = parts.plan.cost(first) + parts.plan.cost(second);
-    let work = Box::new(Command { sums: sums.clone(), cost });
-    Some(Fused { op: sums.rows.op, uses: parts.plan.uses(second).to_vec(), work })
-}
+/// With zeros first.
+impl Fusion for IndexSums {
+    const MAY_FAIL: bool = true;
 
-/// Sums that begin with zeros.
-struct Command {
-    sums: IndexSums,
-    cost: usize,
-}
-
-impl Floats for Command {
     fn dtype(&self) -> DType {
-        self.sums.dtype
+        self.dtype
     }
 
     unsafe fn run_in<T: Lanes>(&self, workers: &Workers) {
-        let IndexSums { rows, operands: [out, src, index], .. } = &self.sums;
+        let IndexSums { rows, operands: (out, src, index), .. } = self;
         let places = Places::Run { elements: rows.filled().unwrap_or(0), steps: [1] };
-        // SAFETY: the caller promises operands of type `T` that nobody else uses. `rows` is that of the fused
-        // command's operands, and its output has no gaps, so it is a run of `filled` elements.
+        // SAFETY: the caller promises operands of type `T` that nobody else uses. The output's elements fill the
+        // range that `filled` tells, and `rows` is that of the command.
         unsafe {
             copy::fill(size_of::<T>(), 0, &places, workers, *out);
             cpu::add::<T>(rows, workers, (out.cast(), src.src().cast(), index.src().cast()));
         }
     }
-}
-
-impl Work for Command {
-    fn run(&self, cpu: &Cpu<'_>) {
-        self.run_on(cpu);
-    }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
-        let IndexSums { dtype, rows, operands } = &self.sums;
-        cuda::index_add(queue, *dtype, rows, operands.map(|at| Address(at.0)), true)
+        cuda::index_add(queue, self.dtype, &self.rows, self.operands.into(), true)
     }
 
     fn bind(&mut self, binder: &mut dyn Binder) {
-        self.sums.operands.iter_mut().for_each(|at| at.0 = binder.address(at.0));
-    }
-
-    fn cost(&self) -> usize {
-        self.cost
+        self.operands.bind(&mut |at| binder.address(at));
     }
 }

@@ -2,14 +2,15 @@
 //! Most make the gradients of biases and of norms' weights, which the optimizer takes.
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, DType, Fused, Groups, Order, Result, Work};
+use device::{Binder, DType, Fused, Groups, Order, Result};
 use smallvec::SmallVec;
 
-use super::{Fuser, Part, Parts};
-use crate::command::Address;
+use super::{Command, Commands, Folded, Fuser, Fusion};
+use crate::command::{Address, Held};
+use crate::cpu::lanes::Lanes;
 use crate::cuda::{many_norms, many_sums, table};
-use crate::layout::Dst;
 use crate::norms::NormRows;
+use crate::par::Workers;
 use crate::reduction::{Axes, ReduceOp};
 
 const SUMS: &str = "sums";
@@ -27,16 +28,12 @@ pub(crate) struct NormWeights {
     pub(super) dtype: DType,
     pub(super) rows: (NormRows, usize),
     /// As the kernel has them: two results, and what they are made of.
-    pub(super) operands: [Option<Dst<u8>>; 6],
+    pub(super) operands: [Option<Address>; 6],
 }
 
 impl NormWeights {
-    fn addresses(&self) -> [Option<Address>; 6] {
-        self.operands.map(|at| at.map(|at| Address(at.0)))
-    }
-
     fn fits(&self) -> bool {
-        let [_, _, Some(g), Some(x), ..] = self.addresses() else { return false };
+        let [_, _, Some(g), Some(x), ..] = self.operands else { return false };
         many_norms::fits(self.dtype, &self.rows, [g, x])
     }
 }
@@ -44,19 +41,19 @@ impl NormWeights {
 /// Makes one command of those of a kind that could run at once. On a CPU sums are parts of chains, and on streams that are kept in
 /// order no two of a stream run at once.
 pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
-    let parts = fuser.parts();
-    if parts.plan.device().runs_on_host() || fuser.order == Order::Streams {
+    let commands = fuser.commands();
+    if commands.plan.device().runs_on_host() || fuser.order == Order::Streams {
         return Ok(());
     }
     let small: Vec<(usize, Small)> =
-        (0..parts.plan.len()).filter_map(|command| Some((command, small(&parts, command)?))).collect();
+        (0..commands.plan.len()).filter_map(|command| Some((command, small(&commands, command)?))).collect();
     if small.len() < 2 {
         return Ok(());
     }
-    let mut smalls = Smalls { groups: parts.plan.groups(fuser.order)?, parts, open: Vec::new() };
+    let mut smalls = Smalls { groups: commands.plan.groups(fuser.order)?, commands, open: Vec::new() };
     small.into_iter().for_each(|(command, small)| smalls.add(command, small));
     let groups = smalls.groups;
-    let fused: Option<Vec<Fused>> = groups.several().map(|members| fused(&parts, members)).collect();
+    let fused: Option<Vec<Fused>> = groups.several().map(|members| fused(&commands, members)).collect();
     if let Some(fused) = fused {
         fuser.replace(&groups, fused);
     }
@@ -65,7 +62,7 @@ pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
 
 /// A plan whose small commands are fused.
 struct Smalls<'a> {
-    parts: Parts<'a>,
+    commands: Commands<'a>,
     groups: Groups,
     /// The groups that others may join.
     open: Vec<Open>,
@@ -104,7 +101,7 @@ impl Smalls<'_> {
     /// Whether a command may join a group: they could run at once, and whoever waits for one of them waits for all, anyway.
     fn may_join(&self, member: usize, command: usize) -> bool {
         let is_awaited_after = |one: usize, other: usize| {
-            waiting(&self.parts, one).all(|waiting| self.groups.comes_before(other, waiting))
+            waiting(&self.commands, one).all(|waiting| self.groups.comes_before(other, waiting))
         };
         let members = self.groups.of(member);
         self.groups.are_unordered(member, command)
@@ -122,85 +119,73 @@ struct Small {
 }
 
 /// `None` if a command is something else.
-fn small(parts: &Parts<'_>, command: usize) -> Option<Small> {
-    let (kind, written, read) = match parts.all[command].as_ref()? {
-        Part::Fold(fold) if fold.op == ReduceOp::Sum && many_sums::fits(&fold.axes) => {
-            ((SUMS, fold.dtype), &[Some(fold.out.at)][..], &[Some(fold.x)][..])
-        }
-        Part::NormWeights(norm) if norm.fits() => {
-            ((NORM_WEIGHTS, norm.dtype), &norm.operands[..2], &norm.operands[2..])
-        }
+fn small(commands: &Commands<'_>, command: usize) -> Option<Small> {
+    let fold = commands.of::<Folded>(command);
+    let fold = fold.filter(|fold| fold.op == ReduceOp::Sum && many_sums::fits(&fold.axes));
+    let norm = commands.of::<NormWeights>(command).filter(|norm| norm.fits());
+    let (kind, written, read) = match (fold, norm) {
+        (Some(fold), _) => ((SUMS, fold.dtype), &[Some(fold.out.at)][..], &[Some(fold.x)][..]),
+        (_, Some(norm)) => ((NORM_WEIGHTS, norm.dtype), &norm.operands[..2], &norm.operands[2..]),
         _ => return None,
     };
     let written = written.iter().flatten().map(|&at| (at, true));
     let all = written.chain(read.iter().flatten().map(|&at| (at, false)));
-    let uses = all.map(|(at, writes)| Some((parts.memory(command, at)?, writes)));
+    let uses = all.map(|(at, writes)| Some((commands.memory(command, at)?, writes)));
     let uses = uses.collect::<Option<SmallVec<_>>>()?;
     let taken = uses.iter().filter(|(_, writes)| !writes);
-    let bytes: SmallVec<[usize; 4]> = taken.map(|&(memory, _)| parts.plan.addresses(memory).len()).collect();
+    let bytes: SmallVec<[usize; 4]> =
+        taken.map(|&(memory, _)| commands.plan.addresses(memory).len()).collect();
     let fits = bytes.iter().all(|&bytes| bytes <= BYTES);
     fits.then(|| Small { kind, bytes: bytes.iter().sum(), uses })
 }
 
 /// The commands that wait for another one: those that use what it writes, or write what it uses.
-fn waiting<'a>(parts: &'a Parts<'_>, command: usize) -> impl Iterator<Item = usize> + 'a {
-    parts.plan.uses(command).iter().flat_map(move |&(memory, writes)| {
-        let users = &parts.users[memory];
+fn waiting<'a>(commands: &'a Commands<'_>, command: usize) -> impl Iterator<Item = usize> + 'a {
+    commands.plan.uses(command).iter().flat_map(move |&(memory, writes)| {
+        let users = &commands.users[memory];
         let users = &users[users.partition_point(|&user| user <= command)..];
-        let later = if writes { users } else { parts.later_writers(memory, command) };
+        let later = if writes { users } else { commands.later_writers(memory, command) };
         later.iter().copied()
     })
 }
 
 /// The command that takes the place of a group.
-fn fused(parts: &Parts<'_>, members: &[usize]) -> Option<Fused> {
-    let mut command = Command { dtype: DType::F32, sums: Vec::new(), norms: Vec::new(), cost: 0 };
-    let (mut op, mut used) = (SUMS, Vec::new());
+fn fused(commands: &Commands<'_>, members: &[usize]) -> Option<Fused> {
+    let mut fusion = Together { dtype: DType::F32, sums: Vec::new(), norms: Vec::new() };
+    let (mut op, mut cost, mut used) = (SUMS, 0, Vec::new());
     for &member in members {
-        let small = small(parts, member)?;
-        (op, command.dtype) = small.kind;
+        let small = small(commands, member)?;
+        (op, fusion.dtype) = small.kind;
         used.extend(small.uses);
-        match parts.all[member].as_ref()? {
-            Part::Fold(fold) => command.sums.push((fold.axes.clone(), [fold.out.at, fold.x])),
-            Part::NormWeights(norm) => command.norms.push((**norm).clone()),
-            _ => return None,
-        }
-        command.cost += parts.plan.cost(member);
+        let fold = commands.of::<Folded>(member);
+        fusion.sums.extend(fold.map(|fold| (fold.axes.clone(), [fold.out.at, fold.x])));
+        fusion.norms.extend(commands.of::<NormWeights>(member).cloned());
+        cost += commands.plan.cost(member);
     }
-    Some(Fused { op, uses: Fused::each_once(used), work: Box::new(command) })
+    Some(Fused { op, uses: Fused::each_once(used), work: Box::new(Command { fusion, cost }) })
 }
 
-/// Commands of one kind, on elements of a type.
-struct Command {
+/// Sums or gradients of norms' weights, on a CUDA device.
+struct Together {
     dtype: DType,
-    /// Sums with results and operands.
-    sums: Vec<(Axes, [Dst<u8>; 2])>,
+    /// Axes, results and elements.
+    sums: Vec<(Axes, [Address; 2])>,
     norms: Vec<NormWeights>,
-    cost: usize,
 }
 
-impl Work for Command {
-    /// There is none for a CPU.
-    fn run(&self, _: &Cpu<'_>) {}
+impl Fusion for Together {
+    unsafe fn run_in<T: Lanes>(&self, _: &Workers) {}
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
-        let sums = self.sums.iter().map(|(axes, operands)| (axes, operands.map(|at| Address(at.0))));
+        let sums = self.sums.iter().map(|(axes, operands)| (axes, *operands));
         many_sums::sum(queue, self.dtype, sums)?;
-        let norms = self.norms.iter().map(|norm| (&norm.rows, norm.addresses()));
+        let norms = self.norms.iter().map(|norm| (&norm.rows, norm.operands));
         many_norms::gradients(queue, self.dtype, norms)
     }
 
     fn bind(&mut self, binder: &mut dyn Binder) {
-        let sums = self.sums.iter_mut().flat_map(|(_, operands)| operands);
-        let norms = self.norms.iter_mut().flat_map(|norm| norm.operands.iter_mut().flatten());
-        sums.chain(norms).for_each(|at| at.0 = binder.address(at.0));
-    }
-
-    fn cost(&self) -> usize {
-        self.cost
-    }
-
-    fn may_fail(&self) -> bool {
-        false
+        let moved = &mut |at| binder.address(at);
+        self.sums.iter_mut().for_each(|(_, operands)| operands.bind(moved));
+        self.norms.iter_mut().for_each(|norm| norm.operands.bind(moved));
     }
 }

@@ -4,17 +4,18 @@ use std::collections::{HashMap, HashSet};
 use std::mem::MaybeUninit;
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, Fused, Result, Work};
+use device::{Binder, Fused, Result};
 use smallvec::SmallVec;
 
-use super::{Fuser, Part, Parts};
+use super::{Command, Commands, Fuser, Fusion};
 use crate::command::Address;
 use crate::cpu::elementwise;
+use crate::cpu::lanes::Lanes;
 use crate::cuda::optim::enqueue;
 use crate::functions::BinaryOp;
 use crate::layout::Dst;
 use crate::loops::{LoopAxis, Loops, Places};
-use crate::par::{Workers, for_range, workers};
+use crate::par::{Workers, for_range};
 use crate::rule_step::{RuleStep, Stepped};
 use crate::rules::{Accumulated, OPERANDS, ROUNDED};
 
@@ -28,54 +29,51 @@ const GRADIENT: usize = 1;
 #[derive(Clone)]
 pub(crate) struct RuleUpdate {
     stepped: Stepped,
-    operands: [Dst<u8>; OPERANDS],
+    operands: [Address; OPERANDS],
     /// What is added to the gradient before.
-    addend: Option<Dst<u8>>,
+    addend: Option<Address>,
 }
 
 /// Lets the steps of optimizers add the gradients that nobody else takes the sum of.
 pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
-    fuser.pairs(|parts, command| {
-        let adder = adder(&parts, command)?;
-        Some((adder, merged(&parts, adder, command)?))
+    fuser.pairs(|commands, command| {
+        let adder = adder(&commands, command)?;
+        Some((adder, merged(&commands, adder, command)?))
     })
 }
 
-fn steps<'a>(parts: &'a Parts<'_>, command: usize) -> Option<&'a [RuleUpdate]> {
-    match parts.all[command].as_ref()? {
-        Part::Steps(updates) => Some(updates),
-        _ => None,
-    }
+fn steps<'a>(commands: &Commands<'a>, command: usize) -> Option<&'a [RuleUpdate]> {
+    commands.of::<Vec<RuleUpdate>>(command).map(Vec::as_slice)
 }
 
 /// The command that added up a gradient which `command` takes, if it is a step of an optimizer.
-fn adder(parts: &Parts<'_>, command: usize) -> Option<usize> {
-    let updates = steps(parts, command)?;
-    let adds = |&adder: &usize| steps(parts, adder).is_some_and(|all| all.iter().all(RuleUpdate::adds));
+fn adder(commands: &Commands<'_>, command: usize) -> Option<usize> {
+    let updates = steps(commands, command)?;
+    let adds = |&adder: &usize| steps(commands, adder).is_some_and(|all| all.iter().all(RuleUpdate::adds));
     let mut gradients = updates.iter().map(|update| update.operands[GRADIENT]);
-    gradients.find_map(|at| parts.writer(parts.memory(command, at)?, command).filter(adds))
+    gradients.find_map(|at| commands.writer(commands.memory(command, at)?, command).filter(adds))
 }
 
 /// What the steps of `command` are with the additions of `adder`; `None` if somebody else needs a sum.
-fn merged(parts: &Parts<'_>, adder: usize, command: usize) -> Option<Fused> {
-    let mut updates = steps(parts, command)?.to_vec();
+fn merged(commands: &Commands<'_>, adder: usize, command: usize) -> Option<Fused> {
+    let mut updates = steps(commands, command)?.to_vec();
     let mut takers: HashMap<usize, SmallVec<[usize; 2]>> = HashMap::new();
     for (at, update) in updates.iter().enumerate() {
-        for memory in update.operands.iter().filter_map(|&operand| parts.memory(command, operand)) {
+        for memory in update.operands.iter().filter_map(|&operand| commands.memory(command, operand)) {
             let takers = takers.entry(memory).or_default();
             if takers.last() != Some(&at) {
                 takers.push(at);
             }
         }
     }
-    let (adds, mut uses) = (parts.plan.uses(adder), parts.plan.uses(command).to_vec());
+    let (adds, mut uses) = (commands.plan.uses(adder), commands.plan.uses(command).to_vec());
     let written: HashSet<usize> =
         adds.iter().chain(&uses).filter(|(_, writes)| *writes).map(|(memory, _)| *memory).collect();
-    for add in steps(parts, adder)? {
+    for add in steps(commands, adder)? {
         let [sum, addend, ..] = add.operands;
-        let (memory, other) = (parts.memory(adder, sum)?, parts.memory(adder, addend)?);
-        let mut later = parts.users[memory].iter().filter(|&&user| user > adder);
-        let alone = parts.plan.is_planned(memory) && later.all(|&user| user == command);
+        let (memory, other) = (commands.memory(adder, sum)?, commands.memory(adder, addend)?);
+        let mut later = commands.users[memory].iter().filter(|&&user| user > adder);
+        let alone = commands.plan.is_planned(memory) && later.all(|&user| user == command);
         let [taker] = takers.get(&memory)?[..] else { return None };
         let taker = &mut updates[taker];
         // What is added must not be what a step of another parameter writes, or another sum.
@@ -85,13 +83,17 @@ fn merged(parts: &Parts<'_>, adder: usize, command: usize) -> Option<Fused> {
         taker.addend = Some(addend);
         uses.push((other, false));
     }
-    let cost = parts.plan.cost(adder) + parts.plan.cost(command);
+    let cost = commands.plan.cost(adder) + commands.plan.cost(command);
     let op = updates.first()?.stepped.step.op();
-    Some(Fused { op, uses: Fused::each_once(uses), work: Box::new(Command { updates, cost }) })
+    Some(Fused {
+        op,
+        uses: Fused::each_once(uses),
+        work: Box::new(Command { fusion: Updates(updates), cost }),
+    })
 }
 
 impl RuleUpdate {
-    pub(super) fn new(stepped: Stepped, operands: [Dst<u8>; OPERANDS]) -> RuleUpdate {
+    pub(super) fn new(stepped: Stepped, operands: [Address; OPERANDS]) -> RuleUpdate {
         RuleUpdate { stepped, operands, addend: None }
     }
 
@@ -116,7 +118,7 @@ impl RuleUpdate {
         if let Some(addend) = self.addend {
             all[ROUNDED] = addend;
         }
-        all.map(|at| Address(at.0))
+        all
     }
 
     /// Runs it on a CPU.
@@ -155,23 +157,18 @@ impl RuleUpdate {
 }
 
 /// Steps of parameters, of which some add gradients first.
-struct Command {
-    updates: Vec<RuleUpdate>,
-    cost: usize,
-}
+struct Updates(Vec<RuleUpdate>);
 
-impl Work for Command {
-    fn run(&self, cpu: &Cpu<'_>) {
-        let workers = workers(cpu, self.cost);
-        // SAFETY: the plan orders this command by the memory of all updates' operands, so nobody else uses them
-        // meanwhile.
-        self.updates.iter().for_each(|update| unsafe { update.run(&workers) });
+impl Fusion for Updates {
+    unsafe fn run_in<T: Lanes>(&self, workers: &Workers) {
+        // SAFETY: the caller promises that nobody else uses the operands of the updates.
+        self.0.iter().for_each(|update| unsafe { update.run(workers) });
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
         let form = |update: &RuleUpdate| (update.stepped.dtype, update.addend.is_some());
         let alike = |a: &RuleUpdate, b: &RuleUpdate| a.stepped.step == b.stepped.step && form(a) == form(b);
-        for alike in self.updates.chunk_by(alike) {
+        for alike in self.0.chunk_by(alike) {
             let tensors = alike.iter().map(|update| (&update.stepped, update.addresses()));
             enqueue(queue, &alike[0].stepped, alike[0].addend.is_some(), tensors)?;
         }
@@ -179,19 +176,9 @@ impl Work for Command {
     }
 
     fn bind(&mut self, binder: &mut dyn Binder) {
-        for RuleUpdate { stepped, operands, addend } in &mut self.updates {
-            for at in operands.iter_mut().chain(addend) {
-                at.0 = binder.address(at.0);
-            }
+        for RuleUpdate { stepped, operands, addend } in &mut self.0 {
+            operands.iter_mut().chain(addend).for_each(|at| at.0 = binder.address(at.0));
             stepped.change(&mut |step| binder.scalar(step));
         }
-    }
-
-    fn cost(&self) -> usize {
-        self.cost
-    }
-
-    fn may_fail(&self) -> bool {
-        false
     }
 }

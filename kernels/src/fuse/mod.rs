@@ -13,25 +13,21 @@ mod pools;
 use std::any::Any;
 use std::ops::{Deref, Range};
 
-use device::{Buffer, Cpu, DType, Fused, Groups, Order, Plan, Result, Shared, Stream, Work};
+use device::cuda::Queue;
+use device::{Binder, Buffer, Cpu, DType, Fused, Groups, Order, Plan, Result, Shared, Stream, Work};
 use smallvec::SmallVec;
 
 use crate::chain::Operand;
 use crate::command::Address;
 use crate::cpu::lanes::Lanes;
 use crate::functions::Function;
-use crate::layout::Dst;
 use crate::loops::Places;
 use crate::par::{Workers, workers};
 use crate::reduction::{Axes, ReduceOp, Reduction};
 use crate::rule_step::Stepped;
 use crate::rules::OPERANDS;
-pub(crate) use fills::{Filled, IndexSums};
-pub(crate) use loss::{LossSlopes, Losses};
-pub(crate) use many::NormWeights;
-pub(crate) use merge::RuleUpdate;
-pub(crate) use norms::{Norm, NormSlopes};
-pub(crate) use pools::MaxSlopes;
+use many::NormWeights;
+use merge::RuleUpdate;
 
 /// Makes a captured step one of fewer commands, which computes the same, bit for bit:
 /// - commands whose results nobody uses are left out;
@@ -58,7 +54,7 @@ pub fn fuse(
 ) -> Result<()> {
     plan.leave_out_unused();
     let mut fuser = Fuser::of(plan, order)?;
-    let constants = constants::of(&fuser.parts());
+    let constants = constants::of(&fuser.commands());
     if !constants.is_empty() {
         fuser.plan.settle(&constants, stream, allocate)?;
         fuser.known = Known::of(fuser.plan);
@@ -72,28 +68,8 @@ pub fn fuse(
     many::fuse(&mut fuser)
 }
 
-/// What a command is, for who fuses it.
-pub(crate) enum Part {
-    /// One value in all elements.
-    Fill(Box<Filled>),
-    /// Sums at indices.
-    IndexAdd(Box<IndexSums>),
-    /// A function of elements.
-    Function(Box<Mapped>),
-    /// What is made of all elements, or of those along some axes.
-    Fold(Box<Folded>),
-    /// Cross-entropy, and its gradient.
-    Loss(Box<Losses>),
-    LossGrad(Box<LossSlopes>),
-    /// Normalization of rows, and its gradients; those of its weights alone.
-    Norm(Box<Norm>),
-    NormGrad(Box<NormSlopes>),
-    NormWeights(Box<NormWeights>),
-    /// The gradient of maxima of windows.
-    MaxGrad(Box<MaxSlopes>),
-    /// Steps of optimizers' rules.
-    Steps(Vec<RuleUpdate>),
-}
+/// What a command does, as one of the types that this module fuses.
+pub(crate) struct Fusible(Box<dyn Any>);
 
 /// A function on operands of which the first is its result.
 #[derive(Debug)]
@@ -108,12 +84,16 @@ pub(crate) struct Folded {
     op: ReduceOp,
     dtype: DType,
     axes: Axes,
-    x: Dst<u8>,
+    x: Address,
     out: Operand,
     workspace: Option<Operand>,
 }
 
-impl Part {
+impl Fusible {
+    fn of(what: impl Any) -> Option<Box<dyn Any>> {
+        Some(Box::new(Fusible(Box::new(what))))
+    }
+
     /// A function as its command says of itself; `None` where fusing it would cost more than it saves, or is not known to be
     /// right: the result has to fill its memory without gaps, and the innermost axis of arguments not to jump.
     pub(crate) fn function<const N: usize>(
@@ -124,11 +104,11 @@ impl Part {
         let loops = places.loops();
         let types = [function.result()].into_iter().chain(function.arguments());
         let operand =
-            |(k, dtype): (usize, DType)| Operand { at: Dst(operands[k].0), dtype, places: loops.operand(k) };
+            |(k, dtype): (usize, DType)| Operand { at: operands[k], dtype, places: loops.operand(k) };
         let operands: SmallVec<[Operand; 4]> = types.enumerate().map(operand).collect();
         let is_near = |operand: &Operand| matches!(operand.places.inner().strides, [0 | 1]);
         let fits = operands[0].places.is_run() && operands.iter().all(is_near);
-        fits.then(|| Part::Function(Box::new(Mapped { function, operands })).boxed())
+        if fits { Fusible::of(Mapped { function, operands }) } else { None }
     }
 
     /// A reduction of floats as its command says of itself.
@@ -143,27 +123,20 @@ impl Part {
         if !(dtype.is_float() && axes.are_dense()) {
             return None;
         }
-        let out = Operand::run(Dst(out.0), dtype, axes.kept.elements);
+        let out = Operand::run(out, dtype, axes.kept.elements);
         // Its size is not known here, and nobody else uses it.
-        let workspace = workspace.map(|at| Operand::run(Dst(at.0), DType::U8, 1));
-        let axes = axes.clone();
-        Some(Part::Fold(Box::new(Folded { op, dtype, axes, x: Dst(x.0), out, workspace })).boxed())
+        let workspace = workspace.map(|at| Operand::run(at, DType::U8, 1));
+        Fusible::of(Folded { op, dtype, axes: axes.clone(), x, out, workspace })
     }
 
     /// Steps of parameters, as their command says of itself; `None` if there are masters, whose parameters are converted on a
     /// CPU.
     pub(crate) fn steps(all: &[Stepped], operands: Vec<[Address; OPERANDS]>) -> Option<Box<dyn Any>> {
         let update = |(stepped, operands): (&Stepped, [Address; OPERANDS])| {
-            let operands = operands.map(|at| Dst(at.0));
             (stepped.dtype == stepped.stored).then(|| RuleUpdate::new(stepped.clone(), operands))
         };
         let updates: Option<Vec<_>> = all.iter().zip(operands).map(update).collect();
-        updates.map(|updates| Part::Steps(updates).boxed())
-    }
-
-    /// As a command hands it out.
-    pub(crate) fn boxed(self) -> Box<dyn Any> {
-        Box::new(self)
+        updates.and_then(Fusible::of)
     }
 }
 
@@ -176,15 +149,15 @@ struct Fuser<'a> {
 
 /// The commands of a plan, as far as they are known.
 #[derive(Clone, Copy)]
-struct Parts<'a> {
+struct Commands<'a> {
     plan: &'a Plan,
     known: &'a Known,
 }
 
 /// What passes ask about all commands of a plan.
 struct Known {
-    /// For each command, what it is.
-    all: Vec<Option<Part>>,
+    /// For each command, what it does.
+    all: Vec<Option<Fusible>>,
     /// For each memory, the commands that use it, in program order.
     users: Vec<SmallVec<[usize; 4]>>,
     /// For each memory, the commands that write it.
@@ -193,7 +166,7 @@ struct Known {
     memories: Vec<(Range<usize>, usize)>,
 }
 
-impl Deref for Parts<'_> {
+impl Deref for Commands<'_> {
     type Target = Known;
 
     fn deref(&self) -> &Known {
@@ -203,7 +176,7 @@ impl Deref for Parts<'_> {
 
 impl Known {
     fn of(plan: &Plan) -> Known {
-        let part = |command| Some(*plan.part(command)?.downcast::<Part>().ok()?);
+        let fusible = |command| Some(*plan.part(command)?.downcast::<Fusible>().ok()?);
         let users = plan.users();
         let mut writers = vec![SmallVec::new(); users.len()];
         for command in 0..plan.len() {
@@ -213,7 +186,7 @@ impl Known {
         let used = (0..users.len()).filter(|&memory| !users[memory].is_empty());
         let mut memories: Vec<_> = used.map(|memory| (plan.addresses(memory), memory)).collect();
         memories.sort_unstable_by_key(|(range, memory)| (range.start, *memory));
-        Known { all: (0..plan.len()).map(part).collect(), users, writers, memories }
+        Known { all: (0..plan.len()).map(fusible).collect(), users, writers, memories }
     }
 }
 
@@ -224,8 +197,8 @@ impl<'a> Fuser<'a> {
         Ok(Fuser { plan, order, known })
     }
 
-    fn parts(&self) -> Parts<'_> {
-        Parts { plan: self.plan, known: &self.known }
+    fn commands(&self) -> Commands<'_> {
+        Commands { plan: self.plan, known: &self.known }
     }
 
     /// Replaces each group of several commands; see [`Plan::fuse`].
@@ -237,13 +210,13 @@ impl<'a> Fuser<'a> {
     }
 
     /// Makes one command of two where `pair` has one for a command and an earlier one, which it names.
-    fn pairs(&mut self, pair: impl Fn(Parts<'_>, usize) -> Option<(usize, Fused)>) -> Result<()> {
-        let parts = self.parts();
+    fn pairs(&mut self, pair: impl Fn(Commands<'_>, usize) -> Option<(usize, Fused)>) -> Result<()> {
+        let commands = self.commands();
         let is_apart = |first, second| {
-            self.order == Order::Streams && parts.plan.stream(first) != parts.plan.stream(second)
+            self.order == Order::Streams && commands.plan.stream(first) != commands.plan.stream(second)
         };
-        let found = (0..parts.plan.len()).filter_map(|second| {
-            let (first, fused) = pair(parts, second)?;
+        let found = (0..commands.plan.len()).filter_map(|second| {
+            let (first, fused) = pair(commands, second)?;
             (!is_apart(first, second)).then_some((first, second, fused))
         });
         let found: Vec<(usize, usize, Fused)> = found.collect();
@@ -266,9 +239,43 @@ impl<'a> Fuser<'a> {
     }
 }
 
-impl Parts<'_> {
+impl<'a> Commands<'a> {
+    /// What a command does, if it is of this type.
+    fn of<P: Any>(&self, command: usize) -> Option<&'a P> {
+        self.known.all[command].as_ref()?.0.downcast_ref()
+    }
+
+    /// Whether a command uses a memory.
+    fn uses(&self, command: usize, memory: usize) -> bool {
+        self.plan.uses(command).iter().any(|&(used, _)| used == memory)
+    }
+
+    /// Whether a memory is the plan's own and only these commands use it.
+    fn is_between(&self, memory: usize, commands: [usize; 2]) -> bool {
+        self.plan.is_planned(memory) && self.users[memory].iter().all(|user| commands.contains(user))
+    }
+
+    /// Whether a CPU would have to widen the elements, which fused commands do not.
+    fn would_widen(&self, dtype: DType) -> bool {
+        dtype.is_half() && self.plan.device().runs_on_host()
+    }
+
+    /// The command in place of two, with those of their memories that it still uses.
+    fn fused(
+        &self,
+        op: &'static str,
+        [first, second]: [usize; 2],
+        is_used: impl Fn(usize) -> bool,
+        fusion: impl Fusion,
+    ) -> Fused {
+        let both = self.plan.uses(first).iter().chain(self.plan.uses(second)).copied();
+        let uses = Fused::each_once(both.filter(|&(memory, _)| is_used(memory)));
+        let cost = self.plan.cost(first) + self.plan.cost(second);
+        Fused { op, uses, work: Box::new(Command { fusion, cost }) }
+    }
+
     /// The memory of a command in which an address lies.
-    fn memory(&self, command: usize, at: Dst<u8>) -> Option<usize> {
+    fn memory(&self, command: usize, at: Address) -> Option<usize> {
         let (at, uses) = (at.0.addr(), self.plan.uses(command));
         let after = self.memories.partition_point(|(range, _)| range.start <= at);
         let nearest = after.checked_sub(1).map(|nearest| &self.memories[nearest]);
@@ -305,24 +312,59 @@ impl Parts<'_> {
     }
 }
 
-/// A command in place of several, on floats that a CPU need not widen.
-trait Floats: Work {
-    fn dtype(&self) -> DType;
+/// What takes the place of several commands.
+trait Fusion: Send + Sync + 'static {
+    /// See [`Work::may_fail`].
+    const MAY_FAIL: bool = false;
+
+    /// The type that a CPU runs it in, F32 or F64.
+    fn dtype(&self) -> DType {
+        DType::F32
+    }
 
     /// # Safety
-    /// The operands are of type `T` and live, and nobody else uses them meanwhile.
+    /// The operands are live, and of type `T` where that is the operands' type, and nobody else uses them meanwhile.
     unsafe fn run_in<T: Lanes>(&self, workers: &Workers);
 
-    /// Runs it on a CPU, in its type.
-    fn run_on(&self, cpu: &Cpu<'_>) {
-        let workers = workers(cpu, self.cost());
+    /// See [`Work::enqueue`].
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<()>;
+
+    /// See [`Work::bind`].
+    fn bind(&mut self, binder: &mut dyn Binder);
+}
+
+/// A fusion as a command, with its cost.
+struct Command<F> {
+    fusion: F,
+    cost: usize,
+}
+
+impl<F: Fusion> Work for Command<F> {
+    fn run(&self, cpu: &Cpu<'_>) {
+        let workers = workers(cpu, self.cost);
         // SAFETY: the plan orders this command by the memory of its operands, so they are live and nobody else uses
         // them; each arm is for the type of `dtype`.
         unsafe {
-            match self.dtype() {
-                DType::F64 => self.run_in::<f64>(&workers),
-                _ => self.run_in::<f32>(&workers),
+            match self.fusion.dtype() {
+                DType::F64 => self.fusion.run_in::<f64>(&workers),
+                _ => self.fusion.run_in::<f32>(&workers),
             }
         }
+    }
+
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
+        self.fusion.enqueue(queue)
+    }
+
+    fn bind(&mut self, binder: &mut dyn Binder) {
+        self.fusion.bind(binder);
+    }
+
+    fn cost(&self) -> usize {
+        self.cost
+    }
+
+    fn may_fail(&self) -> bool {
+        F::MAY_FAIL
     }
 }

@@ -18,7 +18,7 @@ pub type Strides = SmallVec<[isize; 4]>;
 /// be written alone and stall the piece that reads it.
 #[derive(PartialEq, Debug)]
 pub struct Layout {
-    form: Form,
+    rank: PackedRank,
     /// What lies beyond the rank is 0.
     shape: [usize; FEW],
     strides: [isize; FEW],
@@ -30,12 +30,12 @@ pub struct Layout {
 
 /// The rank, and in the lowest bit whether the elements lie in row-major order without gaps.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Form(usize);
+struct PackedRank(usize);
 
-impl Form {
+impl PackedRank {
     #[inline]
-    fn new(rank: usize, contiguous: bool) -> Form {
-        Form(rank << 1 | usize::from(contiguous))
+    fn new(rank: usize, contiguous: bool) -> PackedRank {
+        PackedRank(rank << 1 | usize::from(contiguous))
     }
 
     #[inline]
@@ -81,16 +81,16 @@ impl Layout {
     #[inline]
     pub fn contiguous(shape: &[usize]) -> Layout {
         let (mut sizes, mut few) = ([0; FEW], [0; FEW]);
-        let form = Form::new(shape.len(), true);
+        let rank = PackedRank::new(shape.len(), true);
         if shape.len() > FEW {
             let mut strides = vec![0; shape.len()];
             let elements = row_major(shape, &mut strides);
             let many = Some(Box::new(ManyAxes { shape: shape.to_vec(), strides }));
-            return Layout { form, shape: sizes, strides: few, offset: 0, elements, many };
+            return Layout { rank, shape: sizes, strides: few, offset: 0, elements, many };
         }
         copy_few(shape, &mut sizes);
         let elements = row_major(shape, &mut few);
-        Layout { form, shape: sizes, strides: few, offset: 0, elements, many: None }
+        Layout { rank, shape: sizes, strides: few, offset: 0, elements, many: None }
     }
 
     /// The layout without gaps of images `[n, c, h, w]` in which the channels of a pixel are neighbours, at offset 0.
@@ -116,15 +116,15 @@ impl Layout {
             copy_few(shape, &mut few_sizes);
             copy_few(strides, &mut few_strides);
         }
-        let form = Form::new(shape.len(), contiguous);
-        Layout { form, shape: few_sizes, strides: few_strides, offset, elements, many }
+        let rank = PackedRank::new(shape.len(), contiguous);
+        Layout { rank, shape: few_sizes, strides: few_strides, offset, elements, many }
     }
 
     /// Sizes of the axes.
     #[inline]
     pub fn shape(&self) -> &[usize] {
         match &self.many {
-            None => &self.shape[..self.form.rank()],
+            None => &self.shape[..self.rank.rank()],
             Some(many) => &many.shape,
         }
     }
@@ -133,7 +133,7 @@ impl Layout {
     #[inline]
     pub fn same_shape(&self, other: &Layout) -> bool {
         // A comparison of all words, as those beyond the rank are 0.
-        self.form.rank() == other.form.rank()
+        self.rank.rank() == other.rank.rank()
             && self.shape == other.shape
             && match (&self.many, &other.many) {
                 (Some(lhs), Some(rhs)) => lhs.shape == rhs.shape,
@@ -145,7 +145,7 @@ impl Layout {
     #[inline]
     pub fn dims(&self) -> Dims {
         match &self.many {
-            None => Dims::from_buf_and_len(self.shape, self.form.rank()),
+            None => Dims::from_buf_and_len(self.shape, self.rank.rank()),
             Some(many) => Dims::from_slice(&many.shape),
         }
     }
@@ -154,7 +154,7 @@ impl Layout {
     #[inline]
     pub fn strides(&self) -> &[isize] {
         match &self.many {
-            None => &self.strides[..self.form.rank()],
+            None => &self.strides[..self.rank.rank()],
             Some(many) => &many.strides,
         }
     }
@@ -168,7 +168,7 @@ impl Layout {
     /// Number of axes.
     #[inline]
     pub fn rank(&self) -> usize {
-        self.form.rank()
+        self.rank.rank()
     }
 
     /// Number of elements, the product of the shape.
@@ -196,7 +196,7 @@ impl Layout {
     /// Whether the elements lie in row-major order without gaps; the offset may be anything.
     #[inline]
     pub fn is_contiguous(&self) -> bool {
-        self.form.is_contiguous()
+        self.rank.is_contiguous()
     }
 
     /// Whether the elements of images `[n, c, h, w]` lie without gaps in the order of `[n, h, w, c]`: the channels of a pixel are

@@ -1,3 +1,4 @@
+use device::DType;
 use smallvec::smallvec;
 
 use super::*;

@@ -4,11 +4,11 @@ use device::Result;
 use device::cuda::{Arg, Grid};
 
 use super::Convolution;
-use super::{direct_programs, few_programs};
+use super::{DIRECT, FEW};
 use crate::command::Address;
-use crate::cuda::by_dtype;
 use crate::cuda::libraries::ConvPass;
 use crate::cuda::rows::RowThreads;
+use crate::cuda::type_name;
 use crate::cuda::walk::{ByValue, MAX_Y, THREADS};
 use crate::geometry::ConvGeometry;
 
@@ -63,14 +63,15 @@ impl Direct {
 /// How filters' gradients are summed where channels and filters are few: a thread has a row of a filter's channel. See the program.
 #[derive(Clone, Debug)]
 pub(crate) struct Few {
-    /// Thread blocks; their number is part of the order of additions.
-    blocks: u32,
+    /// Parts of the gradient, each of its size, and a thread block for each; their number is part of the order of additions.
+    pub(super) parts: usize,
     /// Threads of a block: one for each row of a filter's channel, or as many times that as share out the rows of places.
     threads: u32,
     /// Elements in shared memory.
     elements: u32,
     cut: Cut,
-    is_whole: bool,
+    /// Whether a tile is an image.
+    pub(super) is_whole: bool,
 }
 
 /// `Cut` of the program.
@@ -128,7 +129,7 @@ impl Few {
         let tiles = images.saturating_mul(places[0].div_ceil(tile[0]) * places[1].div_ceil(tile[1]));
         let each = tiles.div_ceil(if tile == places { Few::BLOCKS } else { Few::MORE_BLOCKS });
         (elements <= Few::SHARED && tiles < 1 << 31).then(|| Few {
-            blocks: tiles.div_ceil(each) as u32,
+            parts: tiles.div_ceil(each),
             threads: (pairs * splits) as u32,
             elements: elements as u32,
             cut: Cut {
@@ -140,16 +141,6 @@ impl Few {
             is_whole: tile == places,
         })
     }
-
-    /// Whether a tile is an image.
-    pub(super) fn is_whole(&self) -> bool {
-        self.is_whole
-    }
-
-    /// Parts of the gradient, each of its size.
-    pub(super) fn parts(&self) -> usize {
-        self.blocks as usize
-    }
 }
 
 impl Convolution<'_> {
@@ -158,7 +149,7 @@ impl Convolution<'_> {
         &self,
         direct: &Direct,
         out: Address,
-        [read, filters]: [Address; 2],
+        [read, weights]: [Address; 2],
         bias: Option<Address>,
         pass: ConvPass,
     ) -> Result<()> {
@@ -167,21 +158,7 @@ impl Convolution<'_> {
             true => (g.image, [g.filters, g.channels]),
             false => (g.places, [g.channels, g.filters]),
         };
-        macro_rules! kernel {
-            ($wide:literal) => {
-                match direct.filters {
-                    4 => by_dtype!(self.dtype, concat!("direct_", $wide, "_4")),
-                    8 => by_dtype!(self.dtype, concat!("direct_", $wide, "_8")),
-                    12 => by_dtype!(self.dtype, concat!("direct_", $wide, "_12")),
-                    _ => by_dtype!(self.dtype, concat!("direct_", $wide, "_16")),
-                }
-            };
-        }
-        let kernel = match g.window.kernel[1] {
-            1 => kernel!("1"),
-            3 => kernel!("3"),
-            _ => kernel!("5"),
-        };
+        let (width, filters) = (g.window.kernel[1].to_string(), direct.filters.to_string());
         let planes = g.images * direct.groups;
         let tiles = sizes[0].div_ceil(TILE[0]) * sizes[1].div_ceil(TILE[1]);
         let grid =
@@ -189,29 +166,29 @@ impl Convolution<'_> {
         let [from, to] = numbers.map(|count| Arg::U32(count as u32));
         let [is_grad, relu] = [is_grad, self.relu].map(|yes| Arg::U32(u32::from(yes)));
         let groups = Arg::U32(direct.groups as u32);
-        let args = [out.into(), read.into(), filters.into(), bias.into(), from, to, groups, is_grad, relu];
-        self.kernel_of(direct_programs::program_of(self.dtype), kernel, grid, args, planes)
+        let args = [out.into(), read.into(), weights.into(), bias.into(), from, to, groups, is_grad, relu];
+        let (name, element) = (["direct", &width, &filters], type_name(self.dtype, false));
+        self.kernel_of(&DIRECT, &name, element, grid, args, planes)
     }
 
     pub(super) fn few_weight_grad(&self, few: &Few, w: Address, [x, y]: [Address; 2]) -> Result<()> {
         let (g, dtype, parts) = (self.geometry, self.dtype, self.columns);
         let kernel = match g.window.kernel[1] {
-            0..=3 => by_dtype!(dtype, "few_weight_grad_3"),
-            4..=5 => by_dtype!(dtype, "few_weight_grad_5"),
-            _ => by_dtype!(dtype, "few_weight_grad_8"),
+            0..=3 => "few_weight_grad_3",
+            4..=5 => "few_weight_grad_5",
+            _ => "few_weight_grad_8",
         };
         let shared_bytes = few.elements * dtype.compute_dtype().size_bytes() as u32;
-        let grid = Grid { shared_bytes, ..Grid::linear(few.blocks, few.threads) };
+        let grid = Grid { shared_bytes, ..Grid::linear(few.parts as u32, few.threads) };
         let [images, channels] = [g.images, g.channels].map(|count| Arg::U32(count as u32));
         let args = [parts.into(), x.into(), y.into(), images, channels, few.cut.arg()];
-        let program = few_programs::program_of(dtype);
-        self.kernel_of(program, kernel, grid, args, 0)?;
-        let (count, size) = (few.parts(), g.filters * g.filter());
+        self.kernel_of(&FEW, &[kernel], type_name(dtype, false), grid, args, 0)?;
+        let (count, size) = (few.parts, g.filters * g.filter());
         let threads = RowThreads::of(size, count, 1, count as isize);
         let args =
             [w.into(), parts.into(), Arg::U64(count as u64), Arg::U64(size as u64), Arg::U32(threads.lanes)];
         let grid = threads.grid(self.queue, THREADS);
         // SAFETY: the kernel takes these arguments, and there are as many parts.
-        unsafe { self.queue.kernel(program, by_dtype!(dtype, "few_weight_grad_join"), grid, &args) }
+        unsafe { FEW.kernel(self.queue, &["few_weight_grad_join"], dtype, grid, &args) }
     }
 }

@@ -4,11 +4,11 @@ use device::cuda::Grid;
 use device::{DType, Result};
 
 use super::implicit::{Implicit, MOST};
-use super::{Convolution, Parts, halo_programs};
+use super::{Convolution, HALO, Parts};
 use crate::command::Address;
-use crate::cuda::by_factor;
 use crate::cuda::libraries::ConvPass;
 use crate::cuda::walk::{ByValue, MAX_Y};
+use crate::cuda::{kernel_name, type_name};
 use crate::geometry::ConvGeometry;
 use crate::window::Window;
 
@@ -30,7 +30,7 @@ const BAND_BYTES: usize = PLACES * (FILTERS + 4) * 4;
 #[derive(Clone, Debug)]
 pub(crate) struct Halo {
     slide: Slide,
-    parts: Parts,
+    pub(super) parts: Parts,
     /// Tiles of filters, and of filters' gradients parts of windows, which are other blocks'.
     down: usize,
     bytes: usize,
@@ -160,15 +160,10 @@ impl Halo {
             tile_log: tiling.log,
             tiles: words(tiling.tiles),
             seen: words(tiling.seen),
-            each: parts.each() as u32,
+            each: parts.each as u32,
             relu: 0,
         };
         (down <= MAX_Y).then_some(Halo { slide, parts, down, bytes: tiling.bytes })
-    }
-
-    /// Parts of a filters' gradient.
-    pub(super) fn parts(&self) -> Parts {
-        self.parts
     }
 }
 
@@ -183,15 +178,15 @@ impl Convolution<'_> {
         bias: Option<Address>,
     ) -> Result<()> {
         let Halo { slide, parts, down, bytes } = halo;
-        let element = (self.dtype, true);
+        let element = type_name(self.dtype, true);
         let [images, across, tiles] = [slide.images, slide.tiles[0], slide.tiles[1]];
         let all = images * across * tiles;
         let (kernel, across, threads) = match pass {
-            ConvPass::Forward => (by_factor!(element, "halo"), all, PLACES),
-            ConvPass::InputGrad => (by_factor!(element, "halo_input_grad"), all, PLACES),
+            ConvPass::Forward => ("halo", all, PLACES),
+            ConvPass::InputGrad => ("halo_input_grad", all, PLACES),
             ConvPass::WeightGrad => {
                 let wide = slide.channels.div_ceil(GRAD_CHANNELS as u32);
-                (by_factor!(element, "halo_weight_grad"), parts.all() as u32 * wide, GRAD_PLACES)
+                ("halo_weight_grad", parts.all as u32 * wide, GRAD_PLACES)
             }
         };
         let slide = Slide { relu: u32::from(self.relu), ..*slide };
@@ -199,6 +194,6 @@ impl Convolution<'_> {
         let grid = Grid { blocks, shared_bytes: *bytes as u32, ..Grid::linear(1, threads as u32) };
         let args = [out.into(), left.into(), right.into(), bias.into(), slide.arg()];
         // SAFETY: the kernel takes these arguments, operands of the geometry and a workspace with room for the parts.
-        unsafe { self.queue.kernel(halo_programs::program_of(self.dtype), kernel, grid, &args) }
+        unsafe { self.queue.kernel(HALO.named(element), &kernel_name(&[kernel], element), grid, &args) }
     }
 }

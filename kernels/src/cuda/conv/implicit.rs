@@ -3,10 +3,10 @@
 use device::cuda::Grid;
 use device::{DType, Result};
 
-use super::{Convolution, Parts, implicit_programs};
+use super::{Convolution, IMPLICIT, Parts};
 use crate::command::Address;
-use crate::cuda::by_factor;
 use crate::cuda::libraries::ConvPass;
+use crate::cuda::type_name;
 use crate::cuda::walk::{ByValue, MAX_Y};
 use crate::geometry::ConvGeometry;
 
@@ -30,7 +30,7 @@ pub(crate) struct Implicit {
     element: (DType, bool),
     /// Tiles across and down.
     tiles: [usize; 2],
-    parts: Parts,
+    pub(super) parts: Parts,
 }
 
 /// What is multiplied. Where windows lie side by side, the gradient of an image has a column for each place, with a row for each
@@ -114,15 +114,9 @@ impl Implicit {
     /// Whether a product in F32 is quicker than cuDNN's, and than one of patches that are stored: its tiles occupy the device, and
     /// it multiplies with nothing but what a sum has. Windows that are images are one product without patches.
     pub(super) fn is_quick(&self, g: &ConvGeometry) -> bool {
-        let fills =
-            self.tiles[0] * self.tiles[1] * self.parts.all().max(1) * g.groups >= Implicit::ENOUGH / 2;
+        let fills = self.tiles[0] * self.tiles[1] * self.parts.all.max(1) * g.groups >= Implicit::ENOUGH / 2;
         let exact = g.window.stride == [1; 2] || !matches!(self.product, Product::InputGrad);
         fills && exact && g.all_places() > 1
-    }
-
-    /// Parts of a filters' gradient.
-    pub(super) fn parts(&self) -> Parts {
-        self.parts
     }
 }
 
@@ -135,20 +129,21 @@ impl Convolution<'_> {
         [left, right]: [Address; 2],
         bias: Option<Address>,
     ) -> Result<()> {
-        let (g, element) = (self.geometry, implicit.element);
+        let (g, (dtype, tf32)) = (self.geometry, implicit.element);
+        let element = type_name(dtype, tf32);
         let kernel = match implicit.product {
-            Product::Forward => by_factor!(element, "implicit"),
-            Product::InputGrad => by_factor!(element, "implicit_input_grad"),
-            Product::TilesGrad => by_factor!(element, "implicit_tiles_grad"),
-            Product::WeightGrad => by_factor!(element, "implicit_weight_grad"),
+            Product::Forward => "implicit",
+            Product::InputGrad => "implicit_input_grad",
+            Product::TilesGrad => "implicit_tiles_grad",
+            Product::WeightGrad => "implicit_weight_grad",
         };
         let [images, groups, channels, filters, each] =
-            [g.images, g.groups, g.channels, g.filters, implicit.parts.each()].map(|count| count as u32);
+            [g.images, g.groups, g.channels, g.filters, implicit.parts.each].map(|count| count as u32);
         let sizes = Sizes { images, groups, channels, filters, each, relu: u32::from(self.relu) };
         let [across, down] = implicit.tiles;
-        let blocks = [(across * implicit.parts.all().max(1)) as u32, down as u32, groups];
+        let blocks = [(across * implicit.parts.all.max(1)) as u32, down as u32, groups];
         let grid = Grid { blocks, ..Grid::linear(1, TILE_THREADS) };
         let args = [out.into(), left.into(), right.into(), bias.into(), sizes.arg()];
-        self.kernel_of(implicit_programs::program_of(element), kernel, grid, args, 0)
+        self.kernel_of(&IMPLICIT, &[kernel], element, grid, args, 0)
     }
 }

@@ -8,7 +8,6 @@ use device::{DType, Result};
 
 use super::{Convolution, WORKSPACE, row_major};
 use crate::command::Address;
-use crate::cuda::by_dtype;
 use crate::cuda::copy::enqueue_copy;
 use crate::cuda::libraries::ConvPass;
 use crate::cuda::matmul::{Onto, Product};
@@ -188,8 +187,8 @@ impl Convolution<'_> {
             return Ok(());
         }
         let kernel = match way {
-            Way::ToRows => by_dtype!(self.dtype, "rows_of_tiles"),
-            Way::ToImages => by_dtype!(self.dtype, "tiles_of_rows"),
+            Way::ToRows => "rows_of_tiles",
+            Way::ToImages => "tiles_of_rows",
         };
         let [places, wide] = [g.places[1], g.window.kernel[1]];
         let across = places.div_ceil(TILE_WIDTH / wide);

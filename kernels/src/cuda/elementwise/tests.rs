@@ -1,4 +1,5 @@
 use super::*;
+use crate::functions::{BinaryGradOp, BinaryOp, CompareOp};
 
 /// `tools/nvrtc-check` reads what it prints.
 #[test]

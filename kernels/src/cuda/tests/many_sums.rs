@@ -1,7 +1,6 @@
 //! Sums of many operands in one launch against a launch for each.
 
 use super::*;
-use crate::command::Address;
 use crate::cuda::many_sums;
 use crate::layout::{Dst, Layout, LoopAxis, Loops};
 use crate::reduction::Axes;
@@ -41,8 +40,7 @@ impl Work for Sums {
     fn bind(&mut self, _: &mut dyn Binder) {}
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
-        let operands = self.all.iter().map(|(axes, operands)| (axes, operands.map(|at| Address(at.0))));
-        many_sums::sum(queue, self.dtype, operands)
+        many_sums::sum(queue, self.dtype, self.all.iter().map(|(axes, operands)| (axes, *operands)))
     }
 }
 

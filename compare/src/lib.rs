@@ -88,12 +88,18 @@ pub fn compare(
         advance(steps);
     }
     let begin = Ticks::now();
-    runners.each(|runner| Ok(runner.begin()))?;
+    runners.each(|runner| {
+        runner.begin();
+        Ok(())
+    })?;
     for steps in blocks(options.steps) {
         runners.each(|runner| runner.measure(steps))?;
         advance(steps);
     }
-    runners.each(|runner| Ok(runner.end()))?;
+    runners.each(|runner| {
+        runner.end();
+        Ok(())
+    })?;
     let others = begin.zip(Ticks::now()).and_then(|(begin, end)| begin.others_until(end));
     runners.alone.warm_up(options.warmup.min(8))?;
     for steps in blocks(options.traced) {

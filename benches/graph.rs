@@ -10,7 +10,7 @@ mod common;
 use std::time::Instant;
 
 use common::{Case, case, is_chosen, run};
-use streamgrad::device::quantile;
+use streamgrad::device::quantiles;
 use streamgrad::prelude::*;
 use streamgrad::{CpuConfig, CudaConfig, DeviceKind, Graph, GraphOptions, Order, RandomKey, Result};
 
@@ -129,7 +129,7 @@ fn time_host(name: &str, device: &Device, step: &mut Step) {
             start.elapsed().as_secs_f64() * 1e6
         })
         .collect();
-    let [median, least] = [0.5, 0.1].map(|share| quantile(host_us.iter().copied(), share) / kernels as f64);
+    let [median, least] = quantiles(host_us.iter().copied(), [0.5, 0.1]).map(|us| us / kernels as f64);
     println!("{name}: {kernels} kernels; the host takes {median:.2} us for each (p10 {least:.2})");
 }
 
@@ -217,7 +217,7 @@ fn main() {
     for (workload, rows) in
         [("two-batch", 256), ("mlp", 32), ("mlp", 256), ("cnn", 32), ("gpt", 0), ("dlrm", 0)]
     {
-        let rows = if rows > 0 { rows } else { workloads::find(workload).unwrap().compared_batch() };
+        let rows = if rows > 0 { rows } else { workloads::find(workload).unwrap().info().compared_batch };
         let name = format!("{workload} 2x{rows}");
         run(&name, cases(&name, 2, train(workload, rows)));
     }

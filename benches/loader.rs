@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use streamgrad::data::LoaderIter;
-use streamgrad::device::quantile;
+use streamgrad::device::quantiles;
 use streamgrad::prelude::*;
 use streamgrad::{CpuConfig, PipelineOptions, PipelineSchedule, Result};
 
@@ -126,7 +126,7 @@ fn compare(training: &mut Training, load: Load, ways: &[(usize, PipelineSchedule
     for batches in &loaders {
         batches.report().into_iter().for_each(|report| println!("    {report}"));
     }
-    times.iter().map(|times| [0.5, 0.1, 0.9].map(|share| quantile(times.iter().copied(), share))).collect()
+    times.iter().map(|times| quantiles(times.iter().copied(), [0.5, 0.1, 0.9])).collect()
 }
 
 /// Batches are read, augmented, and trained on, on one thread each: the median, p10 and p90 of a batch's milliseconds in each way.
@@ -169,7 +169,7 @@ fn stages(training: &Mutex<Training>, read: Load, augment: Load, ways: &[Pipelin
         }
     }
     pipelines.iter().for_each(|pipeline| println!("    {}", pipeline.report()));
-    times.iter().map(|times| [0.5, 0.1, 0.9].map(|share| quantile(times.iter().copied(), share))).collect()
+    times.iter().map(|times| quantiles(times.iter().copied(), [0.5, 0.1, 0.9])).collect()
 }
 
 fn main() {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use streamgrad::device::quantile;
+use streamgrad::device::quantiles;
 
 /// A named piece of work; one call is one iteration.
 pub(crate) struct Case<'a> {
@@ -60,7 +60,7 @@ pub(crate) fn run(title: &str, cases: Vec<Case<'_>>) {
     }
     let mut first = None;
     for case in &cases {
-        let [median, p10, p90] = [0.5, 0.1, 0.9].map(|share| quantile(case.ns.iter().copied(), share));
+        let [median, p10, p90] = quantiles(case.ns.iter().copied(), [0.5, 0.1, 0.9]);
         let ratio = median / *first.get_or_insert(median);
         let name = &case.name;
         if json {

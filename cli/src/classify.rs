@@ -3,7 +3,7 @@
 use autograd::Var;
 use device::{Device, Result};
 
-use compare::{Evaluation, Model, Workload};
+use compare::{Evaluation, Model, Workload, WorkloadInfo};
 
 use super::lenet;
 use models::{
@@ -12,15 +12,11 @@ use models::{
 
 /// A small network on the digits, trained by SGD with momentum.
 pub(super) struct Classifier {
-    name: &'static str,
-    about: &'static str,
+    info: WorkloadInfo,
     network: Network,
     /// The side of the images that the first layer reads.
     image: usize,
-    batch: usize,
-    compared_batch: usize,
     lr: f64,
-    epochs: u64,
 }
 
 enum Network {
@@ -31,38 +27,42 @@ enum Network {
 
 /// Odd and even batches of the digits on two lanes, with shared weights and one step for both.
 pub(super) const TWO_BATCH: Classifier = Classifier {
-    name: "two-batch",
-    about: "digits 64-128-10, even and odd batches on lanes of their own, one step for both",
+    info: WorkloadInfo {
+        compared_batch: 256,
+        ..WorkloadInfo::new(
+            "two-batch",
+            "digits 64-128-10, even and odd batches on lanes of their own, one step for both",
+            64,
+            20,
+        )
+    },
     network: Network::Mlp(&[64, 128, 10]),
     image: 8,
-    batch: 64,
-    compared_batch: 256,
     lr: 0.3,
-    epochs: 20,
 };
 
 /// The 784-256-256-10 perceptron, on digits enlarged to 28x28.
 pub(super) const MLP: Classifier = Classifier {
-    name: "mlp",
-    about: "784-256-256-10 on digits enlarged to 28x28",
+    info: WorkloadInfo {
+        compared_batch: 64,
+        ..WorkloadInfo::new("mlp", "784-256-256-10 on digits enlarged to 28x28", 32, 10)
+    },
     network: Network::Mlp(&[784, 256, 256, 10]),
     image: 28,
-    batch: 32,
-    compared_batch: 64,
     lr: 0.05,
-    epochs: 10,
 };
 
 /// A convolutional network like LeNet, on digits enlarged to 28x28.
 pub(super) const CNN: Classifier = Classifier {
-    name: "cnn",
-    about: "convolutions of 5x5, maxima over 2x2, 400-120-84-10, on digits enlarged to 28x28",
+    info: WorkloadInfo::new(
+        "cnn",
+        "convolutions of 5x5, maxima over 2x2, 400-120-84-10, on digits enlarged to 28x28",
+        32,
+        10,
+    ),
     network: Network::LeNet,
     image: 28,
-    batch: 32,
-    compared_batch: 32,
     lr: 0.05,
-    epochs: 10,
 };
 
 /// A network that gives a score for each class of a row.
@@ -86,24 +86,8 @@ const EVALUATION_ROWS: usize = 512;
 const TEST_FRACTION: f64 = 0.2;
 
 impl Workload for Classifier {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn about(&self) -> &'static str {
-        self.about
-    }
-
-    fn default_batch(&self) -> usize {
-        self.batch
-    }
-
-    fn compared_batch(&self) -> usize {
-        self.compared_batch
-    }
-
-    fn default_epochs(&self) -> u64 {
-        self.epochs
+    fn info(&self) -> WorkloadInfo {
+        self.info
     }
 
     fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
@@ -114,7 +98,7 @@ impl Workload for Classifier {
         Ok(Box::new(Scores(model)))
     }
 
-    fn data(&self, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {
+    fn data_for(&self, _: usize, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {
         let digits = if self.image == 8 { Digits::load()? } else { Digits::enlarged(self.image)? };
         digits.split(TEST_FRACTION, seed)
     }

@@ -4,7 +4,7 @@ use autograd::{Reduction, Var};
 use device::{DType, Device, Result};
 use tensor::{CompareOp, Tensor};
 
-use compare::{Evaluation, Model, Workload};
+use compare::{Evaluation, Model, Workload, WorkloadInfo};
 
 use super::{ClickLog, ClickOptions, Dlrm, DlrmOptions};
 use models::{Adam, Batch, InMemory, Module, Optimizer};
@@ -54,24 +54,10 @@ impl Model for ClickModel {
 }
 
 impl Workload for Clicks {
-    fn name(&self) -> &'static str {
-        "dlrm"
-    }
-
-    fn about(&self) -> &'static str {
-        "chances of clicks from 4 dense and 6 categorical features with several values each, Adam"
-    }
-
-    fn default_batch(&self) -> usize {
-        128
-    }
-
-    fn compared_batch(&self) -> usize {
-        256
-    }
-
-    fn default_epochs(&self) -> u64 {
-        3
+    fn info(&self) -> WorkloadInfo {
+        let about =
+            "chances of clicks from 4 dense and 6 categorical features with several values each, Adam";
+        WorkloadInfo { compared_batch: 256, ..WorkloadInfo::new("dlrm", about, 128, 3) }
     }
 
     fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
@@ -80,7 +66,7 @@ impl Workload for Clicks {
         Ok(Box::new(ClickModel(Dlrm::new(&options, seed, device)?)))
     }
 
-    fn data(&self, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {
+    fn data_for(&self, _: usize, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {
         ClickLog::new(&ClickOptions::default())?.data().split(TEST_FRACTION, seed)
     }
 

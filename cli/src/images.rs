@@ -4,7 +4,7 @@ use autograd::Var;
 use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
-use compare::{Evaluation, Model, Overlap, Scale, Workload};
+use compare::{Evaluation, Model, Overlap, Scale, Workload, WorkloadInfo};
 
 use super::{Branches, EncoderDecoder, Images, PyramidOptions, encoder, pixel_cross_entropy};
 use models::data::augment::Augment;
@@ -17,8 +17,6 @@ const CLASSES: usize = 10;
 const TEST_FRACTION: f64 = 0.2;
 /// Images in one forward pass of an evaluation.
 const EVALUATION_ROWS: usize = 8;
-/// Images, the held-out ones included.
-const ROWS: usize = 160;
 /// The most images to train on that are made: of 256 by 256 they take a gigabyte.
 const MOST_ROWS: usize = 1024;
 
@@ -38,18 +36,172 @@ fn images(batch: &Batch) -> Result<Tensor> {
     batch.inputs.reshape(&[batch.len(), 3, size, size])
 }
 
-fn sgd(parameters: Vec<Var>, lr: f64, lanes: usize) -> Result<Box<dyn Optimizer>> {
-    super::expect_lanes(lanes)?;
-    // The gradients of the lanes are added; the rate turns the sum into a mean.
-    Ok(Box::new(Sgd::new(parameters, lr / lanes as f64)?))
+/// A model that is trained on made-up images.
+#[derive(Clone, Copy)]
+pub(super) struct OnImages {
+    info: WorkloadInfo,
+    network: Network,
+    /// The scale of the images; `None` for that of the device.
+    scale: Option<Scale>,
+    /// Images, the held-out ones included.
+    rows: usize,
+    lr: f64,
 }
 
-/// A frozen encoder on one stream and a decoder that learns on another, at the device's scale or another one.
-pub(super) struct EncodeDecode(pub(super) Option<Scale>);
+#[derive(Clone, Copy, PartialEq)]
+enum Network {
+    EncoderDecoder,
+    Augmented,
+    Copied,
+    Branches,
+}
 
-impl EncodeDecode {
+/// A frozen encoder on one stream and a decoder that learns on another.
+pub(super) const ENCODE_DECODE: OnImages = OnImages {
+    info: WorkloadInfo {
+        overlap: Overlap::Stages,
+        ..WorkloadInfo::new(
+            "encoder-decoder",
+            "a frozen encoder, a batch ahead of the decoder that trains on a class for each pixel",
+            8,
+            4,
+        )
+    },
+    network: Network::EncoderDecoder,
+    scale: None,
+    rows: 160,
+    lr: 1e-3,
+};
+
+/// Augmentation on one stream and a classifier that learns on another.
+pub(super) const AUGMENTED: OnImages = OnImages {
+    info: WorkloadInfo {
+        overlap: Overlap::Stages,
+        compared_batch: 8,
+        prepares_on_host: true,
+        ..WorkloadInfo::new(
+            "augment",
+            "images augmented on the device, a batch ahead of the classifier that trains on them",
+            32,
+            4,
+        )
+    },
+    network: Network::Augmented,
+    ..ENCODE_DECODE
+};
+
+/// Images in pinned memory of the host: a batch is copied to the device while the model trains on the one before.
+pub(super) const PREFETCHED: OnImages = OnImages {
+    info: WorkloadInfo {
+        overlap: Overlap::Stages,
+        compared_batch: 64,
+        ..WorkloadInfo::new(
+            "prefetch",
+            "images in pinned memory of the host, copied to the device a batch ahead of the perceptron that trains",
+            32,
+            4,
+        )
+    },
+    network: Network::Copied,
+    scale: Some(Scale::Small),
+    rows: 320,
+    lr: 1e-2,
+};
+
+/// Two branches of one model on two streams.
+pub(super) const BRANCHED: OnImages = OnImages {
+    info: WorkloadInfo {
+        overlap: Overlap::Branches,
+        ..WorkloadInfo::new(
+            "branches",
+            "two convolutions of one image, forward and backward on streams of their own",
+            1,
+            4,
+        )
+    },
+    network: Network::Branches,
+    scale: Some(Scale::Article),
+    rows: 40,
+    lr: 1e-1,
+};
+
+/// Those that have several scales, at each.
+static SCALED: [[OnImages; 3]; 3] =
+    [at_all_scales(ENCODE_DECODE), at_all_scales(AUGMENTED), at_all_scales(BRANCHED)];
+
+const fn at_all_scales(one: OnImages) -> [OnImages; 3] {
+    [
+        OnImages { scale: Some(Scale::Tiny), ..one },
+        OnImages { scale: Some(Scale::Small), ..one },
+        OnImages { scale: Some(Scale::Article), ..one },
+    ]
+}
+
+/// Units of the layer that reads images that are copied: its products take about as long on a GPU as the copy.
+const HIDDEN: usize = 64;
+/// Filters of a branch.
+const FILTERS: usize = 64;
+
+impl OnImages {
     fn size(&self, device: &Device) -> usize {
-        self.0.unwrap_or(Scale::of(device)).size()
+        self.scale.unwrap_or(Scale::of(device)).size()
+    }
+}
+
+impl Workload for OnImages {
+    fn info(&self) -> WorkloadInfo {
+        self.info
+    }
+
+    fn source(&self, device: &Device) -> Device {
+        if self.network == Network::Copied { device.host() } else { device.clone() }
+    }
+
+    fn scale(&self, device: &Device) -> Option<Scale> {
+        (self.network != Network::Copied).then(|| self.scale.unwrap_or(Scale::of(device)))
+    }
+
+    fn at_scale(&self, scale: Scale) -> Option<&'static dyn Workload> {
+        let is_same = |one: &&OnImages| one.network == self.network && one.scale == Some(scale);
+        SCALED.iter().flatten().find(is_same).map(|one| one as &dyn Workload)
+    }
+
+    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
+        let size = self.size(device);
+        let options = PyramidOptions::of_size(size);
+        Ok(match self.network {
+            Network::EncoderDecoder => Box::new(EncoderDecoder::new(options, CLASSES, seed, device)?),
+            Network::Augmented => {
+                let key = RandomKey { seed, op: 2000 };
+                let head = Linear::keyed(options.features()?, CLASSES, key, device)?;
+                let network = encoder(options, seed, device)?.push(Flatten).push(head);
+                let augment = Augment { seed, crop: [size / 2; 2], size: [size; 2], ..Augment::default() };
+                Box::new(Classifier { network, augment })
+            }
+            Network::Copied => {
+                let network = mlp(&[3 * size * size, HIDDEN, CLASSES], seed, device)?;
+                Box::new(Copied { network, device: device.clone() })
+            }
+            Network::Branches => Box::new(Branches::new(FILTERS, CLASSES, seed, false, device)?),
+        })
+    }
+
+    fn branched(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
+        Ok(Box::new(Branches::new(FILTERS, CLASSES, seed, true, device)?))
+    }
+
+    fn data_for(&self, batch: usize, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
+        let (rows, size) = (rows(self.rows, batch)?, self.size(device));
+        let images = Images { rows, size, classes: CLASSES, seed };
+        let is_segmented = self.network == Network::EncoderDecoder;
+        let images = if is_segmented { images.segmented()? } else { images.labelled()? };
+        images.split(TEST_FRACTION, seed)
+    }
+
+    fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>> {
+        super::expect_lanes(lanes)?;
+        // The gradients of the lanes are added; the rate turns the sum into a mean.
+        Ok(Box::new(Sgd::new(parameters, self.lr / lanes as f64)?))
     }
 }
 
@@ -77,67 +229,6 @@ impl Model for EncoderDecoder {
     }
 }
 
-impl Workload for EncodeDecode {
-    fn name(&self) -> &'static str {
-        "encoder-decoder"
-    }
-
-    fn about(&self) -> &'static str {
-        "a frozen encoder, a batch ahead of the decoder that trains on a class for each pixel"
-    }
-
-    fn default_batch(&self) -> usize {
-        8
-    }
-
-    fn default_epochs(&self) -> u64 {
-        4
-    }
-
-    fn overlap(&self) -> Overlap {
-        Overlap::Stages
-    }
-
-    fn scale(&self, device: &Device) -> Option<Scale> {
-        Some(self.0.unwrap_or(Scale::of(device)))
-    }
-
-    fn at_scale(&self, scale: Scale) -> Option<&'static dyn Workload> {
-        Some(match scale {
-            Scale::Tiny => &EncodeDecode(Some(Scale::Tiny)),
-            Scale::Small => &EncodeDecode(Some(Scale::Small)),
-            Scale::Article => &EncodeDecode(Some(Scale::Article)),
-        })
-    }
-
-    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
-        let options = PyramidOptions::of_size(self.size(device));
-        Ok(Box::new(EncoderDecoder::new(options, CLASSES, seed, device)?))
-    }
-
-    fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
-        self.data_for(1, seed, device)
-    }
-
-    fn data_for(&self, batch: usize, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
-        let images = Images { rows: rows(ROWS, batch)?, size: self.size(device), classes: CLASSES, seed };
-        images.segmented()?.split(TEST_FRACTION, seed)
-    }
-
-    fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>> {
-        sgd(parameters, 1e-3, lanes)
-    }
-}
-
-/// Augmentation on one stream and a classifier that learns on another, at the device's scale or another one.
-pub(super) struct Augmented(pub(super) Option<Scale>);
-
-impl Augmented {
-    fn size(&self, device: &Device) -> usize {
-        self.0.unwrap_or(Scale::of(device)).size()
-    }
-}
-
 /// The encoder with a linear layer behind it, on augmented images.
 #[derive(Module)]
 struct Classifier {
@@ -162,78 +253,6 @@ impl Model for Classifier {
         super::evaluate(self, data, EVALUATION_ROWS, device, part)
     }
 }
-
-impl Workload for Augmented {
-    fn name(&self) -> &'static str {
-        "augment"
-    }
-
-    fn about(&self) -> &'static str {
-        "images augmented on the device, a batch ahead of the classifier that trains on them"
-    }
-
-    fn default_batch(&self) -> usize {
-        32
-    }
-
-    fn compared_batch(&self) -> usize {
-        8
-    }
-
-    fn default_epochs(&self) -> u64 {
-        4
-    }
-
-    fn overlap(&self) -> Overlap {
-        Overlap::Stages
-    }
-
-    fn prepares_on_host(&self) -> bool {
-        true
-    }
-
-    fn scale(&self, device: &Device) -> Option<Scale> {
-        Some(self.0.unwrap_or(Scale::of(device)))
-    }
-
-    fn at_scale(&self, scale: Scale) -> Option<&'static dyn Workload> {
-        Some(match scale {
-            Scale::Tiny => &Augmented(Some(Scale::Tiny)),
-            Scale::Small => &Augmented(Some(Scale::Small)),
-            Scale::Article => &Augmented(Some(Scale::Article)),
-        })
-    }
-
-    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
-        let size = self.size(device);
-        let options = PyramidOptions::of_size(size);
-        let head = Linear::keyed(options.features()?, CLASSES, RandomKey { seed, op: 2000 }, device)?;
-        let network = encoder(options, seed, device)?.push(Flatten).push(head);
-        let augment = Augment { seed, crop: [size / 2; 2], size: [size; 2], ..Augment::default() };
-        Ok(Box::new(Classifier { network, augment }))
-    }
-
-    fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
-        self.data_for(1, seed, device)
-    }
-
-    fn data_for(&self, batch: usize, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
-        let images = Images { rows: rows(ROWS, batch)?, size: self.size(device), classes: CLASSES, seed };
-        images.labelled()?.split(TEST_FRACTION, seed)
-    }
-
-    fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>> {
-        sgd(parameters, 1e-3, lanes)
-    }
-}
-
-/// Images that wait on the host: a batch is copied to the device while the model trains on the one before.
-pub(super) struct Prefetched;
-
-/// Height and width of images that are copied.
-const COPIED_SIZE: usize = 64;
-/// Units of the layer that reads them: its products take about as long on a GPU as the copy.
-const HIDDEN: usize = 64;
 
 /// A perceptron, and the device that batches are copied to.
 #[derive(Module)]
@@ -267,60 +286,6 @@ impl Model for Copied {
     }
 }
 
-impl Workload for Prefetched {
-    fn name(&self) -> &'static str {
-        "prefetch"
-    }
-
-    fn about(&self) -> &'static str {
-        "images in pinned memory of the host, copied to the device a batch ahead of the perceptron that trains"
-    }
-
-    fn default_batch(&self) -> usize {
-        32
-    }
-
-    fn compared_batch(&self) -> usize {
-        64
-    }
-
-    fn default_epochs(&self) -> u64 {
-        4
-    }
-
-    fn overlap(&self) -> Overlap {
-        Overlap::Stages
-    }
-
-    fn source(&self, device: &Device) -> Device {
-        device.host()
-    }
-
-    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
-        let network = mlp(&[3 * COPIED_SIZE * COPIED_SIZE, HIDDEN, CLASSES], seed, device)?;
-        Ok(Box::new(Copied { network, device: device.clone() }))
-    }
-
-    fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
-        self.data_for(1, seed, device)
-    }
-
-    fn data_for(&self, batch: usize, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {
-        let images = Images { rows: rows(2 * ROWS, batch)?, size: COPIED_SIZE, classes: CLASSES, seed };
-        images.labelled()?.split(TEST_FRACTION, seed)
-    }
-
-    fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>> {
-        sgd(parameters, 1e-2, lanes)
-    }
-}
-
-/// Two branches of one model on two streams, at the article's scale or another one.
-pub(super) struct Branched(pub(super) Scale);
-
-/// Filters of a branch.
-const FILTERS: usize = 64;
-
 impl Model for Branches {
     fn prepare(&self, batch: Batch) -> Result<Batch> {
         Ok(Batch { inputs: images(&batch)?, ..batch })
@@ -333,60 +298,5 @@ impl Model for Branches {
     fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
         let part = |batch: &Batch| super::by_class(&self.forward(&images(batch)?.into())?, batch);
         super::evaluate(self, data, EVALUATION_ROWS, device, part)
-    }
-}
-
-impl Workload for Branched {
-    fn name(&self) -> &'static str {
-        "branches"
-    }
-
-    fn about(&self) -> &'static str {
-        "two convolutions of one image, forward and backward on streams of their own"
-    }
-
-    fn default_batch(&self) -> usize {
-        1
-    }
-
-    fn default_epochs(&self) -> u64 {
-        4
-    }
-
-    fn overlap(&self) -> Overlap {
-        Overlap::Branches
-    }
-
-    fn scale(&self, _: &Device) -> Option<Scale> {
-        Some(self.0)
-    }
-
-    fn at_scale(&self, scale: Scale) -> Option<&'static dyn Workload> {
-        Some(match scale {
-            Scale::Tiny => &Branched(Scale::Tiny),
-            Scale::Small => &Branched(Scale::Small),
-            Scale::Article => &Branched(Scale::Article),
-        })
-    }
-
-    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
-        Ok(Box::new(Branches::new(FILTERS, CLASSES, seed, false, device)?))
-    }
-
-    fn branched(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
-        Ok(Box::new(Branches::new(FILTERS, CLASSES, seed, true, device)?))
-    }
-
-    fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
-        self.data_for(1, seed, device)
-    }
-
-    fn data_for(&self, batch: usize, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {
-        let images = Images { rows: rows(ROWS / 4, batch)?, size: self.0.size(), classes: CLASSES, seed };
-        images.labelled()?.split(TEST_FRACTION, seed)
-    }
-
-    fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>> {
-        sgd(parameters, 1e-1, lanes)
     }
 }

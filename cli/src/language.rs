@@ -4,7 +4,7 @@ use autograd::Var;
 use device::{DType, Device, Result};
 
 use super::gpt::token_loss;
-use compare::{Evaluation, Model, Workload};
+use compare::{Evaluation, Model, Workload, WorkloadInfo};
 
 use super::{Gpt, GptOptions};
 use models::random::SplitMix;
@@ -55,20 +55,9 @@ fn tokens(batch: &Batch) -> Result<Var> {
 }
 
 impl Workload for CharGpt {
-    fn name(&self) -> &'static str {
-        "gpt"
-    }
-
-    fn about(&self) -> &'static str {
-        "one GPT block of width 128 on 64 characters of made-up sentences, AdamW"
-    }
-
-    fn default_batch(&self) -> usize {
-        8
-    }
-
-    fn default_epochs(&self) -> u64 {
-        2
+    fn info(&self) -> WorkloadInfo {
+        let about = "one GPT block of width 128 on 64 characters of made-up sentences, AdamW";
+        WorkloadInfo::new("gpt", about, 8, 2)
     }
 
     fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
@@ -78,7 +67,7 @@ impl Workload for CharGpt {
         Ok(Box::new(Gpt::new(options, seed, device)?))
     }
 
-    fn data(&self, _: u64, _: &Device) -> Result<(InMemory, InMemory)> {
+    fn data_for(&self, _: usize, _: u64, _: &Device) -> Result<(InMemory, InMemory)> {
         let (train, test) = self.text()?.split(TEST_FRACTION)?;
         Ok((train.rows(CONTEXT, STRIDE)?, test.rows(CONTEXT, CONTEXT)?))
     }

@@ -67,12 +67,17 @@ fn by_class(scores: &Var, batch: &Batch) -> Result<(Tensor, Tensor, usize)> {
     Ok((loss.value().clone(), correct(scores.value(), &batch.labels)?, batch.len()))
 }
 
-/// Refuses a step of no batches.
-fn expect_lanes(lanes: usize) -> Result<()> {
-    if lanes > 0 {
-        return Ok(());
+/// Checks that none of the counts, each with the name of its argument, is 0.
+fn expect_positive(op: &'static str, counts: impl IntoIterator<Item = (&'static str, usize)>) -> Result<()> {
+    match counts.into_iter().find(|&(_, count)| count == 0) {
+        Some((argument, _)) => Err(Error::invalid(op, argument, "at least 1", 0)),
+        None => Ok(()),
     }
-    Err(Error::invalid("workload", "lanes", "at least 1", 0))
+}
+
+/// Checks that a step has batches.
+fn expect_lanes(lanes: usize) -> Result<()> {
+    expect_positive("workload", [("lanes", lanes)])
 }
 
 /// Every workload, the default first.
@@ -82,10 +87,10 @@ pub const ALL: &[&dyn Workload] = &[
     &classify::CNN,
     &language::CharGpt,
     &clicks::Clicks,
-    &images::EncodeDecode(None),
-    &images::Augmented(None),
-    &images::Prefetched,
-    &images::Branched(Scale::Article),
+    &images::ENCODE_DECODE,
+    &images::AUGMENTED,
+    &images::PREFETCHED,
+    &images::BRANCHED,
 ];
 
 /// The workload of that name.

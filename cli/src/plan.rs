@@ -35,7 +35,7 @@ impl PlanOptions {
     pub fn new(workload: &dyn Workload, device: &Device, network: CommModel) -> PlanOptions {
         PlanOptions {
             device: device.clone(),
-            batch: workload.default_batch(),
+            batch: workload.info().batch,
             steps: 10,
             warmup: 10,
             seed: 7,
@@ -86,11 +86,7 @@ pub struct PlannedStep {
 /// a rank cannot be alone; those of training.
 pub fn plan(workload: &dyn Workload, options: &PlanOptions) -> Result<Plan> {
     let PlanOptions { device, batch, steps, warmup, seed, parallel, network } = options;
-    for (argument, count) in [("batch", *batch), ("steps", *steps)] {
-        if count == 0 {
-            return Err(Error::invalid("plan", argument, "at least 1", 0));
-        }
-    }
+    crate::expect_positive("plan", [("batch", *batch), ("steps", *steps)])?;
     if network.bandwidth.is_nan() || network.bandwidth <= 0.0 {
         return Err(Error::invalid("plan", "bandwidth", "positive", network.bandwidth));
     }

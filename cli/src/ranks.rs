@@ -113,11 +113,7 @@ pub fn compare_ranks(options: &RankOptions) -> Result<RankComparison> {
     let RankOptions { ranks, batch, features, steps, traced, .. } = *options;
     let counts = [("ranks", ranks), ("batch", batch), ("steps", steps), ("traced", traced)];
     let counts = counts.into_iter().chain(features.map(|features| ("features", features)));
-    for (argument, count) in counts {
-        if count == 0 {
-            return Err(Error::invalid("compare", argument, "at least 1", 0));
-        }
-    }
+    crate::expect_positive("compare", counts)?;
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = Some((cores / ranks).max(1));
     let device = |_| Device::cpu_with(CpuConfig { threads, ..CpuConfig::default() });
@@ -140,7 +136,7 @@ fn group(devices: &[Device], network: Option<CommModel>) -> Result<Vec<Communica
 /// The network that the options stand for.
 fn halved(options: &RankOptions, devices: &[Device]) -> Result<CommModel> {
     let times = on_ranks(group(devices, None)?, |comm| {
-        let mut rank = Rank::new(options, &comm, 1)?;
+        let mut rank = Trainer::new(options, &comm, 1)?;
         (0..options.warmup).try_for_each(|_| rank.step().map(drop))?;
         let steps = options.steps.min(2 * BLOCK);
         (0..steps).map(|_| rank.step()).collect::<Result<Vec<f64>>>().map(median)
@@ -180,7 +176,7 @@ fn on_ranks<C: Send, T: Send>(
 }
 
 /// One rank in one schedule.
-struct Rank {
+struct Trainer {
     comm: Communicator,
     /// For each batch, so that their collectives may run at once.
     batches: Vec<(Communicator, Tensor)>,
@@ -192,8 +188,8 @@ struct Rank {
     losses: Vec<Tensor>,
 }
 
-impl Rank {
-    fn new(options: &RankOptions, comm: &Communicator, lanes: usize) -> Result<Rank> {
+impl Trainer {
+    fn new(options: &RankOptions, comm: &Communicator, lanes: usize) -> Result<Trainer> {
         let &RankOptions { batch, features, seed, average, .. } = options;
         let device = comm.device();
         let uniform = |shape: [usize; 2], op: usize| {
@@ -211,7 +207,7 @@ impl Rank {
         let sgd = Sgd::new(model.parameters(), LEARNING_RATE)?;
         let lanes = ConcurrentBatches::with_options(device, lanes, Lanes::Always)?;
         let comm = comm.clone();
-        Ok(Rank { comm, batches, target, model, sgd, lanes, average, losses: Vec::new() })
+        Ok(Trainer { comm, batches, target, model, sgd, lanes, average, losses: Vec::new() })
     }
 
     /// A step, from when all ranks begin until this one has nothing left to do. Gives milliseconds.
@@ -263,7 +259,7 @@ fn run(options: &RankOptions, comms: [&Communicator; 2]) -> Result<Done> {
     let mut ranks = Vec::new();
     for comm in comms {
         for (_, lanes) in SCHEDULES {
-            ranks.push(Rank::new(options, comm, lanes)?);
+            ranks.push(Trainer::new(options, comm, lanes)?);
         }
     }
     for rank in &mut ranks {
@@ -294,7 +290,7 @@ fn run(options: &RankOptions, comms: [&Communicator; 2]) -> Result<Done> {
     for rank in ranks.iter_mut().skip(SCHEDULES.len()) {
         (0..options.traced).try_for_each(|_| rank.step().map(drop))?;
     }
-    let states = ranks.iter().map(Rank::state).collect::<Result<_>>()?;
+    let states = ranks.iter().map(Trainer::state).collect::<Result<_>>()?;
     Ok(Done { times_ms, states, profiles })
 }
 

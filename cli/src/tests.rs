@@ -18,7 +18,7 @@ fn train(workload: &dyn Workload, epochs: u64, lanes: usize) -> (Vec<f64>, Evalu
     let (train, test) = workload.data(7, &dev).unwrap();
     let model = workload.model(7, &dev).unwrap();
     let mut optimizer = workload.optimizer(model.parameters(), lanes).unwrap();
-    let loader = loader(train, workload.default_batch());
+    let loader = loader(train, workload.info().batch);
     let mut losses = Vec::new();
     for step in steps(&loader, lanes).take(epochs as usize * loader.per_epoch() / lanes) {
         let mut total: Option<autograd::Gradients> = None;
@@ -39,7 +39,7 @@ fn train(workload: &dyn Workload, epochs: u64, lanes: usize) -> (Vec<f64>, Evalu
 #[test]
 fn two_batch_learns_the_digits() {
     let workload = find("two-batch").unwrap();
-    let (losses, evaluation) = train(workload, workload.default_epochs(), 2);
+    let (losses, evaluation) = train(workload, workload.info().epochs, 2);
     assert!((losses[0] - 10f64.ln()).abs() < 0.3, "an untrained model guesses: {}", losses[0]);
     let last = losses[losses.len() - 10..].iter().sum::<f64>() / 10.0;
     assert!(last < 0.1 * losses[0], "{last} after {}", losses[0]);
@@ -49,7 +49,7 @@ fn two_batch_learns_the_digits() {
 #[test]
 fn mlp_learns_the_enlarged_digits() {
     let workload = find("mlp").unwrap();
-    let (_, evaluation) = train(workload, workload.default_epochs(), 1);
+    let (_, evaluation) = train(workload, workload.info().epochs, 1);
     // Over ten runs with other seeds and fewer rows, validation accuracy was between 0.931 and 0.983.
     assert!(evaluation.accuracy >= 0.9, "{evaluation:?}");
 }
@@ -57,7 +57,7 @@ fn mlp_learns_the_enlarged_digits() {
 #[test]
 fn cnn_learns_the_enlarged_digits() {
     let workload = find("cnn").unwrap();
-    let (losses, evaluation) = train(workload, workload.default_epochs(), 2);
+    let (losses, evaluation) = train(workload, workload.info().epochs, 2);
     assert!((losses[0] - 10f64.ln()).abs() < 0.3, "an untrained model guesses: {}", losses[0]);
     assert!(evaluation.accuracy >= 0.9, "{evaluation:?}");
 }

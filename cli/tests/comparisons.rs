@@ -1,7 +1,7 @@
 //! The workloads, compared: all schedules give the serial one's bits.
 #![allow(clippy::unwrap_used)]
 
-use compare::{CompareOptions, Comparison, Evaluation, Model, Overlap, Scale, Workload, compare};
+use compare::{CompareOptions, Comparison, Evaluation, Model, Scale, Workload, WorkloadInfo, compare};
 use streamgrad::models::{Batch, InMemory, Module, Optimizer};
 use streamgrad::{CpuConfig, Device, ErrorKind, Result, Var};
 
@@ -83,20 +83,8 @@ fn small_options(workload: &Small) -> CompareOptions {
 }
 
 impl Workload for Small {
-    fn name(&self) -> &'static str {
-        self.of.name()
-    }
-    fn about(&self) -> &'static str {
-        self.of.about()
-    }
-    fn default_batch(&self) -> usize {
-        2
-    }
-    fn default_epochs(&self) -> u64 {
-        1
-    }
-    fn overlap(&self) -> Overlap {
-        self.of.overlap()
+    fn info(&self) -> WorkloadInfo {
+        WorkloadInfo { batch: 2, compared_batch: 2, epochs: 1, ..self.of.info() }
     }
     fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
         Ok(Box::new(Changed { model: self.of.model(seed, device)?, change: self.change }))
@@ -104,13 +92,10 @@ impl Workload for Small {
     fn source(&self, device: &Device) -> Device {
         self.of.source(device)
     }
-    fn prepares_on_host(&self) -> bool {
-        self.of.prepares_on_host()
-    }
     fn branched(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
         self.of.branched(seed, device)
     }
-    fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
+    fn data_for(&self, _: usize, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
         let (train, _) = self.of.data(seed, device)?;
         Ok((train.select(&[0, 1, 2, 3, 4, 5])?, train.select(&[6])?))
     }
@@ -152,10 +137,10 @@ fn check_captured(found: &Comparison) {
     let stages = found.concurrent.streams_by_name.iter().any(|(_, name)| name == "train");
     assert_eq!(names, [&orders[..], if stages { &["captured, stages"] } else { &[] }].concat());
     for schedule in &found.captured {
-        let captured = schedule.captured.as_ref().unwrap();
-        assert!(captured.identical_losses && captured.identical_parameters, "{:?}", found.diagnosis);
+        let (captured, gain) = (schedule.captured.unwrap(), schedule.gain.unwrap());
+        assert!(gain.identical_losses && gain.identical_parameters, "{:?}", found.diagnosis);
         assert_eq!(schedule.losses, found.serial.losses);
-        assert!(captured.plan.commands > 5 && captured.speedup > 0.0 && captured.capture_ms > 0.0);
+        assert!(captured.plan.commands > 5 && gain.speedup > 0.0 && captured.capture_ms > 0.0);
         let stream = |name: &str| schedule.streams_by_name.iter().find(|(_, other)| other == name);
         for step in &schedule.recordings {
             let replays: Vec<_> = step.commands.iter().filter(|command| command.op == "replay").collect();
@@ -195,8 +180,8 @@ fn replays_give_what_the_serial_schedule_gives() {
     // Its rows have lists of any length.
     let found = quick_with("dlrm", CompareOptions { graph: true, ..quick_options("dlrm") });
     for schedule in &found.captured {
-        let captured = schedule.captured.unwrap();
-        assert!(captured.captures > 1 && captured.identical_losses && captured.identical_parameters);
+        let (captured, gain) = (schedule.captured.unwrap(), schedule.gain.unwrap());
+        assert!(captured.captures > 1 && gain.identical_losses && gain.identical_parameters);
     }
     assert_eq!(found.captured.len(), 2);
 }
@@ -220,8 +205,8 @@ fn a_replay_that_differs_is_noticed() {
     let found = changed("two-batch", |loss, batch| loss.mul_scalar(1.0 + (batch.key % 8) as f64));
     assert!(!found.identical_losses && !found.identical_parameters);
     for schedule in &found.captured {
-        let captured = schedule.captured.as_ref().unwrap();
-        assert!(!captured.identical_losses && !captured.identical_parameters);
+        let gain = schedule.gain.unwrap();
+        assert!(!gain.identical_losses && !gain.identical_parameters);
     }
     let different: Vec<_> = found.diagnosis.iter().filter(|finding| finding.code == "not-equal").collect();
     assert_eq!(different.len(), 4, "{different:?}");
@@ -237,7 +222,7 @@ fn a_host_that_prepares_gives_what_the_serial_schedule_gives() {
     assert!(found.identical_losses && found.identical_parameters, "{:?}", found.diagnosis);
     let hosted = found.hosted.as_ref().unwrap();
     assert_eq!((hosted.name, hosted.streams, &hosted.losses), ("host-prepared", 1, &found.serial.losses));
-    let report = hosted.hosted.unwrap();
+    let report = hosted.gain.unwrap();
     assert!(report.identical_losses && report.identical_parameters && report.loss_difference == 0.0);
     assert!(report.speedup > 0.0 && hosted.recordings.len() == 2);
     assert!(quick("two-batch", 2).hosted.is_none());

@@ -7,6 +7,7 @@ use device::cuda::Queue;
 use device::{Buffer, Device, Shared, Stream};
 use kernels::View;
 
+use crate::failure::unavailable;
 use crate::{Call, Collective, Memory, Result};
 
 /// One rank's end of a group, which moves the bytes: of threads, of NCCL, of MPI.
@@ -23,7 +24,7 @@ use crate::{Call, Collective, Memory, Result};
 /// ```compile_fail,E0200
 /// # use std::sync::Arc;
 /// # use comm::{Backend, Call, Collective, Memory};
-/// # use device::{Error, Result, cuda::Queue};
+/// # use device::{Error, Result};
 /// #[derive(Debug)]
 /// struct Lies;
 /// impl Backend for Lies {
@@ -31,7 +32,6 @@ use crate::{Call, Collective, Memory, Result};
 ///     fn size(&self) -> usize { 1 }
 ///     fn failure(&self, _: Collective) -> Option<Error> { None }
 ///     fn run(&self, _: &Call, _: Memory) -> Result<()> { Ok(()) }
-///     fn enqueue(&self, _: &Call, _: Memory, _: &Queue<'_>) -> Result<()> { Ok(()) }
 ///     fn split(&self, _: Option<usize>, _: usize) -> Result<Option<Arc<dyn Backend>>> { Ok(None) }
 /// }
 /// ```
@@ -101,8 +101,11 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Enqueues a call on a stream of a CUDA device.
     ///
     /// # Errors
-    /// As for [`run`](Self::run), and what the queue returns.
-    fn enqueue(&self, call: &Call, memory: Memory, queue: &Queue<'_>) -> Result<()>;
+    /// As for [`run`](Self::run), and what the queue returns; `CommUnavailable` by default.
+    fn enqueue(&self, call: &Call, memory: Memory, queue: &Queue<'_>) -> Result<()> {
+        let _ = (memory, queue);
+        Err(unavailable(format_args!("{} is not enqueued on CUDA streams by this backend", call.op())))
+    }
 
     /// The rank's end of a group of those ranks that give the same `color`, in the order of `key`, those with equal ones in the
     /// order of their ranks. `None` gives none. Every rank calls it; waits for them.

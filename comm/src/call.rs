@@ -1,11 +1,20 @@
 //! What a rank asks of the others.
 
 use std::fmt;
+use std::ops::Range;
 
 use device::{Binder, DType};
-use kernels::Dims;
+use kernels::{Dims, ReduceOp as Reduce};
 
-use crate::{Reduce, ReduceOrder};
+/// In which order the ranks' elements are reduced. Not `device::Order`, which is that of a captured step's commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ReduceOrder {
+    /// That of the ranks: `((x0 + x1) + x2) + ..`, the same bits with every backend.
+    #[default]
+    Ranks,
+    /// What the backend does fastest. All ranks get the same bits, but those depend on the backend and on the machines.
+    Fast,
+}
 
 /// A collective, or a message from rank to rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -100,6 +109,31 @@ impl Call {
         self.elements() * self.dtype.size_bytes()
     }
 
+    /// The elements of part `rank` when all elements are split evenly among `ranks`.
+    pub(crate) fn part(&self, rank: usize, ranks: usize) -> Range<usize> {
+        let elements = self.elements();
+        elements * rank / ranks..elements * (rank + 1) / ranks
+    }
+
+    /// What rank `own` of `ranks` copies from each rank's input: to its output, or, for a reduction, to a workspace that is
+    /// reduced afterwards.
+    pub(crate) fn pieces(&self, own: usize, ranks: usize) -> impl Iterator<Item = Piece> + use<> {
+        let (elements, collective) = (self.elements(), self.collective);
+        let from = match collective {
+            Collective::Broadcast { root } => root..root + 1,
+            _ => 0..ranks,
+        };
+        let piece = move |rank: usize| match collective {
+            Collective::Broadcast { .. } => Piece { rank, from: 0, len: elements, to: 0 },
+            Collective::AllToAll | Collective::ReduceScatter(_) => {
+                let len = elements / ranks;
+                Piece { rank, from: own * len, len, to: rank * len }
+            }
+            _ => Piece { rank, from: 0, len: elements, to: rank * elements },
+        };
+        from.map(piece).filter(|piece| piece.len > 0)
+    }
+
     /// As errors of `op` name it.
     pub fn op(&self) -> &'static str {
         self.collective.name()
@@ -117,6 +151,16 @@ impl fmt::Display for Call {
         }
         Ok(())
     }
+}
+
+/// Elements that are copied from one rank's input.
+pub(crate) struct Piece {
+    pub(crate) rank: usize,
+    /// The first element in the input.
+    pub(crate) from: usize,
+    pub(crate) len: usize,
+    /// The position of the first element in the destination.
+    pub(crate) to: usize,
 }
 
 /// Where a rank's operands lie: addresses to be followed by the launched command only. Dense, in row-major order.
@@ -137,6 +181,10 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
+    /// No operands.
+    pub(crate) const NONE: Memory =
+        Memory { input: std::ptr::null(), output: std::ptr::null_mut(), workspace: std::ptr::null_mut() };
+
     pub(crate) fn bind(&mut self, binder: &mut dyn Binder) {
         self.input = binder.address(self.input.cast_mut());
         self.output = binder.address(self.output);

@@ -7,8 +7,10 @@ use device::{Buffer, Device, Shared, Stream, Use};
 use kernels::{Dims, View};
 use smallvec::SmallVec;
 
+use crate::failure::{expect_rank, met_by};
+use crate::operand::{Operand, checked, expect_shape};
 use crate::work::Meeting;
-use crate::{Backend, Call, Collective, CommOptions, Error, ErrorKind, Memory, Reduce, Result, met_by};
+use crate::{Backend, Call, Collective, CommOptions, Error, Memory, Reduce, Result};
 
 /// One rank of a group of ranks, on a device. A cheap handle: clones are the same rank.
 ///
@@ -19,9 +21,9 @@ use crate::{Backend, Call, Collective, CommOptions, Error, ErrorKind, Memory, Re
 /// When the last handle of a rank goes, and the last command that it launched has run, the rank has left: a collective of the
 /// others that still needs it is `RankLost`.
 #[derive(Clone)]
-pub struct Communicator(Arc<Rank>);
+pub struct Communicator(Arc<Inner>);
 
-struct Rank {
+struct Inner {
     backend: Arc<dyn Backend>,
     device: Device,
     options: CommOptions,
@@ -33,6 +35,7 @@ struct Rank {
     token: Shared<Buffer>,
 }
 
+#[derive::located]
 impl Communicator {
     /// A rank on `device`, for a backend of one's own.
     ///
@@ -57,7 +60,7 @@ impl Communicator {
         // It outlasts a step that is captured.
         let token = device::Capture::suspended(|| allocator::allocate_shared(&stream, 1))?;
         backend.follow(&token);
-        Ok(Communicator(Arc::new(Rank {
+        Ok(Communicator(Arc::new(Inner {
             backend,
             device: device.clone(),
             options,
@@ -99,8 +102,8 @@ impl Communicator {
     /// `RankLost`, `CollectiveTimeout`; `Captured` within a captured step; those of the backend.
     pub fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Communicator>> {
         device::Capture::none("split")?;
-        let made = self.0.backend.split(color, key)?;
-        let Rank { device, options, world_rank, .. } = &*self.0;
+        let made = self.0.backend.split(color, key).map_err(|error| met_by("split", error))?;
+        let Inner { device, options, world_rank, .. } = &*self.0;
         made.map(|backend| Communicator::of_world(backend, device, *options, *world_rank)).transpose()
     }
 
@@ -121,7 +124,6 @@ impl Communicator {
     /// `DTypeMismatch`, `DTypeUnsupported` for a mean of integers or a sum of truth values,
     /// `ShapeMismatch`, `InvalidArgument` for an operand that is not dense; what became of the group before;
     /// those of [`Stream::launch`].
-    #[track_caller]
     pub fn all_reduce(&self, stream: &Stream, x: View<'_>, out: View<'_>, reduce: Reduce) -> Result<()> {
         expect_shape("all_reduce", out, x.shape())?;
         self.launch(stream, Collective::AllReduce(reduce), Some(x), Some(out))
@@ -133,7 +135,6 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
-    #[track_caller]
     pub fn all_gather(&self, stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
         expect_shape("all_gather", out, &self.gathered(x.shape()))?;
         self.launch(stream, Collective::AllGather, Some(x), Some(out))
@@ -145,7 +146,6 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
-    #[track_caller]
     pub fn reduce_scatter(&self, stream: &Stream, x: View<'_>, out: View<'_>, reduce: Reduce) -> Result<()> {
         expect_shape("reduce_scatter", x, &self.gathered(out.shape()))?;
         self.launch(stream, Collective::ReduceScatter(reduce), Some(x), Some(out))
@@ -157,9 +157,8 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce); `IndexOutOfRange` for a root that is no rank.
-    #[track_caller]
     pub fn broadcast(&self, stream: &Stream, x: View<'_>, out: View<'_>, root: usize) -> Result<()> {
-        self.expect_rank("broadcast", root)?;
+        expect_rank("broadcast", root, self.size())?;
         expect_shape("broadcast", out, x.shape())?;
         self.launch(stream, Collective::Broadcast { root }, Some(x), Some(out))
     }
@@ -170,7 +169,6 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce); `InvalidArgument` if the first axis has no such size.
-    #[track_caller]
     pub fn all_to_all(&self, stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
         const OP: &str = "all_to_all";
         expect_shape(OP, out, x.shape())?;
@@ -185,7 +183,6 @@ impl Communicator {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce); `IndexOutOfRange` for a rank that there is not;
     /// `InvalidArgument` for this rank itself.
-    #[track_caller]
     pub fn send(&self, stream: &Stream, x: View<'_>, to: usize) -> Result<()> {
         self.expect_other("send", to)?;
         self.launch(stream, Collective::Send { to }, Some(x), None)
@@ -195,7 +192,6 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`send`](Self::send).
-    #[track_caller]
     pub fn recv(&self, stream: &Stream, out: View<'_>, from: usize) -> Result<()> {
         self.expect_other("recv", from)?;
         self.launch(stream, Collective::Recv { from }, None, Some(out))
@@ -205,7 +201,6 @@ impl Communicator {
     ///
     /// # Errors
     /// What became of the group before; those of [`Stream::launch`].
-    #[track_caller]
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
         self.launch(stream, Collective::Barrier, None, None)
     }
@@ -241,27 +236,14 @@ impl Communicator {
         }
     }
 
-    fn expect_rank(&self, op: &'static str, rank: usize) -> Result<()> {
-        let size = self.size();
-        if rank < size {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::IndexOutOfRange {
-            op,
-            index: i64::try_from(rank).unwrap_or(i64::MAX),
-            size,
-        }))
-    }
-
     fn expect_other(&self, op: &'static str, rank: usize) -> Result<()> {
-        self.expect_rank(op, rank)?;
+        expect_rank(op, rank, self.size())?;
         if rank != self.rank() {
             return Ok(());
         }
         Err(Error::invalid(op, "rank", "another one than this", format_args!("{rank}")))
     }
 
-    #[track_caller]
     fn launch(
         &self,
         stream: &Stream,
@@ -269,7 +251,7 @@ impl Communicator {
         x: Option<View<'_>>,
         out: Option<View<'_>>,
     ) -> Result<()> {
-        let Rank { backend, device, options, staging, .. } = &*self.0;
+        let Inner { backend, device, options, staging, .. } = &*self.0;
         let op = collective.name();
         if let Some(failure) = backend.failure(collective) {
             return Err(met_by(op, failure));
@@ -277,12 +259,12 @@ impl Communicator {
         if stream.device() != device {
             return Err(Error::device_mismatch(op, device, stream.device()));
         }
-        let (dtype, shape) = operand(op, collective, x, out)?;
+        let (dtype, shape) = checked(op, collective, x, out)?;
         let call = Call { collective, dtype, shape, order: options.order };
         if let Some(launched) = backend.launch(&call, stream, x, out) {
             return launched.map_err(|error| met_by(op, error));
         }
-        let [x, out] = [x, out].map(|view| view.map(Place::of));
+        let [x, out] = [x, out].map(|view| view.map(Operand::new));
         match staging {
             None => self.meet(stream, call, x, out),
             Some(staging) => self.meet_staged(stream, staging, call, x, out),
@@ -290,14 +272,20 @@ impl Communicator {
     }
 
     /// Launches a collective on a stream that its operands are within reach of.
-    #[track_caller]
-    fn meet(&self, stream: &Stream, call: Call, x: Option<Place<'_>>, out: Option<Place<'_>>) -> Result<()> {
-        let Rank { backend, token, .. } = &*self.0;
+    fn meet(
+        &self,
+        stream: &Stream,
+        call: Call,
+        x: Option<Operand<'_>>,
+        out: Option<Operand<'_>>,
+    ) -> Result<()> {
+        let Inner { backend, token, .. } = &*self.0;
         let workspace = match backend.workspace_bytes(&call, stream.device()) {
             0 => None,
             bytes => Some(allocator::allocate_shared(stream, bytes)?),
         };
-        let at = |place: Option<Place<'_>>| place.map_or(std::ptr::null_mut(), |place| place.address());
+        let at =
+            |operand: Option<Operand<'_>>| operand.map_or(std::ptr::null_mut(), |operand| operand.address());
         let memory = Memory {
             input: at(x),
             output: at(out),
@@ -313,54 +301,28 @@ impl Communicator {
 
     /// Launches a collective on the host, between a copy of its input to pinned memory, which the host waits for, and one of its
     /// output back.
-    #[track_caller]
     fn meet_staged(
         &self,
         stream: &Stream,
         staging: &Stream,
         call: Call,
-        x: Option<Place<'_>>,
-        out: Option<Place<'_>>,
+        x: Option<Operand<'_>>,
+        out: Option<Operand<'_>>,
     ) -> Result<()> {
         let op = call.op();
-        let pinned = |place: Place<'_>| allocator::allocate_shared(staging, place.bytes.max(1));
+        let pinned = |operand: Operand<'_>| allocator::allocate_shared(staging, operand.bytes.max(1));
         let (input, output) = (x.map(pinned).transpose()?, out.map(pinned).transpose()?);
-        if let (Some(x), Some(input)) = (x.filter(Place::has_any), &input) {
+        if let (Some(x), Some(input)) = (x.filter(|x| !x.is_empty()), &input) {
             stream.copy_across(op, input, 0, x.buffer, x.start..x.start + x.bytes)?;
             // A stream of the host would ask the driver late, when it has work that waits for this collective.
             stream.synchronize()?;
         }
-        let staged = |buffer| Place { buffer, start: 0, bytes: 0 };
+        let staged = |buffer| Operand { buffer, start: 0, bytes: 0 };
         self.meet(staging, call, input.as_deref().map(staged), output.as_deref().map(staged))?;
-        if let (Some(out), Some(output)) = (out.filter(Place::has_any), &output) {
+        if let (Some(out), Some(output)) = (out.filter(|out| !out.is_empty()), &output) {
             stream.copy_across(op, out.buffer, out.start, output, 0..out.bytes)?;
         }
         Ok(())
-    }
-}
-
-/// Where an operand lies, which is dense.
-#[derive(Clone, Copy)]
-struct Place<'a> {
-    buffer: &'a Buffer,
-    start: usize,
-    bytes: usize,
-}
-
-impl<'a> Place<'a> {
-    fn of(view: View<'a>) -> Place<'a> {
-        let each = view.dtype.size_bytes();
-        // What has no elements may have any offset.
-        let start = view.layout.offset().wrapping_mul(each);
-        Place { buffer: view.buffer, start, bytes: view.layout.elements() * each }
-    }
-
-    fn has_any(&self) -> bool {
-        self.bytes > 0
-    }
-
-    fn address(self) -> *mut u8 {
-        self.buffer.ptr().wrapping_add(self.start)
     }
 }
 
@@ -370,61 +332,44 @@ impl fmt::Debug for Communicator {
     }
 }
 
-/// What the ranks must agree on about the operands.
-fn operand(
-    op: &'static str,
-    collective: Collective,
-    x: Option<View<'_>>,
-    out: Option<View<'_>>,
-) -> Result<(device::DType, Dims)> {
-    let Some(view) = x.or(out) else { return Ok((device::DType::U8, Dims::new())) };
-    for view in [x, out].into_iter().flatten() {
-        expect_dense(op, &view)?;
-    }
-    if let Some(out) = out.filter(|out| out.dtype != view.dtype) {
-        return Err(Error::dtype_mismatch(op, view.dtype, out.dtype));
-    }
-    if let (Some(x), Some(out)) = (x, out) {
-        expect_apart(op, collective, x, out)?;
-    }
-    let refused = match collective.reduce() {
-        Some(Reduce::Mean) => !view.dtype.is_float(),
-        Some(Reduce::Sum | Reduce::Prod) => view.dtype == device::DType::Bool,
-        _ => false,
-    };
-    if refused {
-        return Err(Error::dtype_unsupported(op, view.dtype));
-    }
-    Ok((view.dtype, Dims::from_slice(view.shape())))
-}
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use autograd::Var;
+    use device::Error;
+    use tensor::{DType, Tensor};
 
-/// That operands have no byte in common, unless they are the same ones of a collective that works in place.
-fn expect_apart(op: &'static str, collective: Collective, x: View<'_>, out: View<'_>) -> Result<()> {
-    let ([x_at, out_at], same) = ([x, out].map(Place::of), std::ptr::eq(x.buffer, out.buffer));
-    let is_same = x_at.start == out_at.start && x_at.bytes == out_at.bytes;
-    let works_in_place = matches!(collective, Collective::AllReduce(_) | Collective::Broadcast { .. });
-    let overlap = x_at.start < out_at.start + out_at.bytes && out_at.start < x_at.start + x_at.bytes;
-    if !same || !overlap || (is_same && works_in_place) {
-        return Ok(());
-    }
-    let bytes = |place: Place<'_>| place.start..place.start + place.bytes;
-    let value = format_args!("bytes {:?} and {:?} of one buffer", bytes(x_at), bytes(out_at));
-    Err(Error::invalid(op, "out", "apart from the input", value))
-}
+    use crate::{Communicator, DataParallel, Reduce, Rendezvous, TensorCollectives, VarCollectives};
 
-fn expect_dense(op: &'static str, view: &View<'_>) -> Result<()> {
-    let end = view.layout.end().saturating_mul(view.dtype.size_bytes());
-    if view.layout.is_contiguous() && end <= view.buffer.len_bytes() {
-        return Ok(());
+    fn expect_line<T>(line: u32, result: crate::Result<T>) {
+        let error: Error = result.err().unwrap();
+        let location = error.location();
+        assert_eq!((location.file(), location.line()), (file!(), line), "{error}");
     }
-    let (strides, bytes) = (view.layout.strides(), view.buffer.len_bytes());
-    let value = format_args!("shape {:?} with strides {strides:?} in {bytes} bytes", view.shape());
-    Err(Error::invalid(op, "operand", "dense, in row-major order, within its buffer", value))
-}
 
-fn expect_shape(op: &'static str, view: View<'_>, shape: &[usize]) -> Result<()> {
-    if view.shape() == shape {
-        return Ok(());
+    #[test]
+    fn errors_name_the_line_of_the_caller() {
+        let mut comms = Communicator::threads(2).unwrap();
+        let comm = comms.remove(0);
+        let stream = comm.device().default_stream();
+        let x = Tensor::zeros(&[3], DType::I64, comm.device()).unwrap();
+        let var = Var::constant(x.clone());
+        expect_line(line!(), comm.broadcast(&stream, x.view(), x.view(), 5));
+        expect_line(line!(), comm.all_reduce(&stream, x.view(), x.view(), Reduce::Mean));
+        expect_line(line!(), comm.scattered("test", &[3]));
+        expect_line(line!(), comm.send(&stream, x.view(), 0));
+        expect_line(line!(), x.broadcast(&comm, 5));
+        expect_line(line!(), x.reduce_scatter(&comm, Reduce::Sum));
+        expect_line(line!(), Tensor::recv(&[1], DType::F32, &comm, 7));
+        expect_line(line!(), var.reduce(&comm, 5));
+        expect_line(line!(), var.all_to_all(&comm));
+        expect_line(line!(), Communicator::threads(0));
+        expect_line(line!(), Rendezvous::meet(([127, 0, 0, 1], 9).into(), 2, 2, "", Default::default()));
+        // The failure was found elsewhere.
+        drop(comms);
+        expect_line(line!(), comm.barrier(&stream));
+        expect_line(line!(), x.all_reduce(&comm, Reduce::Sum));
+        expect_line(line!(), comm.split(Some(0), 0));
+        expect_line(line!(), DataParallel::new(models::mlp(&[1, 1], 0, comm.device()).unwrap(), &comm));
     }
-    Err(Error::shape_mismatch(op, shape, view.shape()))
 }

@@ -105,6 +105,7 @@ struct Buckets {
     settled: bool,
 }
 
+#[derive::located]
 impl<M: Module> DataParallel<M> {
     /// Makes `model` the same on all ranks: parameters and buffers become those of rank 0, in place. The communicator is
     /// duplicated, so every rank calls this, and the host waits for them.
@@ -207,17 +208,12 @@ impl<M: Module> DataParallel<M> {
             }
         }
         let broadcast = |(_, buffers): (DType, Vec<Tensor>)| -> Result<()> {
-            let flat = buffers.iter().map(|buffer| buffer.reshape(&[buffer.elements()]));
-            let flat: Vec<Tensor> = flat.collect::<Result<_>>()?;
-            let all = Tensor::cat(&flat.iter().collect::<Vec<_>>(), 0)?;
+            let all = joined(&buffers)?;
             all.broadcast_(&self.comm, 0)?;
-            let mut start = 0;
             // Rank 0 has them.
-            for buffer in buffers.iter().filter(|_| self.comm.rank() != 0) {
-                buffer.copy_(&all.narrow(0, start, buffer.elements())?.reshape(buffer.shape())?)?;
-                start += buffer.elements();
-            }
-            Ok(())
+            let is_root = self.comm.rank() == 0;
+            let parts = if is_root { Vec::new() } else { parts_of(&all, &buffers)? };
+            buffers.iter().zip(&parts).try_for_each(|(buffer, part)| buffer.copy_(part))
         };
         self.stream.scope(|| by_dtype.into_iter().try_for_each(broadcast))
     }
@@ -243,25 +239,15 @@ impl<M: Module> DataParallel<M> {
     /// Launches the mean of these gradients on `stream` as one collective, of which each gets its part.
     fn mean(&self, gradients: &[Tensor], stream: &Stream) -> Result<Vec<Tensor>> {
         stream.scope(|| {
-            let flat: Vec<Tensor> = gradients
-                .iter()
-                .map(|gradient| gradient.reshape(&[gradient.elements()]))
-                .collect::<Result<_>>()?;
-            let all = match &flat[..] {
-                [one] => one.all_reduce(&self.comm, Reduce::Mean)?,
+            let all = match gradients {
+                [one] => one.reshape(&[one.elements()])?.all_reduce(&self.comm, Reduce::Mean)?,
                 several => {
-                    let all = Tensor::cat(&several.iter().collect::<Vec<_>>(), 0)?;
+                    let all = joined(several)?;
                     all.all_reduce_(&self.comm, Reduce::Mean)?;
                     all
                 }
             };
-            let mut start = 0;
-            let part = |gradient: &Tensor| {
-                let from = start;
-                start += gradient.elements();
-                all.narrow(0, from, gradient.elements())?.reshape(gradient.shape())
-            };
-            gradients.iter().map(part).collect()
+            parts_of(&all, gradients)
         })
     }
 
@@ -272,6 +258,23 @@ impl<M: Module> DataParallel<M> {
             here.all_reduce(&self.comm, Reduce::Max)?.to_vec()
         })
     }
+}
+
+/// The elements of all tensors, one behind the other.
+fn joined(tensors: &[Tensor]) -> Result<Tensor> {
+    let flat = tensors.iter().map(|tensor| tensor.reshape(&[tensor.elements()]));
+    let flat: Vec<Tensor> = flat.collect::<Result<_>>()?;
+    Tensor::cat(&flat.iter().collect::<Vec<_>>(), 0)
+}
+
+/// Parts of `all` in the shapes of `tensors`.
+fn parts_of(all: &Tensor, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+    let mut start = 0;
+    let part = |tensor: &Tensor| {
+        start += tensor.elements();
+        all.narrow(0, start - tensor.elements(), tensor.elements())?.reshape(tensor.shape())
+    };
+    tensors.iter().map(part).collect()
 }
 
 /// The parameters that get gradients, the last one first.

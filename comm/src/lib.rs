@@ -34,53 +34,33 @@ mod backend;
 mod call;
 mod communicator;
 mod data_parallel;
+mod failure;
 mod launch;
 #[cfg(all(unix, feature = "mpi"))]
 mod mpi;
 #[cfg(feature = "nccl")]
 mod nccl;
+mod operand;
 mod options;
+mod split;
 mod sums;
+#[cfg(any(feature = "nccl", all(unix, feature = "mpi")))]
+mod symbols;
 mod tensors;
 mod threads;
 mod vars;
 mod work;
 
-use device::{Device, Error, ErrorKind, Result};
+use device::{Error, ErrorKind, Result};
 
 pub use backend::Backend;
-pub use call::{Call, Collective, Memory};
+pub use call::{Call, Collective, Memory, ReduceOrder};
 pub use communicator::Communicator;
 pub use data_parallel::{DataParallel, DataParallelOptions};
+pub use kernels::ReduceOp as Reduce;
 pub use launch::{Launch, Rendezvous};
 #[cfg(feature = "nccl")]
 pub use nccl::NcclId;
-pub use options::{CommModel, CommOptions, Reduce, ReduceOrder};
+pub use options::{CommModel, CommOptions};
 pub use tensors::TensorCollectives;
 pub use vars::VarCollectives;
-
-/// What a group failed with, as `op` meets it.
-fn met_by(op: &'static str, failure: Error) -> Error {
-    match failure.kind() {
-        ErrorKind::RankLost { rank, reason, .. } => {
-            Error::new(ErrorKind::RankLost { op, rank: *rank, reason: reason.clone() })
-        }
-        _ => failure,
-    }
-}
-
-/// A device for each rank.
-fn expect_different(op: &'static str, devices: &[Device]) -> Result<()> {
-    if devices.is_empty() {
-        return Err(Error::invalid(op, "devices", "at least 1", 0));
-    }
-    match (0..devices.len()).find(|&rank| devices[..rank].contains(&devices[rank])) {
-        Some(rank) => Err(Error::invalid(
-            op,
-            "devices",
-            "a device for each rank",
-            format_args!("that of rank {rank} twice"),
-        )),
-        None => Ok(()),
-    }
-}

@@ -1,62 +1,8 @@
 //! What a communicator and its collectives can be asked for.
 
-use std::fmt;
 use std::time::Duration;
 
-use kernels::ReduceOp;
-
-use crate::Collective;
-
-/// How the elements of all ranks become one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Reduce {
-    /// `x0 + x1 + ..`.
-    #[default]
-    Sum,
-    /// The sum divided by the number of ranks, of floats only.
-    Mean,
-    /// The largest; NaN if any is.
-    Max,
-    /// The smallest; NaN if any is.
-    Min,
-    /// `x0 * x1 * ..`.
-    Prod,
-}
-
-impl Reduce {
-    /// What elements are joined by.
-    pub(crate) fn op(self) -> ReduceOp {
-        match self {
-            Reduce::Sum => ReduceOp::Sum,
-            Reduce::Mean => ReduceOp::Mean,
-            Reduce::Max => ReduceOp::Max,
-            Reduce::Min => ReduceOp::Min,
-            Reduce::Prod => ReduceOp::Prod,
-        }
-    }
-}
-
-impl fmt::Display for Reduce {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Reduce::Sum => "sum",
-            Reduce::Mean => "mean",
-            Reduce::Max => "max",
-            Reduce::Min => "min",
-            Reduce::Prod => "prod",
-        })
-    }
-}
-
-/// In which order the ranks' elements are reduced. Not `device::Order`, which is that of a captured step's commands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ReduceOrder {
-    /// That of the ranks: `((x0 + x1) + x2) + ..`, the same bits with every backend.
-    #[default]
-    Ranks,
-    /// What the backend does fastest. All ranks get the same bits, but those depend on the backend and on the machines.
-    Fast,
-}
+use crate::{Collective, ReduceOrder};
 
 /// What a communicator can be asked to be.
 #[derive(Clone, Copy, Debug)]

@@ -90,6 +90,7 @@ pub trait TensorCollectives: Sized {
     fn recv(shape: &[usize], dtype: DType, comm: &Communicator, from: usize) -> Result<Tensor>;
 }
 
+#[derive::located]
 impl TensorCollectives for Tensor {
     fn all_reduce(&self, comm: &Communicator, reduce: Reduce) -> Result<Tensor> {
         exchange(self, comm, self.shape(), |stream, x, out| comm.all_reduce(stream, x, out, reduce))

@@ -4,8 +4,9 @@
 //! has to depend on the result, and its input has to require a gradient, on all ranks or on none.
 
 use autograd::{Grads, Save, Var, one, record};
-use tensor::{DType, Error, ErrorKind, Result, Tensor};
+use tensor::{DType, Error, Result, Tensor};
 
+use crate::failure::expect_rank;
 use crate::{Communicator, Reduce, TensorCollectives};
 
 /// Collectives of a [`Var`].
@@ -80,6 +81,7 @@ pub trait VarCollectives: Sized {
     fn recv(shape: &[usize], dtype: DType, comm: &Communicator, from: usize) -> Result<Var>;
 }
 
+#[derive::located]
 impl VarCollectives for Var {
     fn all_reduce(&self, comm: &Communicator, reduce: Reduce) -> Result<Var> {
         const OP: &str = "all_reduce";
@@ -125,10 +127,7 @@ impl VarCollectives for Var {
 
     fn reduce(&self, comm: &Communicator, root: usize) -> Result<Var> {
         const OP: &str = "reduce";
-        if root >= comm.size() {
-            let index = i64::try_from(root).unwrap_or(i64::MAX);
-            return Err(Error::new(ErrorKind::IndexOutOfRange { op: OP, index, size: comm.size() }));
-        }
+        expect_rank(OP, root, comm.size())?;
         let sum = self.value().all_reduce(comm, Reduce::Sum)?;
         let value = if comm.rank() == root { sum } else { Tensor::zeros_like(&sum)? };
         let comm = comm.clone();

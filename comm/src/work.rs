@@ -5,7 +5,8 @@ use std::sync::Arc;
 use device::cuda::Queue;
 use device::{Binder, CommandKind, Cpu, Work};
 
-use crate::{Backend, Call, Memory, Result, met_by};
+use crate::failure::met_by;
+use crate::{Backend, Call, Memory, Result};
 
 /// One rank's part of a collective.
 pub(crate) struct Meeting {

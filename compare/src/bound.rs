@@ -3,8 +3,7 @@
 use ::profile::{longest_chain_ms, median};
 use device::{CommandKind, CommandRecord, KernelRecord, Recording};
 
-use super::ScheduleReport;
-use super::profile::StepProfile;
+use crate::{ScheduleReport, StepProfile};
 
 /// The best that a concurrent step could take, and how long its commands would keep the whole device busy, if that is known for any order
 /// of them. Commands alone take as long as in `alone`, on the share of the threads that a lane has.

@@ -9,12 +9,12 @@ use autograd::{
 };
 use device::{DType, Device, Error, Recording, Result, Stream, StreamId, SyncStats};
 use parking_lot::Mutex;
-use tensor::{PlanReport, Tensor, Tensors};
+use tensor::{Tensor, Tensors};
 
-use super::hosted::host_of;
-use super::profile::StepProfile;
-use super::{CompareOptions, ScheduleReport};
-use crate::{CapturedStep, Evaluation, Model, Overlap, Training, Workload};
+use crate::{
+    CapturedReport, CapturedStep, CompareOptions, Evaluation, Model, Overlap, ScheduleReport, StepProfile,
+    Training, Workload,
+};
 use ::profile::{Quantiles, median};
 use models::data::{LoaderSteps, Position};
 use models::{Batch, DataLoader, InMemory, LoaderOptions, Optimizer};
@@ -80,15 +80,7 @@ struct Replays {
     lanes: ConcurrentBatches,
     optimizer: Box<dyn Optimizer>,
     step: CapturedStep,
-    captures: Captures,
-}
-
-/// What was captured last, how often, and how long that took in all.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Captures {
-    pub(super) plan: PlanReport,
-    pub(super) count: usize,
-    pub(super) ms: f64,
+    captured: CapturedReport,
 }
 
 impl Replays {
@@ -99,7 +91,7 @@ impl Replays {
         order: Order,
     ) -> Replays {
         let step = CapturedStep::new(device, GraphOptions { order, ..GraphOptions::default() });
-        Replays { lanes, optimizer, step, captures: Captures::default() }
+        Replays { lanes, optimizer, step, captured: CapturedReport::default() }
     }
 
     fn training<'a>(&'a mut self, model: &'a dyn Model) -> (&'a mut CapturedStep, Training<'a>) {
@@ -113,8 +105,9 @@ impl Replays {
         let (step, training) = self.training(model);
         let (plan, fresh) = step.capture(training, batches)?;
         if fresh {
-            let Captures { count, ms: before, .. } = self.captures;
-            self.captures = Captures { plan, count: count + 1, ms: before + ms(start.elapsed()) };
+            self.captured.plan = plan;
+            self.captured.captures += 1;
+            self.captured.capture_ms += ms(start.elapsed());
         }
         Ok(())
     }
@@ -259,7 +252,12 @@ impl Runner {
             batch: options.batch,
             seed: options.seed,
             drop_last: true,
-            device: if let How::Hosted = how { host_of(&device) } else { workload.source(&device) },
+            device: match how {
+                // A device that is the host prepares batches itself.
+                How::Hosted if device.runs_on_host() => device.clone(),
+                How::Hosted => Device::cpu(),
+                _ => workload.source(&device),
+            },
             ..LoaderOptions::default()
         };
         let loader = DataLoader::new(train.clone(), loader)?;
@@ -303,10 +301,10 @@ impl Runner {
         self.device.synchronize()
     }
 
-    pub(super) fn captures(&self) -> Option<Captures> {
+    fn captured(&self) -> Option<CapturedReport> {
         match &self.schedule {
-            Schedule::Captured(replays) => Some(replays.captures),
-            Schedule::Stages(_, replays) => replays.as_ref().map(|replays| replays.lock().captures),
+            Schedule::Captured(replays) => Some(replays.captured),
+            Schedule::Stages(_, replays) => replays.as_ref().map(|replays| replays.lock().captured),
             Schedule::Lanes(..) => None,
         }
     }
@@ -334,16 +332,13 @@ impl Runner {
         }
         let counts = self.device.sync_stats() - before;
         for loss in losses {
-            self.losses.push(scalar(&loss)?);
+            self.losses.push(loss.to_dtype(DType::F64)?.item::<f64>()?);
         }
         Ok(Taken { step_ms: ms(took), launch_ms: ms(launched), counts })
     }
 
     pub(super) fn warm_up(&mut self, steps: usize) -> Result<()> {
-        for _ in 0..steps {
-            self.step(false)?;
-        }
-        Ok(())
+        (0..steps).try_for_each(|_| self.step(false).map(drop))
     }
 
     /// The measured steps start here.
@@ -384,13 +379,8 @@ impl Runner {
 
     /// Runs the settling steps untraced, then `steps` traced ones.
     pub(super) fn trace(&mut self, steps: usize) -> Result<()> {
-        for _ in 0..SETTLE {
-            self.step(false)?;
-        }
-        for _ in 0..steps {
-            self.step(true)?;
-        }
-        Ok(())
+        self.warm_up(SETTLE)?;
+        (0..steps).try_for_each(|_| self.step(true).map(drop))
     }
 
     /// All step times.
@@ -434,10 +424,12 @@ impl Runner {
             return Ok(Some(format!("{} against {} parameters", mine.len(), others.len())));
         }
         for ((name, a), (_, b)) in mine.iter().zip(&others) {
-            let (a, b) = (bits(a)?, bits(b)?);
-            let differ = a.iter().zip(&b).filter(|(a, b)| a != b).count() + a.len().abs_diff(b.len());
+            let (each, elements) = (a.dtype().size_bytes(), a.elements());
+            let (a, b) = (a.to_bytes()?, b.to_bytes()?);
+            let pairs = a.chunks(each).zip(b.chunks(each));
+            let differ = pairs.filter(|(a, b)| a != b).count() + a.len().abs_diff(b.len()) / each;
             if differ > 0 {
-                return Ok(Some(format!("{name}, in {differ} of {} elements", a.len())));
+                return Ok(Some(format!("{name}, in {differ} of {elements} elements")));
             }
         }
         Ok(None)
@@ -458,8 +450,8 @@ impl Runner {
         let per_step = |count: u64| count as f64 / steps;
         ScheduleReport {
             name: self.name,
-            captured: None,
-            hosted: None,
+            gain: None,
+            captured: self.captured(),
             streams: self.streams.len(),
             step_ms: Quantiles::of(self.times_ms()),
             launch_ms: median(self.launch_ms.iter().copied()),
@@ -491,21 +483,4 @@ impl Runner {
 /// The batches of the next step.
 fn next(batches: &mut LoaderSteps<InMemory>) -> Result<Vec<Batch>> {
     batches.next().unwrap_or_else(|| Err(Error::invalid("compare", "data", "endless", "no batch")))
-}
-
-/// A loss, read by the host; a conversion to F64 keeps its value.
-fn scalar(loss: &Tensor) -> Result<f64> {
-    if loss.dtype() == DType::F32 {
-        return Ok(f64::from(loss.item::<f32>()?));
-    }
-    loss.to_dtype(DType::F64)?.item::<f64>()
-}
-
-/// The bits of every element, in row-major order.
-fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
-    let tensor = tensor.contiguous()?;
-    if tensor.dtype() == DType::F32 {
-        return Ok(tensor.to_vec::<f32>()?.into_iter().map(|value| u64::from(value.to_bits())).collect());
-    }
-    Ok(tensor.to_dtype(DType::F64)?.to_vec::<f64>()?.into_iter().map(f64::to_bits).collect())
 }

@@ -1,4 +1,4 @@
-use ::profile::{Busy, OtherPrograms, longest_chain_ms};
+use ::profile::{Busy, OtherPrograms, Profile, longest_chain_ms};
 use approx::assert_abs_diff_eq;
 use device::{
     CommandKind, CommandRecord, DeviceFacts, KernelRecord, LaunchRecord, Moment, RangeRecord, Recording,

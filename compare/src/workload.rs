@@ -6,45 +6,52 @@ use models::{Batch, InMemory, Module, Optimizer};
 
 use crate::Scale;
 
+/// What a workload is called, and how it is trained unless told otherwise.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkloadInfo {
+    /// The name on the command line.
+    pub name: &'static str,
+    /// One line on what it is.
+    pub about: &'static str,
+    /// Rows in a lane's batch.
+    pub batch: usize,
+    /// Rows in a lane's batch when schedules are compared: enough work in a command for lanes to matter.
+    pub compared_batch: usize,
+    /// Epochs after which the model has learnt its data.
+    pub epochs: u64,
+    /// What runs at once in the concurrent schedule.
+    pub overlap: Overlap,
+    /// Whether [`Model::prepare`] works wherever the batch is, so that the host can do it before the batch is copied to the device.
+    pub prepares_on_host: bool,
+}
+
+impl WorkloadInfo {
+    /// With batches of one size, and a lane for each batch of a step.
+    pub const fn new(name: &'static str, about: &'static str, batch: usize, epochs: u64) -> WorkloadInfo {
+        let overlap = Overlap::Batches;
+        WorkloadInfo { name, about, batch, compared_batch: batch, epochs, overlap, prepares_on_host: false }
+    }
+}
+
 /// A model with its data and optimizer.
 pub trait Workload: Sync {
+    /// Its name and its defaults.
+    fn info(&self) -> WorkloadInfo;
+
     /// The name on the command line.
-    fn name(&self) -> &'static str;
-
-    /// One line on what it is.
-    fn about(&self) -> &'static str;
-
-    /// Rows in a lane's batch, unless told otherwise.
-    fn default_batch(&self) -> usize;
-
-    /// Rows in a lane's batch when schedules are compared, unless told otherwise: enough work in a command for lanes
-    /// to matter.
-    fn compared_batch(&self) -> usize {
-        self.default_batch()
+    fn name(&self) -> &'static str {
+        self.info().name
     }
-
-    /// Streams, unless told otherwise.
-    fn default_streams(&self) -> usize {
-        2
-    }
-
-    /// Epochs after which the model has learnt its data.
-    fn default_epochs(&self) -> u64;
 
     /// What runs at once in the concurrent schedule.
     fn overlap(&self) -> Overlap {
-        Overlap::Batches
+        self.info().overlap
     }
 
     /// Where its batches are before [`Model::prepare`] sees them: the device, or its [host](Device::host), from which that
     /// copies them.
     fn source(&self, device: &Device) -> Device {
         device.clone()
-    }
-
-    /// Whether [`Model::prepare`] works wherever the batch is, so that the host can do it before the batch is copied to the device.
-    fn prepares_on_host(&self) -> bool {
-        false
     }
 
     /// The scale of its images on `device`; `None` if they have one size, or if it has none.
@@ -71,18 +78,19 @@ pub trait Workload: Sync {
         self.model(seed, device)
     }
 
-    /// The training and the held-out data; `seed` decides which rows are held out. Made-up data may be smaller for a CPU.
+    /// The training and the held-out data; `seed` decides which rows are held out. Data that are made up have at least as many
+    /// rows as a batch, and may be smaller for a CPU.
     ///
     /// # Errors
-    /// `Format` if the data are damaged.
-    fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)>;
+    /// `Format` if the data are damaged; `InvalidArgument` with both numbers for a batch of more rows than are made up.
+    fn data_for(&self, batch: usize, seed: u64, device: &Device) -> Result<(InMemory, InMemory)>;
 
-    /// [`data`](Workload::data), with at least as many rows as a batch has where they are made up.
+    /// [`data_for`](Workload::data_for) any batch.
     ///
     /// # Errors
-    /// As for [`data`](Workload::data); `InvalidArgument` with both numbers for a batch of more rows than are made.
-    fn data_for(&self, _batch: usize, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
-        self.data(seed, device)
+    /// As for [`data_for`](Workload::data_for).
+    fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
+        self.data_for(1, seed, device)
     }
 
     /// The optimizer, for steps in which the gradients of `lanes` batches are added.

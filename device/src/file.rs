@@ -118,7 +118,10 @@ pub fn check_writable(path: impl AsRef<Path>) -> Result<PathBuf> {
     Unfinished::of(path).map(|file| file.target.clone()).map_err(|error| io_error(path, error))
 }
 
-fn io_error(path: &Path, source: io::Error) -> Error {
+/// The error of a file at `path`.
+#[cold]
+#[track_caller]
+pub fn io_error(path: &Path, source: io::Error) -> Error {
     Error::new(ErrorKind::Io { path: path.display().to_string().into(), source: Arc::new(source) })
 }
 

@@ -88,7 +88,7 @@ pub use memory::{AddressSpace, FailingMemory, HeldOutside, HostMemory, MemoryDri
 pub use on_drop::OnDrop;
 pub use peaks::Peaks;
 pub use pending::Stuck;
-pub use quantiles::{median, quantile};
+pub use quantiles::{median, quantiles};
 #[doc(hidden)]
 pub use random::{SplitMix, mix};
 pub use recorder::{

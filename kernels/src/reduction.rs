@@ -1,14 +1,16 @@
 //! What reductions join, how, and along which axes.
 
+use std::fmt;
+
 use smallvec::SmallVec;
 
 use crate::loops::Loops;
 
 /// How elements are joined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// `x0 + x1 + ..`; 0 without elements.
+    #[default]
     Sum,
     /// The sum divided by the number of elements; NaN without elements. Floats only.
     Mean,
@@ -30,6 +32,12 @@ impl ReduceOp {
             ReduceOp::Max => "max",
             ReduceOp::Min => "min",
         }
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -3,7 +3,7 @@
 use device::{CommandKind, CommandRecord, Place};
 
 use super::timeline::Timeline;
-use super::{Profile, ms};
+use super::{Profile, entry, ms};
 
 /// The collectives of one op and one line of the program.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,22 +29,11 @@ impl Profile {
         let mut found: Vec<Communication> = Vec::new();
         for timeline in self.timelines() {
             for (command, exposed_ns) in exposed(&timeline) {
-                let place = command.launch.place;
-                let place = place.and_then(|place| timeline.recording.places.get(place as usize)).cloned();
-                let known = found.iter().position(|known| known.op == command.op && known.place == place);
-                let at = known.unwrap_or_else(|| {
-                    let (op, place) = (command.op, place.clone());
-                    found.push(Communication {
-                        op,
-                        place,
-                        calls: 0,
-                        bytes: 0,
-                        total_ms: 0.0,
-                        exposed_ms: 0.0,
-                    });
-                    found.len() - 1
-                });
-                let of_kind = &mut found[at];
+                let place = timeline.place(command.launch.place).cloned();
+                let is_same = |known: &Communication| known.op == command.op && known.place == place;
+                let (op, place) = (command.op, place.clone());
+                let new = || Communication { op, place, calls: 0, bytes: 0, total_ms: 0.0, exposed_ms: 0.0 };
+                let of_kind = entry(&mut found, is_same, new);
                 of_kind.calls += 1;
                 of_kind.bytes += bytes(command).unwrap_or(0);
                 of_kind.total_ms += ms(command.duration_ns());

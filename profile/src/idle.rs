@@ -3,7 +3,7 @@
 use device::StreamId;
 
 use super::timeline::{Cause, HostWork, Timeline};
-use super::{Profile, ms};
+use super::{Profile, entry, ms};
 
 /// The idle time of one stream.
 #[derive(Clone, Debug)]
@@ -103,13 +103,11 @@ impl Profile {
         let mut streams: Vec<StreamIdle> = Vec::new();
         for (recording, timeline) in self.timelines().enumerate() {
             for (&stream, commands) in &timeline.streams {
-                let known = streams.iter().position(|known| known.stream == stream);
-                let known = known.unwrap_or_else(|| {
+                let new = || {
                     let name = self.stream_name(stream);
-                    streams.push(StreamIdle { stream, name, busy_ms: 0.0, idle_ms: 0.0, idle: Vec::new() });
-                    streams.len() - 1
-                });
-                let found = &mut streams[known];
+                    StreamIdle { stream, name, busy_ms: 0.0, idle_ms: 0.0, idle: Vec::new() }
+                };
+                let found = entry(&mut streams, |known| known.stream == stream, new);
                 let idle = stretches(&timeline, commands);
                 let idle_ns: u64 = idle.iter().map(|idle| idle.end_ns - idle.start_ns).sum();
                 found.idle_ms += ms(idle_ns);

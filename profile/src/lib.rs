@@ -143,6 +143,16 @@ fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
+/// The item of `list` that `is_same` accepts; added if there is none.
+fn entry<T>(list: &mut Vec<T>, is_same: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> &mut T {
+    let known = list.iter().position(is_same);
+    let at = known.unwrap_or_else(|| {
+        list.push(new());
+        list.len() - 1
+    });
+    &mut list[at]
+}
+
 /// Records a device; see [`Profile::start`].
 ///
 /// Dropped without [`stop`](Self::stop), it ends the recording.

@@ -142,8 +142,7 @@ impl Link {
             Link::Launch { op, .. } => format!("launching {op}"),
             Link::Sync { index } => {
                 let sync = &timeline.recording.syncs[*index];
-                let place =
-                    sync.place.map(|place| format!(" at {}", timeline.recording.places[place as usize]));
+                let place = timeline.place(sync.place).map(|place| format!(" at {place}"));
                 format!("{}{}", sync.op, place.unwrap_or_default())
             }
             Link::DriverCall { .. } => "memory from the driver".to_owned(),

@@ -1,6 +1,6 @@
 //! Order statistics of measured times.
 
-use device::quantile;
+use device::quantiles;
 
 /// Median, tenth and ninetieth percentile.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,10 +21,7 @@ impl Quantiles {
     /// assert_eq!((q.median, q.p10, q.p90), (2.0, 1.2, 2.8));
     /// ```
     pub fn of(values: impl IntoIterator<Item = f64>) -> Quantiles {
-        let mut values: Vec<f64> = values.into_iter().collect();
-        // What is in order is sorted again in one pass.
-        values.sort_by(f64::total_cmp);
-        let at = |share| quantile(values.iter().copied(), share);
-        Quantiles { median: at(0.5), p10: at(0.1), p90: at(0.9) }
+        let [p10, median, p90] = quantiles(values, [0.1, 0.5, 0.9]);
+        Quantiles { median, p10, p90 }
     }
 }

@@ -1,12 +1,14 @@
 //! Profiles on a [`Report`].
 
+use std::ops::Range;
+
 use device::{CommandRecord, Recording, StreamId};
 
 use super::averages::{kernel_name, place, shapes};
 use super::path::Link;
 use super::timeline;
 use super::trace::replay_row;
-use super::{IdleCause, Profile, diagnose, ms};
+use super::{IdleCause, Profile, diagnose, entry, ms};
 use crate::report::{Bars, Line, Plot, Report, Slice, Timeline};
 
 /// Commands that are drawn, at most: those of the last steps.
@@ -75,32 +77,23 @@ impl Profile {
             for part in &command.replayed {
                 let detail = format!("command {} of the step", part.command);
                 if let Some(row) = row_of(stream, Some(part.thread)) {
-                    drawing.slice(row, part.op, (part.start_ns, part.end_ns), detail);
+                    drawing.slice(row, part.op, part.start_ns..part.end_ns, detail);
                 }
             }
-            *ran = drawing.slice(
-                row,
-                command.op,
-                (command.start_ns, command.end_ns),
-                details(recording, command),
-            );
+            let times = command.start_ns..command.end_ns;
+            *ran = drawing.slice(row, command.op, times, details(recording, command));
             let launch = command.launch;
             if (launch.thread as usize) < recording.threads.len() {
                 let row = hosts + launch.thread as usize;
                 *launched =
-                    drawing.slice(row, "launch", (launch.start_ns, launch.given_ns), command.op.to_owned());
+                    drawing.slice(row, "launch", launch.start_ns..launch.given_ns, command.op.to_owned());
             }
         }
         let mut waits = Vec::with_capacity(recording.syncs.len());
         for sync in &recording.syncs {
-            let place =
-                sync.place.map(|place| recording.places[place as usize].to_string()).unwrap_or_default();
-            waits.push(drawing.slice(
-                hosts + sync.thread as usize,
-                sync.op,
-                (sync.start_ns, sync.end_ns),
-                place,
-            ));
+            let place = sync.place.map(|place| recording.places[place as usize].to_string());
+            let (row, times) = (hosts + sync.thread as usize, sync.start_ns..sync.end_ns);
+            waits.push(drawing.slice(row, sync.op, times, place.unwrap_or_default()));
         }
         for segment in self.critical_path().segments.iter().filter(|segment| segment.recording == number) {
             let place = match segment.link {
@@ -115,11 +108,8 @@ impl Profile {
         }
         if let Some(timeline) = self.timelines().nth(number) {
             for (to, (place, _)) in places.iter().enumerate() {
-                let from = timeline.awaited(to).iter().filter_map(|&from| places[from].0);
-                drawing
-                    .timeline
-                    .arrows
-                    .extend(from.zip(std::iter::repeat(*place)).filter_map(|(from, to)| Some((from, to?))));
+                let arrow = |&from: &usize| Some((places[from].0?, (*place)?));
+                drawing.timeline.arrows.extend(timeline.awaited(to).iter().filter_map(arrow));
             }
             drawing.timeline.wall_ns = timeline.end_ns.saturating_sub(origin);
         }
@@ -132,11 +122,9 @@ impl Profile {
         for stream in self.idle() {
             let mut causes: Vec<(String, f64)> = Vec::new();
             for idle in &stream.idle {
-                let (kind, length) = (self.kind(&idle.cause), ms(idle.end_ns - idle.start_ns));
-                match causes.iter_mut().find(|(known, _)| *known == kind) {
-                    Some((_, total)) => *total += length,
-                    None => causes.push((kind, length)),
-                }
+                let kind = self.kind(&idle.cause);
+                let total = entry(&mut causes, |(known, _)| *known == kind, || (kind.clone(), 0.0));
+                total.1 += ms(idle.end_ns - idle.start_ns);
             }
             causes.sort_by(|a, b| b.1.total_cmp(&a.1));
             let others: f64 = causes.drain(IDLE_KINDS.min(causes.len())..).map(|(_, length)| length).sum();
@@ -212,8 +200,9 @@ struct Drawing {
 
 impl Drawing {
     /// The number of the slice, if it is drawn.
-    fn slice(&mut self, row: usize, name: &str, (start, end): (u64, u64), detail: String) -> Option<usize> {
-        let (start_ns, end_ns) = (start.checked_sub(self.origin)?, end.saturating_sub(self.origin));
+    fn slice(&mut self, row: usize, name: &str, times: Range<u64>, detail: String) -> Option<usize> {
+        let start_ns = times.start.checked_sub(self.origin)?;
+        let end_ns = times.end.saturating_sub(self.origin);
         let slices = &mut self.timeline.slices;
         slices.push(Slice { row, start_ns, end_ns, name: name.to_owned(), detail, critical: false });
         Some(slices.len() - 1)

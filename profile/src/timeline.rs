@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use device::{CommandRecord, HandOffRecord, Moment, Recording, StreamId};
+use device::{CommandRecord, HandOffRecord, Moment, Place, Recording, StreamId};
 
 /// A recording and its order.
 pub(super) struct Timeline<'a> {
@@ -85,6 +85,11 @@ impl<'a> Timeline<'a> {
             }
         }
         timeline
+    }
+
+    /// The line of the program with this number.
+    pub(super) fn place(&self, place: Option<u32>) -> Option<&'a Place> {
+        self.recording.places.get(place? as usize)
     }
 
     pub(super) fn command(&self, at: usize) -> &'a CommandRecord {

@@ -1,11 +1,12 @@
 //! Profiles in the trace-event format that Perfetto and chrome://tracing open.
 
+use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use allocator::{Action, DeviceMemory};
-use device::{CommandRecord, Device, Error, ErrorKind, KernelRecord, Recording, Result, StreamId};
+use allocator::{Action, DeviceMemory, MemoryStats};
+use device::file::io_error;
+use device::{CommandRecord, Device, KernelRecord, Recording, Result, StreamId};
 use serde_json::{Map, Value, json};
 
 use super::averages::{place, shapes};
@@ -23,6 +24,13 @@ pub struct MemorySample {
     pub reserved_bytes: usize,
 }
 
+impl MemorySample {
+    fn first(device: &Device) -> MemorySample {
+        let MemoryStats { allocated_bytes, reserved_bytes, .. } = device.memory_stats();
+        MemorySample { at_ns: 0, allocated_bytes, reserved_bytes }
+    }
+}
+
 /// How many things of each stream's memory are kept.
 const HISTORY: usize = 1 << 16;
 
@@ -37,25 +45,15 @@ impl MemoryClock {
     pub(super) fn start(device: &Device) -> MemoryClock {
         device.record_memory_history(HISTORY);
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let stats = device.memory_stats();
-        let now = MemorySample {
-            at_ns: 0,
-            allocated_bytes: stats.allocated_bytes,
-            reserved_bytes: stats.reserved_bytes,
-        };
-        MemoryClock { start_us: u64::try_from(since.as_micros()).unwrap_or(u64::MAX), now }
+        let start_us = u64::try_from(since.as_micros()).unwrap_or(u64::MAX);
+        MemoryClock { start_us, now: MemorySample::first(device) }
     }
 
     /// What happened since, a sample each.
     pub(super) fn samples(self, device: &Device) -> Vec<MemorySample> {
         let history = device.memory_report().map(|report| report.history).unwrap_or_default();
-        let stats = device.memory_stats();
+        let mut now = MemorySample::first(device);
         device.record_memory_history(0);
-        let mut now = MemorySample {
-            at_ns: 0,
-            allocated_bytes: stats.allocated_bytes,
-            reserved_bytes: stats.reserved_bytes,
-        };
         // From the end, which is known whatever the history has forgotten.
         let mut samples = Vec::with_capacity(history.len() + 1);
         for entry in history.iter().rev() {
@@ -88,13 +86,10 @@ impl Profile {
     /// # Errors
     /// `Io` if the file cannot be written.
     pub fn write_trace(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
         let mut trace = Trace::new();
         trace.add("streamgrad", self);
-        let io = |source| {
-            Error::new(ErrorKind::Io { path: path.display().to_string().into(), source: Arc::new(source) })
-        };
-        std::fs::write(path, trace.to_json().to_string()).map_err(io)
+        let path = path.as_ref();
+        std::fs::write(path, trace.to_json().to_string()).map_err(|error| io_error(path, error))
     }
 }
 
@@ -201,9 +196,9 @@ impl Process<'_> {
         self.event(json!({ "ph": "M", "name": what, "args": { "name": name } }), tid, 0);
     }
 
-    fn slice(&mut self, tid: usize, name: &str, (start_ns, end_ns): (u64, u64), args: Map<String, Value>) {
-        let duration = us(end_ns.saturating_sub(start_ns));
-        self.event(json!({ "ph": "X", "name": name, "dur": duration, "args": args }), tid, start_ns);
+    fn slice(&mut self, tid: usize, name: &str, times: Range<u64>, args: Map<String, Value>) {
+        let duration = us(times.end.saturating_sub(times.start));
+        self.event(json!({ "ph": "X", "name": name, "dur": duration, "args": args }), tid, times.start);
     }
 
     fn counter(&mut self, name: &str, at_ns: u64, values: Value) {
@@ -215,7 +210,7 @@ impl Process<'_> {
         let ends = if recording.steps.is_empty() { &whole[..] } else { &recording.steps };
         let mut start = 0;
         for &end in ends {
-            self.slice(STEPS, &format!("step {}", self.steps), (start, end), Map::new());
+            self.slice(STEPS, &format!("step {}", self.steps), start..end, Map::new());
             self.steps += 1;
             start = end;
         }
@@ -223,16 +218,16 @@ impl Process<'_> {
 
     fn command(&mut self, recording: &Recording, command: &CommandRecord) {
         let tid = self.track(command.moment.stream, None);
-        let times = (command.start_ns, command.end_ns);
+        let times = command.start_ns..command.end_ns;
         self.slice(tid, command.op, times, arguments(recording, command));
         for part in &command.replayed {
             let tid = self.track(command.moment.stream, Some(part.thread));
             let args = [("command".to_owned(), json!(part.command))].into_iter().collect();
-            self.slice(tid, part.op, (part.start_ns, part.end_ns), args);
+            self.slice(tid, part.op, part.start_ns..part.end_ns, args);
         }
         if (command.launch.thread as usize) < recording.threads.len() {
             let (thread, launch) = (THREADS + command.launch.thread as usize, command.launch);
-            let times = (launch.start_ns, launch.end_ns);
+            let times = launch.start_ns..launch.end_ns;
             self.slice(thread, &format!("launch {}", command.op), times, Map::new());
             self.arrow("launch", (thread, launch.start_ns), (tid, command.start_ns));
         }
@@ -244,7 +239,7 @@ impl Process<'_> {
         }
         for range in &recording.ranges {
             let tid = THREADS + range.thread as usize;
-            self.slice(tid, &range.name, (range.start_ns, range.end_ns), Map::new());
+            self.slice(tid, &range.name, range.start_ns..range.end_ns, Map::new());
         }
         let line = |place: Option<u32>| {
             let place =
@@ -252,13 +247,13 @@ impl Process<'_> {
             place.into_iter().collect()
         };
         for sync in &recording.syncs {
-            let times = (sync.start_ns, sync.end_ns);
+            let times = sync.start_ns..sync.end_ns;
             self.slice(THREADS + sync.thread as usize, sync.op, times, line(sync.place));
         }
         for call in &recording.driver_calls {
             let mut args: Map<String, Value> = line(call.place);
             args.insert("bytes".to_owned(), json!(call.bytes));
-            let times = (call.start_ns, call.end_ns);
+            let times = call.start_ns..call.end_ns;
             self.slice(THREADS + call.thread as usize, "memory from the driver", times, args);
         }
     }

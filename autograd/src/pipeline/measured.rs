@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use device::{median, quantile};
+use device::{median, quantiles};
 
 /// The least gain, as a part of the time on one stream, for which several are used.
 const LEAST_GAIN: f64 = 0.03;
@@ -10,10 +10,10 @@ const LEAST_GAIN: f64 = 0.03;
 /// Whether the times on several streams are less than those on one by more than the noise of these: by more than they differ
 /// among themselves, the outermost quarters left out.
 fn pays(one: &[f64], several: &[f64]) -> bool {
-    let at = |share| quantile(one.iter().copied(), share);
     let outer = (one.len() / 4) as f64 / one.len().saturating_sub(1).max(1) as f64;
-    let noise = (at(1.0 - outer) - at(outer)).max(LEAST_GAIN * at(0.5));
-    !several.is_empty() && median(several.iter().copied()) + noise < at(0.5)
+    let [low, middle, high] = quantiles(one.iter().copied(), [outer, 0.5, 1.0 - outer]);
+    let noise = (high - low).max(LEAST_GAIN * middle);
+    !several.is_empty() && median(several.iter().copied()) + noise < middle
 }
 
 /// Runs on one stream and on several in turn, and keeps the faster one.

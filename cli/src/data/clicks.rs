@@ -1,6 +1,6 @@
 //! A synthetic log of clicks, for models of advertisements: made up, with a known best loss.
 
-use device::{Error, Result};
+use device::Result;
 
 use models::random::{SplitMix, mix};
 use models::{InMemory, Ragged};
@@ -63,15 +63,8 @@ impl ClickLog {
     /// `InvalidArgument` for no rows, no dense features, and a feature without values.
     pub fn new(options: &ClickOptions) -> Result<ClickLog> {
         let ClickOptions { rows, dense, categories, most, seed } = options;
-        for (argument, count) in [
-            ("rows", *rows),
-            ("dense", *dense),
-            ("categories", categories.iter().copied().min().unwrap_or(1)),
-        ] {
-            if count == 0 {
-                return Err(Error::invalid("click log", argument, "at least 1", 0));
-            }
-        }
+        let least = categories.iter().copied().min().unwrap_or(1);
+        crate::expect_positive("click log", [("rows", *rows), ("dense", *dense), ("categories", least)])?;
         // Each part has numbers of its own, so that more of one leave the others as they are.
         let random = |part: u64| SplitMix(mix(&[*seed, part]));
         let hidden = |part: u64, count: usize, deviation: f64| -> Vec<f64> {

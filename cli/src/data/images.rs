@@ -1,6 +1,6 @@
 //! Synthetic images: each class has a colour, and every pixel some noise.
 
-use device::{Error, Result};
+use device::Result;
 
 use models::InMemory;
 use models::random::{SplitMix, mix};
@@ -65,11 +65,7 @@ impl Images {
     /// Pixels of all images, and the classes of their blocks.
     fn draw(&self, blocks: usize) -> Result<(Vec<f32>, Vec<i64>)> {
         let Images { rows, size, classes, seed } = *self;
-        for (argument, count) in [("rows", rows), ("size", size), ("classes", classes)] {
-            if count == 0 {
-                return Err(Error::invalid("images", argument, "at least 1", 0));
-            }
-        }
+        crate::expect_positive("images", [("rows", rows), ("size", size), ("classes", classes)])?;
         let mut random = SplitMix(mix(&[seed, 0]));
         let colours: Vec<f32> = (0..classes * CHANNELS).map(|_| random.unit() as f32).collect();
         let area = size * size;
@@ -100,7 +96,7 @@ fn block(pixel: usize, size: usize, blocks: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use device::ErrorKind;
+    use device::{Error, ErrorKind};
 
     #[test]
     fn images_depend_on_the_seed_and_their_number() {

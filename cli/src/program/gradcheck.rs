@@ -1,11 +1,12 @@
 //! `streamgrad gradcheck`: every op's gradient against finite differences.
 
 use streamgrad::ops::{self, OpEntry, Sample};
-use streamgrad::{Device, Error, GradCheck, gradcheck, gradgradcheck};
+use streamgrad::{Device, Error, GradCheck, GradCheckReport, gradcheck, gradgradcheck};
 
+use super::args::device;
+use super::failure::Failure;
 use super::output::Printer;
 use super::table::Table;
-use super::{Failure, device};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -22,10 +23,22 @@ struct Checked {
     samples: usize,
     derivatives: usize,
     /// The largest absolute errors, of first and of second derivatives.
-    first: f64,
-    second: Option<f64>,
+    errors: [Option<f64>; 2],
     /// The sample and order of each check that failed, with the reason.
     failed: Vec<(String, Error)>,
+}
+
+impl Checked {
+    /// Adds the result of a check of first derivatives, `order` 0, or of second ones, `order` 1.
+    fn add(&mut self, what: String, found: Result<GradCheckReport, Error>, order: usize) {
+        match found {
+            Ok(report) => {
+                self.derivatives += report.checked;
+                self.errors[order] = Some(self.errors[order].unwrap_or(0.0).max(report.max_error));
+            }
+            Err(error) => self.failed.push((what, error)),
+        }
+    }
 }
 
 pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
@@ -34,21 +47,20 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     let mut table = Table::new(1);
     table.row(["op", "samples", "derivatives", "max error", "second order", "result"]);
     let mut failed = Vec::new();
+    let shown = |error: Option<f64>| error.map_or_else(|| "-".to_owned(), |error| format!("{error:.1e}"));
     for entry in &entries {
         let checked = check(entry, &device)?;
         table.row([
             entry.name.to_owned(),
             checked.samples.to_string(),
             checked.derivatives.to_string(),
-            format!("{:.1e}", checked.first),
-            checked.second.map_or_else(|| "-".to_owned(), |error| format!("{error:.1e}")),
+            shown(checked.errors[0]),
+            shown(checked.errors[1]),
             if checked.failed.is_empty() { "ok" } else { "FAILED" }.to_owned(),
         ]);
         failed.extend(checked.failed.into_iter().map(|(what, error)| (entry.name, what, error)));
     }
-    for line in table.lines() {
-        printer.line(format_args!("{line}"))?;
-    }
+    printer.table(&table)?;
     printer.empty_line()?;
     for (op, what, error) in &failed {
         printer.line(format_args!("{op}, {what}: {error}"))?;
@@ -78,21 +90,10 @@ fn check(entry: &OpEntry, device: &Device) -> Result<Checked, Failure> {
         checked.samples += 1;
         let Sample { name, inputs, run } = &sample;
         let options = GradCheck::default();
-        match gradcheck(|vars| run(vars), inputs, options) {
-            Ok(report) => {
-                checked.derivatives += report.checked;
-                checked.first = checked.first.max(report.max_error);
-            }
-            Err(error) => checked.failed.push(((*name).to_owned(), error)),
-        }
+        checked.add((*name).to_owned(), gradcheck(|vars| run(vars), inputs, options), 0);
         if entry.twice_differentiable {
-            match gradgradcheck(|vars| run(vars), inputs, options) {
-                Ok(report) => {
-                    checked.derivatives += report.checked;
-                    checked.second = Some(checked.second.unwrap_or(0.0).max(report.max_error));
-                }
-                Err(error) => checked.failed.push((format!("{name}, second order"), error)),
-            }
+            let found = gradgradcheck(|vars| run(vars), inputs, options);
+            checked.add(format!("{name}, second order"), found, 1);
         }
     }
     Ok(checked)

@@ -3,7 +3,7 @@
 use streamgrad::Device;
 use streamgrad::device::environment;
 
-use super::Failure;
+use super::failure::Failure;
 use super::output::Printer;
 use super::table::Table;
 
@@ -34,11 +34,9 @@ pub(super) fn run(printer: &mut Printer) -> Result<bool, Failure> {
     }
     table.row(["device auto", &Device::best().name()]);
     for workload in workloads::ALL {
-        table.row([&format!("workload {}", workload.name()), workload.about()]);
+        table.row([&format!("workload {}", workload.name()), workload.info().about]);
     }
-    for line in table.lines() {
-        printer.line(format_args!("{line}"))?;
-    }
+    printer.table(&table)?;
     Ok(environment::check().is_ok())
 }
 

@@ -1,5 +1,6 @@
 //! The command line: arguments, errors, exit codes.
 
+mod args;
 mod compare;
 mod failure;
 mod gradcheck;
@@ -10,6 +11,7 @@ mod output;
 mod plan;
 mod ranks;
 mod report;
+mod show;
 mod sweep;
 mod table;
 mod train;
@@ -18,8 +20,6 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use streamgrad::Device;
-use streamgrad::compare::{Scale, Workload};
 
 use failure::{FAILED, Failure};
 use output::Printer;
@@ -29,11 +29,11 @@ use output::Printer;
 #[command(name = "streamgrad", version, about)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Subcommands,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum Subcommands {
     /// Train on one stream and on several: times, equality, and what limits the speed-up.
     Compare(compare::Args),
     /// Train on the digits, with checkpoints.
@@ -48,7 +48,7 @@ enum Command {
     /// What `launch` starts: one rank, which ends with it.
     #[cfg(unix)]
     #[command(hide = true)]
-    Rank(launch::Rank),
+    Rank(launch::RankCommand),
     /// Say what devices there are, and why one is missing.
     Info,
 }
@@ -69,20 +69,20 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command, printer: &mut Printer) -> Result<bool, Failure> {
-    if !matches!(command, Command::Info) {
+fn run(command: Subcommands, printer: &mut Printer) -> Result<bool, Failure> {
+    if !matches!(command, Subcommands::Info) {
         info::check_environment()?;
     }
     match command {
-        Command::Compare(args) => compare::run(&args, printer),
-        Command::Train(args) => train::run(&args, printer),
-        Command::Plan(args) => plan::run(&args, printer),
-        Command::Gradcheck(args) => gradcheck::run(&args, printer),
+        Subcommands::Compare(args) => compare::run(&args, printer),
+        Subcommands::Train(args) => train::run(&args, printer),
+        Subcommands::Plan(args) => plan::run(&args, printer),
+        Subcommands::Gradcheck(args) => gradcheck::run(&args, printer),
         #[cfg(unix)]
-        Command::Launch(args) => launch::run(args),
+        Subcommands::Launch(args) => launch::run(args),
         #[cfg(unix)]
-        Command::Rank(rank) => rank.run(),
-        Command::Info => info::run(printer),
+        Subcommands::Rank(rank) => rank.run(),
+        Subcommands::Info => info::run(printer),
     }
 }
 
@@ -104,45 +104,4 @@ fn usage(error: &clap::Error, printer: &mut Printer) -> Result<bool, Failure> {
             Err(Failure::Usage(line.strip_prefix("error: ").unwrap_or(&line).to_owned()))
         }
     }
-}
-
-/// Reads a count of at least one.
-fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("must be at least 1".into()),
-        Ok(count) => Ok(count),
-        Err(_) => Err("must be a whole number of at least 1".into()),
-    }
-}
-
-/// Reads a rate: positive and finite.
-fn rate(text: &str) -> Result<f64, String> {
-    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    rate.ok_or_else(|| "must be a positive number".into())
-}
-
-/// `auto`, `cpu` or `cuda:N`.
-fn device(name: &str) -> Result<Device, Failure> {
-    let ordinal = match name {
-        "auto" => return Ok(Device::best()),
-        "cpu" => return Ok(Device::cpu()),
-        "cuda" => Some(0),
-        _ => name.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok()),
-    };
-    let ordinal = ordinal
-        .ok_or_else(|| Failure::Usage(format!("--device: expected auto, cpu or cuda:N, got {name:?}")))?;
-    Ok(Device::cuda(ordinal)?)
-}
-
-/// Help for an argument that names a workload, or one of `others`.
-fn workload_help(others: &str) -> String {
-    format!("What to train: {}{others}", *workloads::NAMES)
-}
-
-/// The workload of that name, at a scale if one is asked for.
-fn workload(name: &str, scale: Option<Scale>) -> Result<&'static dyn Workload, Failure> {
-    let unknown = |_| Failure::Usage(format!("unknown workload {name:?}; expected {}", *workloads::NAMES));
-    let found = workloads::find(name).map_err(unknown)?;
-    workloads::scaled(found, scale)
-        .map_err(|_| Failure::Usage(format!("--scale is not for {name}, which has one size")))
 }

@@ -5,9 +5,11 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use indicatif::{ProgressBar, ProgressStyle};
 use streamgrad::models::file;
 
-use super::Failure;
+use super::failure::Failure;
+use super::table::Table;
 
 /// What a run says, on standard output. When its reader goes away the rest is dropped.
 pub(super) struct Printer {
@@ -37,6 +39,11 @@ impl Printer {
             }
             other => other.map_err(|error| Failure::file(Path::new(self.name), error)),
         }
+    }
+
+    /// Prints a table's lines.
+    pub(super) fn table(&mut self, table: &Table) -> Result<(), Failure> {
+        table.lines().iter().try_for_each(|line| self.line(format_args!("{line}")))
     }
 
     pub(super) fn empty_line(&mut self) -> Result<(), Failure> {
@@ -71,8 +78,25 @@ pub(super) enum Output {
 }
 
 impl Output {
+    /// The outputs that arguments name, no two of which may lead to the same place. If one is standard output, the printer uses
+    /// standard error.
+    pub(super) fn open<const N: usize>(
+        paths: [&Option<PathBuf>; N],
+        printer: &mut Printer,
+    ) -> Result<[Option<Output>; N], Failure> {
+        Output::distinct(paths)?;
+        let mut outputs = [const { None }; N];
+        for (output, path) in outputs.iter_mut().zip(paths) {
+            *output = path.as_deref().map(Output::new).transpose()?;
+        }
+        if outputs.iter().flatten().any(|output| matches!(output, Output::Stdout)) {
+            printer.use_stderr();
+        }
+        Ok(outputs)
+    }
+
     /// What the argument of an option means.
-    pub(super) fn new(path: &Path) -> Result<Output, Failure> {
+    fn new(path: &Path) -> Result<Output, Failure> {
         if is_stdout(path) {
             return Ok(Output::Stdout);
         }
@@ -145,4 +169,13 @@ fn is_device(path: &Path) -> bool {
 /// Whether an option's argument means standard output.
 pub(super) fn is_stdout(path: &Path) -> bool {
     path == Path::new("-")
+}
+
+/// A bar on standard error, hidden unless that is a terminal; `rest` follows the count of steps.
+pub(super) fn progress_bar(steps: u64, rest: &str) -> ProgressBar {
+    let bar = ProgressBar::new(steps);
+    if let Ok(style) = ProgressStyle::with_template(&format!("{{bar:40}} step {{pos}} of {{len}}{rest}")) {
+        bar.set_style(style);
+    }
+    bar
 }

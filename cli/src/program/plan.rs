@@ -7,9 +7,10 @@ use serde_json::json;
 use streamgrad::comm::{CommModel, DataParallelOptions};
 use workloads::{Plan, PlanOptions, PlannedStep};
 
+use super::args::{device, positive, rate, workload, workload_help};
+use super::failure::Failure;
 use super::output::{Output, Printer};
 use super::table::Table;
-use super::{Failure, device, positive, rate, workload, workload_help};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -17,7 +18,7 @@ pub(super) struct Args {
     model: String,
     /// Numbers of ranks with commas between them, or the powers of two from one to another, as in 8..1024.
     #[arg(long, default_value = "2..1024", value_name = "N,.. or N..M", value_parser = ranks)]
-    ranks: Ranks,
+    ranks: RankCounts,
     /// Rows of a rank's batch [default: the workload's].
     #[arg(long, allow_negative_numbers = true, value_name = "B", value_parser = positive)]
     batch: Option<usize>,
@@ -43,12 +44,12 @@ pub(super) struct Args {
 
 /// Numbers of ranks, in the order in which they were given.
 #[derive(Clone)]
-struct Ranks(Vec<usize>);
+struct RankCounts(Vec<usize>);
 
 /// Reads `8,64` or `8..1024`.
-fn ranks(text: &str) -> Result<Ranks, String> {
+fn ranks(text: &str) -> Result<RankCounts, String> {
     let Some((from, to)) = text.split_once("..") else {
-        return text.split(',').map(positive).collect::<Result<_, _>>().map(Ranks);
+        return text.split(',').map(positive).collect::<Result<_, _>>().map(RankCounts);
     };
     let (from, to) = (positive(from)?, positive(to)?);
     let doubled = std::iter::successors(Some(from), |ranks| ranks.checked_mul(2));
@@ -56,12 +57,12 @@ fn ranks(text: &str) -> Result<Ranks, String> {
     if ranks.is_empty() {
         Err("the first number must not be the larger one".into())
     } else {
-        Ok(Ranks(ranks))
+        Ok(RankCounts(ranks))
     }
 }
 
 pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
-    let workload = workload(&args.model, None)?;
+    let workload = workload(Some(&args.model), None)?;
     let network = CommModel {
         latency: Duration::try_from_secs_f64(args.latency / 1e6).map_err(|_| {
             Failure::Usage(format!("--latency {} us is longer than can be counted", args.latency))
@@ -72,13 +73,10 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     options.batch = args.batch.unwrap_or(options.batch);
     options.steps = args.steps;
     options.parallel = DataParallelOptions::default().bucket_bytes((args.bucket * MIB) as usize);
-    let json = args.json.as_deref().map(Output::new).transpose()?;
-    if matches!(json, Some(Output::Stdout)) {
-        printer.use_stderr();
-    }
+    let [json] = Output::open([&args.json], printer)?;
     let plan = workloads::plan(workload, &options)?;
     let steps: Vec<PlannedStep> = args.ranks.0.iter().map(|&ranks| plan.at(ranks)).collect();
-    printer.line(format_args!("{}: {}", workload.name(), workload.about()))?;
+    printer.line(format_args!("{}: {}", workload.name(), workload.info().about))?;
     printer.line(format_args!(
         "device {}, batches of {} rows; one rank takes {:.3} ms a step and {:.1} MiB of memory, {:.1} of them parameters",
         options.device.name(),
@@ -95,9 +93,7 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         if plan.buckets.len() == 1 { "" } else { "s" }
     ))?;
     printer.empty_line()?;
-    for line in table(&steps).lines() {
-        printer.line(format_args!("{line}"))?;
-    }
+    printer.table(&table(&steps))?;
     if let Some(output) = json {
         output.write(&format!("{:#}\n", to_json(&plan, &steps)))?;
     }

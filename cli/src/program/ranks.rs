@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use streamgrad::comm::CommModel;
-use streamgrad::profile::{Communication, Quantiles, Trace, diagnose, report::Report};
+use streamgrad::profile::{Communication, Finding, Trace, diagnose, report::Report};
 use workloads::{RankComparison, RankOptions, RankSchedule, compare_ranks};
 
-use super::compare::{Args, quantiles_json, wrapped};
+use super::args::{positive, rate};
+use super::failure::Failure;
 use super::output::{Output, Printer};
+use super::show::{findings, quantiles_json};
 use super::table::{Table, pairs};
-use super::{Failure, rate};
 
 /// The name on the command line.
 pub(super) const FORUM: &str = "forum";
@@ -21,7 +22,7 @@ const ABOUT: &str = "two linear layers with an all-gather between them, two batc
 #[derive(clap::Args)]
 pub(super) struct RankArgs {
     /// Ranks of the workload forum [default: 2], threads of this process.
-    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = super::positive)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive)]
     ranks: Option<usize>,
     /// Microseconds of a message between ranks [default: half of what the step takes without a network, over its messages].
     #[arg(long, allow_negative_numbers = true, value_name = "US", value_parser = rate)]
@@ -55,51 +56,35 @@ impl RankArgs {
             bandwidth: self.bandwidth.map_or(f64::INFINITY, |gigabytes| gigabytes * 1e9),
         })
     }
+
+    /// The options that follow from these arguments.
+    pub(super) fn options(&self) -> RankOptions {
+        let mut options = RankOptions::default();
+        options.ranks = self.ranks.unwrap_or(options.ranks);
+        (options.average, options.network) = (self.average, self.network());
+        options
+    }
 }
 
-pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
-    let elsewhere = [
-        ("--streams", !args.streams.is_empty()),
-        ("--scale", args.scale.is_some()),
-        ("--graph", args.graph),
-        ("several of --batch", args.batch.len() > 1),
-        ("--device", !["auto", "cpu"].contains(&args.device.as_str())),
-    ];
-    if let Some((name, _)) = elsewhere.into_iter().find(|(_, is_given)| *is_given) {
-        return Err(Failure::Usage(format!("{name} is not for {FORUM}, whose ranks are threads on the CPU")));
-    }
-    let mut options = RankOptions::default();
-    options.ranks = args.ranks.ranks.unwrap_or(options.ranks);
-    options.batch = args.batch.first().copied().unwrap_or(options.batch);
-    options.steps = args.steps.unwrap_or(options.steps);
-    options.warmup = args.warmup.unwrap_or(options.warmup);
-    options.traced = options.traced.min(options.steps);
-    options.seed = args.seed.unwrap_or(options.seed);
-    (options.average, options.network) = (args.ranks.average, args.ranks.network());
-    Output::distinct([&args.json, &args.trace, &args.report])?;
-    let output = |path: &Option<_>| path.as_deref().map(Output::new).transpose();
-    let [json, trace, page] = [output(&args.json)?, output(&args.trace)?, output(&args.report)?];
-    if [&json, &trace, &page].into_iter().flatten().any(|output| matches!(output, Output::Stdout)) {
-        printer.use_stderr();
-    }
+pub(super) fn run(
+    options: &RankOptions,
+    [json, trace, page]: [Option<Output>; 3],
+    printer: &mut Printer,
+) -> Result<bool, Failure> {
     printer.line(format_args!("{FORUM}: {ABOUT}"))?;
     printer.line(format_args!(
         "{} ranks on threads, 2 batches of {} rows a step, {} steps after {} of warm-up, seed {}",
         options.ranks, options.batch, options.steps, options.warmup, options.seed
     ))?;
     printer.empty_line()?;
-    let found = compare_ranks(&options)?;
+    let found = compare_ranks(options)?;
     let (figures, verdicts) = (figures(&found), verdicts(&found));
-    for line in figures.lines().into_iter().chain([String::new()]).chain(verdicts.lines()) {
-        printer.line(format_args!("{line}"))?;
-    }
+    printer.table(&figures)?;
+    printer.empty_line()?;
+    printer.table(&verdicts)?;
     printer.empty_line()?;
     printer.line(format_args!("diagnosis of the serial schedule"))?;
-    for finding in diagnose(&found.serial.profile) {
-        for line in wrapped(finding.code, &finding.message) {
-            printer.line(format_args!("{line}"))?;
-        }
-    }
+    findings(&diagnose(&found.serial.profile), printer)?;
     if let Some(output) = json {
         output.write(&format!("{:#}\n", to_json(&found)))?;
     }
@@ -175,9 +160,7 @@ fn report(found: &RankComparison, figures: &Table, verdicts: &Table) -> Report {
     let report = report.notes("Result", pairs(verdicts));
     let report = schedules(found).fold(report, |report, s| report.timeline(s.profile.drawing(s.name)));
     let notes = schedules(found).flat_map(|schedule| {
-        let finding = |finding: streamgrad::profile::Finding| {
-            (format!("{}, {}", schedule.name, finding.code), finding.message)
-        };
+        let finding = |finding: Finding| (format!("{}, {}", schedule.name, finding.code), finding.message);
         diagnose(&schedule.profile).into_iter().map(finding)
     });
     report.notes("Diagnosis", notes.collect()).table("Figures", figures.rows().to_vec())
@@ -185,7 +168,6 @@ fn report(found: &RankComparison, figures: &Table, verdicts: &Table) -> Report {
 
 fn to_json(found: &RankComparison) -> Value {
     let RankOptions { ranks, batch, features, steps, warmup, seed, average, .. } = found.options;
-    let quantiles = |q: Quantiles| quantiles_json(q);
     let schedule = |schedule: &RankSchedule| {
         let communication = schedule.profile.communication().into_iter().map(|of| {
             json!({
@@ -195,8 +177,8 @@ fn to_json(found: &RankComparison) -> Value {
         });
         json!({
             "name": schedule.name,
-            "step_ms": quantiles(schedule.step_ms),
-            "without_network_ms": quantiles(schedule.without_network_ms),
+            "step_ms": quantiles_json(schedule.step_ms),
+            "without_network_ms": quantiles_json(schedule.without_network_ms),
             "traced_steps": schedule.profile.steps(),
             "communication": communication.collect::<Vec<_>>(),
         })

@@ -3,7 +3,6 @@
 use streamgrad::compare::{Comparison, ScheduleReport};
 use streamgrad::profile::report::{Line, Plot, Report};
 
-use super::compare::compared;
 use super::table::Table;
 
 /// The schedules beside the serial and the concurrent one, how much faster than the serial one they are, and the part of the room that
@@ -12,7 +11,7 @@ fn more(found: &Comparison) -> impl Iterator<Item = (&'static str, String)> {
     found.schedules().filter_map(|schedule| {
         let share =
             found.captured_efficiency(schedule).map(|part| format!(", {:.0} % of the room", 100.0 * part));
-        Some((schedule.name, format!("{:.2}x{}", compared(schedule)?.0, share.unwrap_or_default())))
+        Some((schedule.name, format!("{:.2}x{}", schedule.gain?.speedup, share.unwrap_or_default())))
     })
 }
 

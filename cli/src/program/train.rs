@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use streamgrad::checkpoint::{self, Progress};
 use streamgrad::compare::{CapturedStep, Evaluation, Model, Scale, Training, Workload};
 use streamgrad::models::data::LoaderSteps;
@@ -18,8 +18,9 @@ use streamgrad::{
     LoaderOptions, Tensor, autocast, no_grad,
 };
 
-use super::output::{Output, Printer, is_stdout};
-use super::{Failure, device, positive, rate, workload, workload_help};
+use super::args::{device, positive, rate, workload, workload_help};
+use super::failure::Failure;
+use super::output::{Output, Printer, is_stdout, progress_bar};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -106,8 +107,7 @@ struct Epoch {
 }
 
 pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
-    let default = workloads::ALL.first().map_or("", |first| first.name());
-    let workload = workload(args.workload.as_deref().unwrap_or(default), args.scale)?;
+    let workload = workload(args.workload.as_deref(), args.scale)?;
     if let Some(path) = &args.save {
         if is_stdout(path) {
             return Err(Failure::Usage(
@@ -119,10 +119,7 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     Output::distinct([&args.save, &args.report])?;
     Output::spares([&args.save, &args.report], &args.data)?;
     Output::spares([&args.report], &args.resume)?;
-    let report = args.report.as_deref().map(Output::new).transpose()?;
-    if matches!(report, Some(Output::Stdout)) {
-        printer.use_stderr();
-    }
+    let [report] = Output::open([&args.report], printer)?;
     let mut run = Run::new(args, workload)?;
     let mut done: Vec<Epoch> = Vec::new();
     let trained = train(args, workload, &mut run, &mut done, printer);
@@ -142,13 +139,14 @@ fn train(
     done: &mut Vec<Epoch>,
     printer: &mut Printer,
 ) -> Result<(), Failure> {
-    let epochs = args.epochs.map_or(workload.default_epochs(), |epochs| epochs as u64);
-    printer.line(format_args!("{}: {}", workload.name(), workload.about()))?;
+    let epochs = args.epochs.map_or(workload.info().epochs, |epochs| epochs as u64);
+    printer.line(format_args!("{}: {}", workload.name(), workload.info().about))?;
     if run.progress.epoch > 0 {
         printer
             .line(format_args!("resumed after epoch {}, seed {}", run.progress.epoch, run.progress.seed))?;
     }
-    let bar = bar(epochs.saturating_sub(run.progress.epoch).saturating_mul(run.steps_per_epoch));
+    let left = epochs.saturating_sub(run.progress.epoch).saturating_mul(run.steps_per_epoch);
+    let bar = progress_bar(left, ", {eta} left");
     while run.progress.epoch < epochs {
         printer.check_read(args.save.is_some() || args.report.is_some())?;
         let start = Instant::now();
@@ -184,7 +182,7 @@ fn train(
 impl Run {
     fn new(args: &Args, workload: &'static dyn Workload) -> Result<Run, Failure> {
         let device = device(&args.device)?;
-        let lanes = args.lanes.unwrap_or(workload.default_streams());
+        let lanes = args.lanes.unwrap_or(2);
         if lanes > MAX_LANES {
             return Err(Failure::Usage(format!("--lanes must be at most {MAX_LANES}, got {lanes}")));
         }
@@ -203,7 +201,7 @@ impl Run {
             // The gradients of the lanes are added.
             optimizer.set_learning_rate(lr / lanes as f64)?;
         }
-        let batch = args.batch.unwrap_or(workload.default_batch());
+        let batch = args.batch.unwrap_or(workload.info().batch);
         let (train, test) = data(args, workload, batch, progress.seed, &device)?;
         let options = LoaderOptions {
             batch,
@@ -295,31 +293,26 @@ impl Run {
         why: Option<String>,
     ) -> Result<Report, Failure> {
         let mut about =
-            format!("{}. Device {}, seed {}.", workload.about(), self.device.name(), self.progress.seed);
+            format!("{}. Device {}, seed {}.", workload.info().about, self.device.name(), self.progress.seed);
         if let Some(why) = why {
             about += &format!(" It ended early: {why}.");
         }
-        let points = |of: &mut dyn Iterator<Item = (f64, f64)>, name: &str| {
-            vec![Line { name: name.to_owned(), points: of.collect() }]
-        };
-        let plot = |title: &str, x: &str, y: &str, lines| Plot {
+        let plot = |title: &str, x: &str, y: &str, name: &str, points: Vec<(f64, f64)>| Plot {
             title: title.into(),
             x: x.into(),
             y: y.into(),
-            lines,
+            lines: vec![Line { name: name.into(), points }],
         };
-        let losses =
-            points(&mut self.losses.iter().enumerate().map(|(batch, &loss)| (batch as f64, loss)), "loss");
-        let accuracies =
-            points(&mut done.iter().map(|epoch| (epoch.number as f64, epoch.accuracy)), "accuracy");
+        let losses = self.losses.iter().enumerate().map(|(batch, &loss)| (batch as f64, loss)).collect();
+        let accuracies = done.iter().map(|epoch| (epoch.number as f64, epoch.accuracy)).collect();
         let head = ["epoch", "loss", "held-out accuracy (%)", "seconds"].map(str::to_owned).to_vec();
         let row = |Epoch { number, loss, accuracy, seconds }: &Epoch| {
             vec![number.to_string(), format!("{loss:.6}"), format!("{accuracy:.2}"), format!("{seconds:.2}")]
         };
         let report = Report::new(format!("Training: {}", workload.name()))
             .about(about)
-            .plot(plot("Loss of each batch", "batch", "loss", losses))
-            .plot(plot("Held-out accuracy", "epoch", "%", accuracies))
+            .plot(plot("Loss of each batch", "batch", "loss", "loss", losses))
+            .plot(plot("Held-out accuracy", "epoch", "%", "accuracy", accuracies))
             .table("Epochs", std::iter::once(head).chain(done.iter().map(row)).collect());
         let profile = self.profiler.take().map(Profiler::stop).transpose()?;
         // A short run has no step that was recorded.
@@ -389,13 +382,4 @@ fn data(
         )));
     }
     Ok(data.split(TEST_FRACTION, seed)?)
-}
-
-/// Hidden unless standard error is a terminal.
-fn bar(steps: u64) -> ProgressBar {
-    let bar = ProgressBar::new(steps);
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} step {pos} of {len}, {eta} left") {
-        bar.set_style(style);
-    }
-    bar
 }

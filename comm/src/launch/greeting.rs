@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use hmac_sha256::HMAC;
 
-use super::rendezvous::{late, read_exact, write_all};
-use super::variables::unavailable;
 use crate::Result;
+use crate::failure::{late, unavailable};
+
+pub(super) const OP: &str = "rendezvous";
+pub(super) const MAX_TOKEN: usize = 256;
 
 pub(super) const MAGIC: [u8; 8] = *b"strmgrd2";
 type Bytes = [u8; 32];
@@ -68,23 +70,51 @@ impl Transcript {
     }
 }
 
-/// Challenges: hashes of a counter by a random key.
-struct Challenges {
-    key: Bytes,
-    count: u64,
-}
+/// A source of challenges.
+struct Challenges(File);
 
 impl Challenges {
     fn new() -> Result<Challenges> {
-        let mut key = Bytes::default();
-        let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut key));
-        read.map_err(|error| unavailable(format_args!("/dev/urandom: {error}")))?;
-        Ok(Challenges { key, count: 0 })
+        let opened = File::open("/dev/urandom").map(Challenges);
+        opened.map_err(|error| unavailable(format_args!("/dev/urandom: {error}")))
     }
 
-    fn next(&mut self) -> Bytes {
-        self.count += 1;
-        HMAC::mac(self.count.to_be_bytes(), self.key)
+    fn next(&mut self) -> io::Result<Bytes> {
+        let mut challenge = Bytes::default();
+        self.0.read_exact(&mut challenge)?;
+        Ok(challenge)
+    }
+}
+
+/// A connection whose reads and writes fail with `TimedOut` or `WouldBlock` after a deadline.
+#[derive(Clone, Copy)]
+pub(super) struct Until<'a> {
+    pub(super) stream: &'a TcpStream,
+    pub(super) deadline: Instant,
+}
+
+impl Until<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(bytes)
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -162,7 +192,8 @@ pub(super) fn accept(
             match listener.accept() {
                 Ok((stream, _)) => {
                     is_idle = false;
-                    strangers.extend(Stranger::challenged(stream, challenges.next()).ok());
+                    let challenged = challenges.next().and_then(|next| Stranger::challenged(stream, next));
+                    strangers.extend(challenged.ok());
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 // Perhaps there are no more descriptors: the oldest connection gives up its own.
@@ -189,7 +220,7 @@ pub(super) fn accept(
         }
         let missing: Vec<usize> = (1..size).filter(|rank| peers[rank - 1].is_none()).collect();
         if !missing.is_empty() && Instant::now() >= deadline {
-            return Err(late(timeout, missing));
+            return Err(late(OP, timeout, missing));
         }
         if is_idle {
             std::thread::sleep(PAUSE);
@@ -211,10 +242,12 @@ pub(super) fn connect(
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(late(timeout, vec![0]));
+            return Err(late(OP, timeout, [0]));
         }
-        let answer = TcpStream::connect_timeout(&address, left)
-            .and_then(|stream| greet(stream, challenges.next(), (rank, size), token, deadline));
+        let answer = TcpStream::connect_timeout(&address, left).and_then(|stream| {
+            let verdict = greet(Until { stream: &stream, deadline }, challenges.next()?, rank, size, token)?;
+            Ok((verdict, stream))
+        });
         let refused = match answer {
             Ok((Some(WELCOME), stream)) => return Ok(stream),
             Ok((Some(WRONG_TOKEN), _)) => "it has another token".to_owned(),
@@ -233,15 +266,15 @@ pub(super) fn connect(
 
 /// Answers rank 0's challenge. Returns its verdict; `None` if that lacks a proof of the token.
 fn greet(
-    mut stream: TcpStream,
+    mut stream: Until<'_>,
     challenge: Bytes,
-    (rank, size): (usize, usize),
+    rank: usize,
+    size: usize,
     token: &str,
-    deadline: Instant,
-) -> io::Result<(Option<u8>, TcpStream)> {
-    stream.set_nodelay(true)?;
+) -> io::Result<Option<u8>> {
+    stream.stream.set_nodelay(true)?;
     let mut challenged = [0; CHALLENGE];
-    read_exact(&mut stream, &mut challenged, deadline)?;
+    stream.read_exact(&mut challenged)?;
     if challenged[..8] != MAGIC {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -251,12 +284,12 @@ fn greet(
     answer.extend((size as u32).to_be_bytes());
     answer.extend(challenge);
     answer.extend(transcript.answer(token));
-    write_all(&mut stream, &answer, deadline)?;
+    stream.write_all(&answer)?;
     let mut verdict = [0; VERDICT];
-    read_exact(&mut stream, &mut verdict, deadline)?;
+    stream.read_exact(&mut verdict)?;
     let proven = equal(&transcript.verdict(token, verdict[0]), &verdict[1..]);
     // A peer with another token cannot compute the keyed hash, so that verdict comes without proof.
-    Ok(((proven || verdict[0] == WRONG_TOKEN).then_some(verdict[0]), stream))
+    Ok((proven || verdict[0] == WRONG_TOKEN).then_some(verdict[0]))
 }
 
 /// Whether a keyed hash is the expected one, in a time that does not depend on where they differ.

@@ -1,4 +1,4 @@
-//! Who a process is among those that a launcher has started, and where they meet.
+//! The rank of a process that a launcher has started, and how the processes meet.
 
 mod greeting;
 mod rendezvous;
@@ -7,5 +7,3 @@ mod variables;
 
 pub use rendezvous::Rendezvous;
 pub use variables::Launch;
-#[cfg(all(unix, feature = "mpi"))]
-pub(crate) use variables::unavailable;

@@ -4,9 +4,9 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::greeting::{GREETING, accept, connect, number};
-use super::variables::unavailable;
-use crate::{Error, ErrorKind, Result};
+use super::greeting::{GREETING, MAX_TOKEN, OP, Until, accept, connect, number};
+use crate::failure::{late, lost, unavailable};
+use crate::{Error, Result};
 
 /// Ranks that have met over TCP. Rank 0 has a connection to each of the others; they have one to it.
 #[derive(Debug)]
@@ -18,10 +18,8 @@ pub struct Rendezvous {
     peers: Vec<TcpStream>,
 }
 
-const OP: &str = "rendezvous";
 /// The most that one rank may give.
 const MAX_BYTES: usize = 1 << 20;
-pub(super) const MAX_TOKEN: usize = 256;
 /// The most ranks that meet.
 const MAX_RANKS: usize = 1 << 16;
 /// How long a rank is read from, whatever the time: what it has sent is there, though others were late.
@@ -34,6 +32,7 @@ const GATHERED: u8 = 0;
 const LOST: u8 = 1;
 const LATE: u8 = 2;
 
+#[derive::located]
 impl Rendezvous {
     /// Meets: rank 0 listens at `address` until the others have come, which try until it does. All prove to each other that they
     /// have the same `token` by keyed hashes of random challenges (HMAC-SHA-256); the token itself is never sent. A connection
@@ -50,12 +49,14 @@ impl Rendezvous {
         timeout: Duration,
     ) -> Result<Rendezvous> {
         let (timeout, deadline) = checked(rank, size, token, timeout)?;
-        if rank == 0 {
-            let cannot = |error| unavailable(format_args!("rank 0 cannot listen at {address}: {error}"));
-            let listener = if size > 1 { Some(TcpListener::bind(address).map_err(cannot)?) } else { None };
-            return Rendezvous::accepted(listener, size, token, deadline, timeout);
-        }
-        let peers = vec![connect(address, rank, size, token, deadline, timeout)?];
+        let peers = match rank {
+            0 if size == 1 => Vec::new(),
+            0 => {
+                let cannot = |error| unavailable(format_args!("rank 0 cannot listen at {address}: {error}"));
+                accept(&TcpListener::bind(address).map_err(cannot)?, size, token, deadline, timeout)?
+            }
+            _ => vec![connect(address, rank, size, token, deadline, timeout)?],
+        };
         Ok(Rendezvous { rank, size, timeout, peers })
     }
 
@@ -65,18 +66,8 @@ impl Rendezvous {
     /// As for [`meet`](Self::meet).
     pub fn meet_on(listener: TcpListener, size: usize, token: &str, timeout: Duration) -> Result<Rendezvous> {
         let (timeout, deadline) = checked(0, size, token, timeout)?;
-        Rendezvous::accepted(Some(listener), size, token, deadline, timeout)
-    }
-
-    fn accepted(
-        listener: Option<TcpListener>,
-        size: usize,
-        token: &str,
-        deadline: Instant,
-        timeout: Duration,
-    ) -> Result<Rendezvous> {
-        let peers = listener.map(|listener| accept(&listener, size, token, deadline, timeout));
-        Ok(Rendezvous { rank: 0, size, timeout, peers: peers.transpose()?.unwrap_or_default() })
+        let peers = accept(&listener, size, token, deadline, timeout)?;
+        Ok(Rendezvous { rank: 0, size, timeout, peers })
     }
 
     /// This rank.
@@ -123,8 +114,8 @@ impl Rendezvous {
     fn gather(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
         let mut all = vec![bytes.to_vec()];
         let mut ended = Vec::new();
-        for (index, peer) in self.peers.iter_mut().enumerate() {
-            match read_block(peer, deadline.max(Instant::now() + MOMENT), MAX_BYTES) {
+        for (index, peer) in self.peers.iter().enumerate() {
+            match read_block(Until { stream: peer, deadline: deadline.max(Instant::now() + MOMENT) }) {
                 Ok(block) => all.push(block),
                 Err(error) => ended.push((index + 1, error)),
             }
@@ -139,8 +130,8 @@ impl Rendezvous {
         // Who has gone meanwhile is found at the next exchange.
         let answer = framed(kind, &blocks);
         let deadline = deadline.max(Instant::now() + GREETING);
-        for peer in &mut self.peers {
-            let _ = write_all(peer, &answer, deadline);
+        for peer in &self.peers {
+            let _ = Until { stream: peer, deadline }.write_all(&answer);
         }
         match kind {
             LOST => Err(lost_rank(lost.unwrap_or_default())),
@@ -152,11 +143,11 @@ impl Rendezvous {
     /// Another rank's part.
     fn give(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
         let (size, timeout) = (self.size, self.timeout);
-        let peer = &mut self.peers[0];
-        // Rank 0 waits as long for the others, from a later start on perhaps.
+        let peer = &self.peers[0];
+        let written = Until { stream: peer, deadline }.write_all(&block(bytes));
+        // Rank 0 may have started to wait for the others later.
         let patience = deadline + timeout;
-        let answer =
-            write_all(peer, &block(bytes), deadline).and_then(|()| read_answer(peer, patience, size));
+        let answer = written.and_then(|()| read_answer(Until { stream: peer, deadline: patience }, size));
         let (kind, mut blocks) = answer.map_err(|error| match is_late(&error) {
             true => self.late(vec![0]),
             false => lost_rank(0),
@@ -176,7 +167,7 @@ impl Rendezvous {
     }
 
     fn late(&self, missing: Vec<usize>) -> Error {
-        late(self.timeout, missing)
+        late(OP, self.timeout, missing)
     }
 }
 
@@ -193,13 +184,8 @@ fn checked(rank: usize, size: usize, token: &str, timeout: Duration) -> Result<(
     Ok((timeout, Instant::now() + timeout))
 }
 
-pub(super) fn late(timeout: Duration, missing: Vec<usize>) -> Error {
-    let waited_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-    Error::new(ErrorKind::CollectiveTimeout { op: OP, waited_ms, missing: missing.into() })
-}
-
 fn lost_rank(rank: usize) -> Error {
-    Error::new(ErrorKind::RankLost { op: OP, rank, reason: "its connection ended".into() })
+    lost(OP, rank, "its connection ended")
 }
 
 fn block(bytes: &[u8]) -> Vec<u8> {
@@ -215,63 +201,31 @@ fn framed(kind: u8, blocks: &[Vec<u8>]) -> Vec<u8> {
     frame
 }
 
-fn read_answer(stream: &mut TcpStream, deadline: Instant, size: usize) -> io::Result<(u8, Vec<Vec<u8>>)> {
+fn read_answer(mut stream: Until<'_>, size: usize) -> io::Result<(u8, Vec<Vec<u8>>)> {
     let mut head = [0; 5];
-    read_exact(stream, &mut head, deadline)?;
+    stream.read_exact(&mut head)?;
     let count = number(&head[1..]);
     if head[0] > LATE || count > size || (head[0] == GATHERED && count != size) {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let blocks = (0..count).map(|_| read_block(stream, deadline, MAX_BYTES)).collect::<io::Result<_>>()?;
+    let blocks = (0..count).map(|_| read_block(stream)).collect::<io::Result<_>>()?;
     Ok((head[0], blocks))
 }
 
-fn read_block(stream: &mut TcpStream, deadline: Instant, most: usize) -> io::Result<Vec<u8>> {
+fn read_block(mut stream: Until<'_>) -> io::Result<Vec<u8>> {
     let mut len = [0; 4];
-    read_exact(stream, &mut len, deadline)?;
+    stream.read_exact(&mut len)?;
     let len = number(&len);
-    if len > most {
+    if len > MAX_BYTES {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut bytes = vec![0; len];
-    read_exact(stream, &mut bytes, deadline)?;
+    stream.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
 fn is_late(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
-}
-
-/// What is left until `deadline`, as a time-out of a socket.
-fn left(deadline: Instant) -> io::Result<Option<Duration>> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
-}
-
-pub(super) fn read_exact(stream: &mut TcpStream, mut bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
-    while !bytes.is_empty() {
-        stream.set_read_timeout(left(deadline)?)?;
-        match stream.read(bytes) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(read) => bytes = &mut bytes[read..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-pub(super) fn write_all(stream: &mut TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
-    while !bytes.is_empty() {
-        stream.set_write_timeout(left(deadline)?)?;
-        match stream.write(bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => bytes = &bytes[written..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -2,9 +2,11 @@
 
 use device::Device;
 
-use super::variables::{Launch, Launcher, unavailable};
+use super::variables::{Launch, RankVariables};
+use crate::failure::unavailable;
 use crate::{CommOptions, Communicator, Result};
 
+#[derive::located]
 impl Communicator {
     /// This process among those that a launcher has started, as the environment says: `mpirun`, `srun`, `torchrun` or
     /// `streamgrad launch`. Every one calls it.
@@ -27,7 +29,7 @@ impl Communicator {
     /// As for [`from_env`](Self::from_env).
     pub fn from_env_with(options: CommOptions) -> Result<Communicator> {
         let launch = Launch::from_env()?.ok_or_else(|| {
-            let known = Launcher::ALL.map(|launcher| launcher.rank).join(", ");
+            let known = RankVariables::ALL.map(|launcher| launcher.rank).join(", ");
             unavailable(format_args!(
                 "no launcher has started this process, as none of {known} is set: mpirun, srun, torchrun or `streamgrad \
                  launch` do; ranks that are threads need none"
@@ -64,7 +66,7 @@ fn nccl(_: &Launch, _: &Device, _: CommOptions) -> Result<Communicator> {
 fn nccl(launch: &Launch, first: &Device, options: CommOptions) -> Result<Communicator> {
     let device = match launch.local_rank {
         0 => Ok(first.clone()),
-        place => Device::cuda(place),
+        ordinal => Device::cuda(ordinal),
     };
     let device = device.map_err(|error| {
         unavailable(format_args!(

@@ -4,6 +4,7 @@ use std::thread::JoinHandle;
 
 use super::super::greeting::{ANSWER, CHALLENGE, MAGIC, PAUSE, VERDICT, WELCOME};
 use super::*;
+use crate::ErrorKind;
 
 const LONG: Duration = Duration::from_secs(20);
 

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Read;
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::Path;
 use std::time::Duration;
 
 use super::Rendezvous;
-use super::rendezvous::MAX_TOKEN;
-use crate::{Error, ErrorKind, Result};
+use super::greeting::MAX_TOKEN;
+use crate::Result;
+use crate::failure::unavailable;
 
 /// One process among those that a launcher has started.
 #[derive(Clone, PartialEq, Eq)]
@@ -30,13 +31,14 @@ pub struct Launch {
 }
 
 /// The names that a launcher gives to what it says.
-pub(super) struct Launcher {
+pub(super) struct RankVariables {
     pub(super) rank: &'static str,
     size: &'static str,
     local_rank: &'static str,
     by_mpi: bool,
 }
 
+#[derive::located]
 impl Launch {
     /// What the environment says: that of `streamgrad launch` and `torchrun` (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`), of Open MPI
     /// (`OMPI_COMM_WORLD_RANK`, ..), of MPICH (`PMI_RANK`, ..) or of Slurm (`SLURM_PROCID`, ..), the first of which that is
@@ -51,9 +53,10 @@ impl Launch {
     }
 
     pub(super) fn read(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
-        let there =
-            |names: &&Launcher| get(names.rank).is_some() || (!names.by_slurm() && get(names.size).is_some());
-        let Some(names) = Launcher::ALL.iter().find(there) else { return Ok(None) };
+        let there = |names: &&RankVariables| {
+            get(names.rank).is_some() || (!names.by_slurm() && get(names.size).is_some())
+        };
+        let Some(names) = RankVariables::ALL.iter().find(there) else { return Ok(None) };
         let rank: usize = needed(get, names.rank, names.size)?;
         let size: usize = needed(get, names.size, names.rank)?;
         if rank >= size {
@@ -94,7 +97,7 @@ impl Launch {
             .and_then(|mut found| found.next())
             .ok_or_else(|| unavailable(format_args!("MASTER_ADDR={host:?} is no address")))?;
         let token = self.token.as_deref().unwrap_or_default();
-        if token.is_empty() && !is_local(address.ip()) {
+        if token.is_empty() && !address.ip().is_loopback() {
             let reason =
                 format_args!("ranks that meet at {address} need a STREAMGRAD_TOKEN, the same on all of them");
             return Err(unavailable(reason));
@@ -106,18 +109,23 @@ impl Launch {
     }
 }
 
-impl Launcher {
+impl RankVariables {
     /// The innermost launcher first: within an allocation of Slurm, `mpirun` and `torchrun` count for themselves.
-    pub(super) const ALL: [Launcher; 4] = [
-        Launcher { rank: "RANK", size: "WORLD_SIZE", local_rank: "LOCAL_RANK", by_mpi: false },
-        Launcher {
+    pub(super) const ALL: [RankVariables; 4] = [
+        RankVariables { rank: "RANK", size: "WORLD_SIZE", local_rank: "LOCAL_RANK", by_mpi: false },
+        RankVariables {
             rank: "OMPI_COMM_WORLD_RANK",
             size: "OMPI_COMM_WORLD_SIZE",
             local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
             by_mpi: true,
         },
-        Launcher { rank: "PMI_RANK", size: "PMI_SIZE", local_rank: "MPI_LOCALRANKID", by_mpi: true },
-        Launcher { rank: "SLURM_PROCID", size: "SLURM_NTASKS", local_rank: "SLURM_LOCALID", by_mpi: false },
+        RankVariables { rank: "PMI_RANK", size: "PMI_SIZE", local_rank: "MPI_LOCALRANKID", by_mpi: true },
+        RankVariables {
+            rank: "SLURM_PROCID",
+            size: "SLURM_NTASKS",
+            local_rank: "SLURM_LOCALID",
+            by_mpi: false,
+        },
     ];
 
     /// Slurm sets the size for a shell, too, which is no rank.
@@ -131,10 +139,6 @@ impl fmt::Debug for Launch {
         // Without the token.
         write!(f, "Launch(rank {} of {}, {} on its machine)", self.rank, self.size, self.local_rank)
     }
-}
-
-fn is_local(ip: IpAddr) -> bool {
-    ip.is_loopback()
 }
 
 fn needed(get: &dyn Fn(&str) -> Option<String>, name: &str, other: &str) -> Result<usize> {
@@ -226,10 +230,6 @@ fn inherited(descriptor: i32, address: SocketAddr) -> Option<TcpListener> {
 #[cfg(not(unix))]
 fn inherited(_: i32, _: SocketAddr) -> Option<TcpListener> {
     None
-}
-
-pub(crate) fn unavailable(reason: impl fmt::Display) -> Error {
-    Error::new(ErrorKind::CommUnavailable { reason: reason.to_string().into() })
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use device::DType;
-use libloading::os::unix::Library;
+use libloading::Library;
 
 use crate::Reduce;
 
@@ -86,7 +86,7 @@ impl Family {
     }
 
     /// The values of its names in `library`; a name that it lacks.
-    pub(super) fn names(self, library: &Library) -> Result<Names, String> {
+    pub(super) fn names(self, library: &Library) -> Result<Names, &'static str> {
         let standard = Names {
             world: 0x101,
             errors_return: 0x142,
@@ -111,22 +111,29 @@ impl Family {
                 ..former
             }),
             Family::OpenMpi => {
-                let at = |name: &str| {
+                let find = |name: &str| {
                     // SAFETY: only the symbol's address is used, which is Open MPI's handle. It is never dereferenced
                     // as this type.
-                    let found = unsafe { library.get::<*const c_void>(name.as_bytes()) };
-                    found.map(|symbol| symbol.as_raw_ptr() as Word).map_err(|_| name.to_owned())
+                    let found = unsafe { library.get::<*const c_void>(name).ok()?.try_as_raw_ptr() };
+                    found.map(|at| at as Word)
                 };
-                let numbers = ["float", "double", "int64_t", "uint8_t"];
-                let [float, double, long, byte] = numbers.map(|name| at(&format!("ompi_mpi_{name}")));
-                let reductions = ["sum", "max", "min", "prod"];
-                let [sum, max, min, product] = reductions.map(|name| at(&format!("ompi_mpi_op_{name}")));
+                let at = |name| find(name).ok_or(name);
                 Ok(Names {
                     world: at("ompi_mpi_comm_world")?,
                     errors_return: at("ompi_mpi_errors_return")?,
                     byte: at("ompi_mpi_byte")?,
-                    numbers: [float?, double?, long?, byte?],
-                    reductions: [sum?, max?, min?, product?],
+                    numbers: [
+                        at("ompi_mpi_float")?,
+                        at("ompi_mpi_double")?,
+                        at("ompi_mpi_int64_t")?,
+                        at("ompi_mpi_uint8_t")?,
+                    ],
+                    reductions: [
+                        at("ompi_mpi_op_sum")?,
+                        at("ompi_mpi_op_max")?,
+                        at("ompi_mpi_op_min")?,
+                        at("ompi_mpi_op_prod")?,
+                    ],
                     ..former
                 })
             }
@@ -134,10 +141,17 @@ impl Family {
     }
 }
 
+/// A library's type of elements and its reduction.
+#[derive(Clone, Copy)]
+pub(super) struct Reduction {
+    pub(super) dtype: Word,
+    pub(super) op: Word,
+}
+
 impl Names {
     /// The library's type of elements and reduction, if it has both and gives what ours gives but for the order. Its largest
     /// and smallest numbers do not say what becomes of NaN, and a mean is divided by us.
-    pub(super) fn reduction(&self, dtype: DType, reduce: Reduce) -> Option<(Word, Word)> {
+    pub(super) fn reduction(&self, dtype: DType, reduce: Reduce) -> Option<Reduction> {
         let number = match dtype {
             DType::F32 => 0,
             DType::F64 => 1,
@@ -152,6 +166,6 @@ impl Names {
             Reduce::Prod => 3,
             Reduce::Max | Reduce::Min => return None,
         };
-        Some((self.numbers[number], self.reductions[reduction]))
+        Some(Reduction { dtype: self.numbers[number], op: self.reductions[reduction] })
     }
 }

@@ -3,8 +3,9 @@
 use std::ffi::c_int;
 use std::ops::Range;
 
+use super::abi::Reduction;
 use super::group::Group;
-use super::library::{Functions, Started};
+use super::library::{Functions, Pattern, Started};
 use crate::sums::{self, Inputs};
 use crate::{Call, Collective, Memory, Reduce, ReduceOrder, Result};
 
@@ -52,9 +53,11 @@ impl Exchange<'_> {
         unsafe {
             match self.call.collective {
                 Collective::AllReduce(reduce) => self.all_reduce(reduce, elements),
-                Collective::ReduceScatter(reduce) => self.reduce_scatter(reduce, elements / size),
-                Collective::AllGather => self.all_gather(elements),
-                Collective::AllToAll => self.all_to_all(elements / size),
+                Collective::ReduceScatter(reduce) => {
+                    self.in_parts(Pattern::AllToAll, elements / size, Some(reduce))
+                }
+                Collective::AllGather => self.in_parts(Pattern::AllGather, elements, None),
+                Collective::AllToAll => self.in_parts(Pattern::AllToAll, elements / size, None),
                 Collective::Broadcast { root } => self.broadcast(root, elements),
                 Collective::Barrier | Collective::Send { .. } | Collective::Recv { .. } => Ok(()),
             }
@@ -64,13 +67,16 @@ impl Exchange<'_> {
     unsafe fn all_reduce(&mut self, reduce: Reduce, elements: usize) -> Result<()> {
         let library = self.group.mpi.names.reduction(self.call.dtype, reduce);
         let library = library.filter(|_| self.call.order == ReduceOrder::Fast);
+        if library.is_none() && self.bytes(elements) <= SMALL {
+            // SAFETY: the caller promises `elements` elements in both operands.
+            return unsafe { self.in_parts(Pattern::AllGather, elements, Some(reduce)) };
+        }
         for range in self.rounds(elements, 1) {
             // SAFETY: `rounds` yields ranges of `0..elements`, and both operands of an all-reduce have `elements`
             // elements.
             unsafe {
                 match library {
                     Some(library) => self.all_reduce_fast(reduce, range, library)?,
-                    None if self.bytes(range.len()) <= SMALL => self.all_reduce_small(reduce, range)?,
                     None => self.all_reduce_large(reduce, range)?,
                 }
             }
@@ -83,7 +89,7 @@ impl Exchange<'_> {
         &mut self,
         reduce: Reduce,
         range: Range<usize>,
-        library: (usize, usize),
+        library: Reduction,
     ) -> Result<()> {
         let (count, out) = (range.len(), self.output(range.start));
         self.room(count, count);
@@ -100,20 +106,6 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// Every rank gets all elements and adds them.
-    unsafe fn all_reduce_small(&mut self, reduce: Reduce, range: Range<usize>) -> Result<()> {
-        let (count, size) = (range.len(), self.group.size());
-        self.room(count, count * size);
-        // SAFETY: `room` made the staging long enough for `count` elements to send and `count` of each rank to
-        // receive. `range` lies in both operands, as the caller promises.
-        unsafe {
-            self.give(range.start, 0, count);
-            self.gather(count)?;
-            self.add(reduce, count, count, self.output(range.start));
-        }
-        Ok(())
-    }
-
     /// Every rank adds a part, and gets the others'.
     unsafe fn all_reduce_large(&mut self, reduce: Reduce, range: Range<usize>) -> Result<()> {
         let (count, size) = (range.len(), self.group.size());
@@ -124,47 +116,40 @@ impl Exchange<'_> {
         // out.
         unsafe {
             self.give(range.start, 0, count);
-            self.swap(part)?;
+            self.exchange(Pattern::AllToAll, part)?;
             let sum = self.staging.from();
-            self.add(reduce, part, part, sum);
-            self.gather(part)?;
+            self.add(reduce, part, sum);
+            self.exchange(Pattern::AllGather, part)?;
             self.take(0, range.start, count);
         }
         Ok(())
     }
 
-    unsafe fn reduce_scatter(&mut self, reduce: Reduce, part: usize) -> Result<()> {
-        for range in self.rounds(part, self.group.size()) {
-            // SAFETY: `range` lies in `0..part`; the input has `part` elements for each rank and the output has
-            // `part`. `swap_parts` received `range.len()` elements of each rank.
+    /// Exchanges parts of `part` elements: each rank's whole input in an all-gather, one part of it for each rank in an
+    /// all-to-all. What comes is reduced to the output, or lies there by rank.
+    unsafe fn in_parts(&mut self, pattern: Pattern, part: usize, reduce: Option<Reduce>) -> Result<()> {
+        let size = self.group.size();
+        let sent = match pattern {
+            Pattern::AllToAll => size,
+            Pattern::AllGather => 1,
+        };
+        for range in self.rounds(part, size) {
+            let count = range.len();
+            self.room(count * sent, count * size);
+            // SAFETY: the caller promises that the input has `sent` parts of `part` elements, in which `range` lies, and that
+            // the output has one part if it is reduced, else one for each rank. `room` made the staging long enough for both
+            // sides.
             unsafe {
-                self.swap_parts(part, &range)?;
-                self.add(reduce, range.len(), range.len(), self.output(range.start));
-            }
-        }
-        Ok(())
-    }
-
-    unsafe fn all_to_all(&mut self, part: usize) -> Result<()> {
-        for range in self.rounds(part, self.group.size()) {
-            // SAFETY: `range` lies in `0..part`, and both operands have `part` elements for each rank.
-            unsafe {
-                self.swap_parts(part, &range)?;
-                self.take_parts(part, &range);
-            }
-        }
-        Ok(())
-    }
-
-    unsafe fn all_gather(&mut self, elements: usize) -> Result<()> {
-        for range in self.rounds(elements, self.group.size()) {
-            self.room(range.len(), range.len() * self.group.size());
-            // SAFETY: `range` lies in the input and in each rank's part of the output, which has `elements` elements.
-            // `room` made the staging long enough for both sides.
-            unsafe {
-                self.give(range.start, 0, range.len());
-                self.gather(range.len())?;
-                self.take_parts(elements, &range);
+                for rank in 0..sent {
+                    self.give(rank * part + range.start, rank * count, count);
+                }
+                self.exchange(pattern, count)?;
+                match reduce {
+                    Some(reduce) => self.add(reduce, count, self.output(range.start)),
+                    None => {
+                        (0..size).for_each(|rank| self.take(rank * count, rank * part + range.start, count))
+                    }
+                }
             }
         }
         Ok(())
@@ -190,57 +175,23 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// Rank `r` gets this range of part `r` of every rank's input.
-    unsafe fn swap_parts(&mut self, part: usize, range: &Range<usize>) -> Result<()> {
-        let (count, size) = (range.len(), self.group.size());
-        self.room(count * size, count * size);
-        for rank in 0..size {
-            // SAFETY: the caller promises that `range` lies in each of the input's parts of `part` elements, and
-            // `room` made the staging `count * size` elements long.
-            unsafe { self.give(rank * part + range.start, rank * count, count) };
-        }
-        // SAFETY: `room` made both staging buffers `count * size` elements long.
-        unsafe { self.swap(count) }
-    }
-
-    /// To this range of each part of the output, what came from its rank.
-    unsafe fn take_parts(&mut self, part: usize, range: &Range<usize>) {
-        for rank in 0..self.group.size() {
-            // SAFETY: the caller promises that the staging holds `range.len()` elements of each rank, and that
-            // `range` lies in each of the output's parts of `part` elements.
-            unsafe { self.take(rank * range.len(), rank * part + range.start, range.len()) };
-        }
-    }
-
     /// All ranks exchange `count` elements with each.
-    unsafe fn swap(&mut self, count: usize) -> Result<()> {
+    unsafe fn exchange(&mut self, pattern: Pattern, count: usize) -> Result<()> {
         let bytes = self.bytes(count) as c_int;
-        // SAFETY: the library accesses `count` elements per rank in both staging buffers, which the caller made that
-        // long with `room`.
+        // SAFETY: the library reads `count` elements of the sending staging, per rank for an all-to-all, and writes `count`
+        // per rank to the receiving one. The caller made both that long with `room`.
         unsafe {
             self.operate(|functions, staging, comm| {
-                functions.ialltoall(staging.from(), staging.to(), bytes, comm)
+                functions.iexchange(pattern, staging.from(), staging.to(), bytes, comm)
             })
         }
     }
 
-    /// All ranks get `count` elements of each.
-    unsafe fn gather(&mut self, count: usize) -> Result<()> {
-        let bytes = self.bytes(count) as c_int;
-        // SAFETY: the library reads `count` elements of the sending staging and writes `count` per rank to the
-        // receiving one. The caller made both that long with `room`.
-        unsafe {
-            self.operate(|functions, staging, comm| {
-                functions.iallgather(staging.from(), staging.to(), bytes, comm)
-            })
-        }
-    }
-
-    /// Adds what came from each rank, which lies `step` elements behind that of the one before.
-    unsafe fn add(&mut self, reduce: Reduce, step: usize, count: usize, out: *mut u8) {
-        let (size, to, step) = (self.group.size(), self.staging.to(), self.bytes(step));
+    /// Reduces the `count` elements that came from each rank.
+    unsafe fn add(&mut self, reduce: Reduce, count: usize, out: *mut u8) {
+        let (size, to, step) = (self.group.size(), self.staging.to(), self.bytes(count));
         let inputs: Inputs = (0..size).map(|rank| to.wrapping_add(rank * step).cast_const()).collect();
-        // SAFETY: the caller promises `count` received elements at each `step` of the staging, and room for `count`
+        // SAFETY: the caller promises `count` received elements of each rank in the staging, and room for `count`
         // at `out`, which is the output or the sending staging and so overlaps no input. No operation uses the
         // staging now.
         unsafe { sums::reduce(self.call.dtype, reduce, &inputs, count, out, size) };

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::abi::Word;
-use super::mail::{Kind, MOST, Post, Record};
+use super::mail::{Inbox, Kind, MOST, Record};
 use super::process::{Mpi, Pending, TAG_RECORD, look};
+use crate::failure::{ANY_OP, Failure, Side, late, lost, mismatch};
 use crate::{CommOptions, Error, ErrorKind, Result};
 
 /// One rank's end of a group.
@@ -23,7 +24,9 @@ pub(super) struct Group {
     pub(super) members: Box<[usize]>,
     pub(super) options: CommOptions,
     pub(super) failure: Arc<Failure>,
-    posts: Mutex<Vec<Post>>,
+    /// Whether the others know of the failure.
+    is_told: AtomicBool,
+    inboxes: Mutex<Vec<Inbox>>,
     /// How often the ranks met.
     calls: AtomicU64,
     splits: AtomicU64,
@@ -32,33 +35,8 @@ pub(super) struct Group {
     pub(super) splitting: Mutex<()>,
 }
 
-/// Why a group is of no use any more.
-#[derive(Debug, Default)]
-pub(super) struct Failure {
-    first: Mutex<Option<Error>>,
-    is_told: AtomicBool,
-    /// That of the group which this one was split from.
-    parent: Option<Arc<Failure>>,
-}
-
 /// How long to look who is there, when a collective does not end.
 const GRACE: Duration = Duration::from_secs(2);
-
-impl Failure {
-    pub(super) fn of_part(parent: &Arc<Failure>) -> Arc<Failure> {
-        Arc::new(Failure { parent: Some(Arc::clone(parent)), ..Failure::default() })
-    }
-
-    pub(super) fn get(&self) -> Option<Error> {
-        self.first.lock().clone()
-    }
-
-    /// What a group failed with that this one was split from.
-    pub(super) fn inherited(&self) -> Option<Error> {
-        let parent = self.parent.as_deref()?;
-        parent.get().or_else(|| parent.inherited())
-    }
-}
 
 impl Group {
     pub(super) fn new(
@@ -70,7 +48,7 @@ impl Group {
         failure: Arc<Failure>,
     ) -> Group {
         mpi.listen(control);
-        let posts = members.iter().map(|_| Post::default()).collect();
+        let inboxes = members.iter().map(|_| Inbox::default()).collect();
         let received = members.iter().map(|_| AtomicU64::new(0)).collect();
         Group {
             mpi,
@@ -80,7 +58,8 @@ impl Group {
             members,
             options,
             failure,
-            posts: Mutex::new(posts),
+            is_told: AtomicBool::new(false),
+            inboxes: Mutex::new(inboxes),
             calls: AtomicU64::new(0),
             splits: AtomicU64::new(0),
             received,
@@ -94,9 +73,9 @@ impl Group {
 
     /// The group is of no use any more, because of `error` if nothing else came first. The others are told.
     pub(super) fn fail(&self, error: Error) -> Error {
-        let first = self.failure.first.lock().get_or_insert(error).clone();
+        let first = self.failure.set(error);
         self.mpi.part();
-        if !self.failure.is_told.swap(true, Ordering::Relaxed) {
+        if !self.is_told.swap(true, Ordering::Relaxed) {
             let (rank, reason) = blame(&first, self.members[self.rank]);
             self.tell(Kind::Failed, rank, &reason);
         }
@@ -132,34 +111,30 @@ impl Group {
 
     /// Takes what has come.
     fn read(&self) -> Result<()> {
-        let mut posts = self.posts.lock();
+        let mut inboxes = self.inboxes.lock();
         let mut bytes = [0; MOST];
         while self.mpi.poll(&mut bytes, TAG_RECORD, self.control)? {
-            let record = Record::decode(&bytes).filter(|record| record.from < posts.len());
+            let record = Record::decode(&bytes).filter(|record| record.from < inboxes.len());
             bytes.fill(0);
             let Some(record) = record else { continue };
-            let post = &mut posts[record.from];
+            let inbox = &mut inboxes[record.from];
             match record.kind {
-                Kind::Stuck => post.is_stuck = true,
-                Kind::Left => post.left = Some((record.number, record.text)),
-                Kind::Failed => {
-                    let lost = Error::new(ErrorKind::RankLost {
-                        op: OP,
-                        rank: record.number,
-                        reason: record.text.into(),
-                    });
-                    self.failure.first.lock().get_or_insert(lost);
-                    // Who failed has told all.
-                    self.failure.is_told.store(true, Ordering::Relaxed);
+                Kind::Stuck => inbox.is_stuck = true,
+                Kind::Left => inbox.left = Some((record.number, record.text)),
+                Kind::Failed | Kind::Mismatch => {
+                    let error = match record.kind {
+                        Kind::Failed => lost(ANY_OP, record.number, &record.text),
+                        _ => match decode_mismatch(&record) {
+                            Some(mismatch) => mismatch,
+                            None => continue,
+                        },
+                    };
+                    self.failure.set(error);
+                    // The rank that failed has told all others.
+                    self.is_told.store(true, Ordering::Relaxed);
                     self.mpi.part();
                 }
-                Kind::Mismatch => {
-                    let Some(mismatch) = decode_mismatch(&record) else { continue };
-                    self.failure.first.lock().get_or_insert(mismatch);
-                    self.failure.is_told.store(true, Ordering::Relaxed);
-                    self.mpi.part();
-                }
-                kind => post.of(kind).push_back(record),
+                kind => inbox.of(kind).push_back(record),
             }
         }
         Ok(())
@@ -174,36 +149,33 @@ impl Group {
         let meeting = count.fetch_add(1, Ordering::Relaxed);
         self.tell(kind, number, text);
         let own = Record::new(kind, self.rank, number, text);
-        let come = |posts: &mut Vec<Post>| -> Option<Vec<Record>> {
-            let all = (0..posts.len()).all(|rank| rank == self.rank || !posts[rank].of(kind).is_empty());
-            let take = |(rank, post): (usize, &mut Post)| match rank == self.rank {
+        let come = |inboxes: &mut Vec<Inbox>| -> Option<Vec<Record>> {
+            let all = (0..inboxes.len()).all(|rank| rank == self.rank || !inboxes[rank].of(kind).is_empty());
+            let take = |(rank, inbox): (usize, &mut Inbox)| match rank == self.rank {
                 true => Some(own.clone()),
-                false => post.of(kind).pop_front(),
+                false => inbox.of(kind).pop_front(),
             };
-            if all { posts.iter_mut().enumerate().map(take).collect() } else { None }
+            if all { inboxes.iter_mut().enumerate().map(take).collect() } else { None }
         };
         let missing =
-            |posts: &mut Vec<Post>, rank: usize| rank != self.rank && posts[rank].of(kind).is_empty();
+            |inboxes: &mut Vec<Inbox>, rank: usize| rank != self.rank && inboxes[rank].of(kind).is_empty();
         let records = self.wait(op, come, missing)?;
         let first = &records[0];
         if let Some(other) = records.iter().find(|record| !record.agrees(first)) {
             // Every rank finds it by itself.
-            self.failure.is_told.store(true, Ordering::Relaxed);
-            return Err(self.fail(Error::new(ErrorKind::CollectiveMismatch {
-                number: meeting,
-                rank: self.members[0],
-                call: first.text.as_str().into(),
-                other: self.members[other.from],
-                other_call: other.text.as_str().into(),
-            })));
+            self.is_told.store(true, Ordering::Relaxed);
+            let first = Side { rank: self.members[0], call: &first.text };
+            let second = Side { rank: self.members[other.from], call: &other.text };
+            return Err(self.fail(mismatch(meeting, first, second)));
         }
         Ok(records.into_iter().map(|record| record.number).collect())
     }
 
     /// The next message that `from` has sent.
     pub(super) fn message(&self, op: &'static str, from: usize) -> Result<Record> {
-        let come = |posts: &mut Vec<Post>| posts[from].messages.pop_front();
-        let missing = |posts: &mut Vec<Post>, rank: usize| rank == from && posts[rank].messages.is_empty();
+        let come = |inboxes: &mut Vec<Inbox>| inboxes[from].messages.pop_front();
+        let missing =
+            |inboxes: &mut Vec<Inbox>, rank: usize| rank == from && inboxes[rank].messages.is_empty();
         self.wait(op, come, missing)
     }
 
@@ -211,29 +183,27 @@ impl Group {
     fn wait<T>(
         &self,
         op: &'static str,
-        mut come: impl FnMut(&mut Vec<Post>) -> Option<T>,
-        missing: impl Fn(&mut Vec<Post>, usize) -> bool,
+        mut come: impl FnMut(&mut Vec<Inbox>) -> Option<T>,
+        missing: impl Fn(&mut Vec<Inbox>, usize) -> bool,
     ) -> Result<T> {
         let found = look(self.deadline(), || {
             if let Err(error) = self.read() {
                 return Some(Err(error));
             }
-            let posts = &mut *self.posts.lock();
-            if let Some(come) = come(posts) {
+            let inboxes = &mut *self.inboxes.lock();
+            if let Some(come) = come(inboxes) {
                 return Some(Ok(come));
             }
             if let Some(failure) = self.failure.get() {
                 return Some(Err(failure));
             }
             let mut ranks = 0..self.size();
-            let left = ranks.find_map(|rank| posts[rank].left.clone().filter(|_| missing(posts, rank)));
-            left.map(|(rank, reason)| {
-                Err(Error::new(ErrorKind::RankLost { op, rank, reason: reason.into() }))
-            })
+            let left = ranks.find_map(|rank| inboxes[rank].left.clone().filter(|_| missing(inboxes, rank)));
+            left.map(|(rank, reason)| Err(lost(op, rank, &reason)))
         });
         let found = found.unwrap_or_else(|| {
-            let posts = &mut *self.posts.lock();
-            let late = (0..self.size()).filter(|&rank| missing(posts, rank));
+            let inboxes = &mut *self.inboxes.lock();
+            let late = (0..self.size()).filter(|&rank| missing(inboxes, rank));
             Err(self.late(op, late.map(|rank| self.members[rank]).collect()))
         });
         found.map_err(|error| self.fail(error))
@@ -255,25 +225,21 @@ impl Group {
     /// The error for a collective that does not end: names the ranks that say nothing.
     pub(super) fn stuck(&self, op: &'static str) -> Error {
         self.tell(Kind::Stuck, 0, "");
-        let silent = |posts: &[Post]| -> Vec<usize> {
-            (0..posts.len()).filter(|&rank| rank != self.rank && !posts[rank].is_alive()).collect()
+        let silent = |inboxes: &[Inbox]| -> Vec<usize> {
+            (0..inboxes.len()).filter(|&rank| rank != self.rank && !inboxes[rank].is_alive()).collect()
         };
         let grace = Instant::now() + GRACE.min(self.options.timeout);
         let _ = look(Some(grace), || {
             let read = self.read().is_err() || self.failure.get().is_some();
-            (read || silent(&self.posts.lock()).is_empty()).then_some(())
+            (read || silent(&self.inboxes.lock()).is_empty()).then_some(())
         });
-        let silent = silent(&self.posts.lock());
+        let silent = silent(&self.inboxes.lock());
         self.late(op, silent.into_iter().map(|rank| self.members[rank]).collect())
     }
 
     /// The error for ranks that did not come in time.
     pub(super) fn late(&self, op: &'static str, missing: Box<[usize]>) -> Error {
-        Error::new(ErrorKind::CollectiveTimeout {
-            op,
-            waited_ms: self.options.timeout.as_millis() as u64,
-            missing,
-        })
+        late(op, self.options.timeout, missing)
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -284,17 +250,9 @@ impl Group {
 /// What [`Group::fail_mismatch`] sends.
 fn decode_mismatch(record: &Record) -> Option<Error> {
     let mut parts = record.text.split('\n');
-    Some(Error::new(ErrorKind::CollectiveMismatch {
-        number: record.number as u64,
-        rank: parts.next()?.parse().ok()?,
-        call: parts.next()?.into(),
-        other: parts.next()?.parse().ok()?,
-        other_call: parts.next()?.into(),
-    }))
+    let mut side = || Some(Side { rank: parts.next()?.parse().ok()?, call: parts.next()? });
+    Some(mismatch(record.number as u64, side()?, side()?))
 }
-
-/// Where the collective is not known.
-pub(super) const OP: &str = "collective";
 
 /// The rank whose fault an error is, as far as it says, and why.
 pub(super) fn blame(error: &Error, own: usize) -> (usize, String) {

@@ -82,7 +82,7 @@ impl Record {
 
 /// What a rank has told, in its order.
 #[derive(Debug, Default)]
-pub(super) struct Post {
+pub(super) struct Inbox {
     pub(super) calls: VecDeque<Record>,
     pub(super) splits: VecDeque<Record>,
     pub(super) messages: VecDeque<Record>,
@@ -92,7 +92,7 @@ pub(super) struct Post {
     pub(super) is_stuck: bool,
 }
 
-impl Post {
+impl Inbox {
     /// The records of a kind that is waited for.
     pub(super) fn of(&mut self, kind: Kind) -> &mut VecDeque<Record> {
         match kind {

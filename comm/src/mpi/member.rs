@@ -1,20 +1,19 @@
 //! A rank that is a process of MPI.
 
-use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use device::cuda::Queue;
 use parking_lot::Mutex;
 
 use super::exchange::{Exchange, Staging};
-use super::group::{Failure, Group, OP, blame};
+use super::group::{Group, blame};
 use super::mail::Kind;
 use super::process::{Mpi, TAG_MESSAGE};
-use crate::launch::unavailable;
-use crate::{Backend, Call, Collective, CommOptions, Error, ErrorKind, Memory, Result};
+use crate::failure::{Failure, Side, late, mismatch, reason_of_drop};
+use crate::split::{Asked, by_color};
+use crate::{Backend, Call, Collective, CommOptions, Error, Memory, Result};
 
 /// One rank's end of a group.
 pub(super) struct Member {
@@ -30,9 +29,8 @@ impl Member {
     pub(super) fn of_all(mpi: &'static Mpi, options: CommOptions) -> Result<Member> {
         let made = || mpi.split(mpi.names.world, Some(0), mpi.rank, options.timeout);
         let late = || {
-            let missing = (0..mpi.size).filter(|&rank| rank != mpi.rank).collect();
-            let waited_ms = options.timeout.as_millis() as u64;
-            Error::new(ErrorKind::CollectiveTimeout { op: "mpi", waited_ms, missing })
+            let missing = (0..mpi.size).filter(|&rank| rank != mpi.rank);
+            late("mpi", options.timeout, missing.collect::<Vec<_>>())
         };
         let comms = [made()?.ok_or_else(late)?, made()?.ok_or_else(late)?];
         let members = (0..mpi.size).collect();
@@ -59,13 +57,9 @@ impl Member {
         let sent = group.message(call.op(), from)?;
         let number = group.received[from].fetch_add(1, Ordering::Relaxed);
         if sent.text != elements(call) {
-            let mismatch = Error::new(ErrorKind::CollectiveMismatch {
-                number,
-                rank: group.members[from],
-                call: format!("send(to {}) of {}", group.rank, sent.text).into(),
-                other: group.members[group.rank],
-                other_call: call.to_string().into(),
-            });
+            let message = format!("send(to {}) of {}", group.rank, sent.text);
+            let (sender, own) = (group.members[from], group.members[group.rank]);
+            let mismatch = mismatch(number, Side { rank: sender, call: message }, Side { rank: own, call });
             return Err(group.fail_mismatch(from, number as usize, mismatch));
         }
         for start in (0..call.bytes()).step_by(MESSAGE) {
@@ -89,31 +83,29 @@ impl Member {
         const SPLIT: &str = "split";
         let group = &self.group;
         let _one = group.splitting.lock();
-        // What each rank asks for: two numbers.
-        let asked = [color.map_or(0, |color| color.saturating_add(1)), key];
-        let mut told = Vec::new();
-        for number in asked {
-            told.push(group.meet(SPLIT, Kind::Split, number, SPLIT)?);
+        // Each rank tells the others two numbers, the first of them 0 for no color.
+        let mut told = [color.map_or(0, |color| color.saturating_add(1)), key].map(|own| (own, Vec::new()));
+        let color = told[0].0.checked_sub(1);
+        for (own, of_all) in &mut told {
+            *of_all = group.meet(SPLIT, Kind::Split, *own, SPLIT)?;
         }
-        let mut colors: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
-        for (rank, (&color, &key)) in told[0].iter().zip(&told[1]).enumerate() {
-            colors.entry(color).or_default().push((key, rank));
-        }
-        colors.values_mut().for_each(|ranks| ranks.sort_unstable());
-        let place = colors.iter().enumerate().find(|(_, (color, _))| **color == asked[0]);
-        let Some((index, (_, ranks))) = place else { return Ok(None) };
-        let rank = ranks.iter().position(|&(_, rank)| rank == group.rank).unwrap_or_default();
+        let asked = told[0].1.iter().zip(&told[1].1);
+        let colors = by_color(asked.map(|(color, &key)| Asked { color: color.checked_sub(1), key }));
+        let ranks = color.and_then(|color| colors.get(&color));
+        let rank = ranks.and_then(|ranks| ranks.iter().position(|&rank| rank == group.rank));
+        // MPI's colors are small numbers.
+        let index = color.and_then(|color| colors.keys().position(|&known| known == color));
         let mut comms = [0; 2];
         for comm in &mut comms {
             let timeout = group.options.timeout;
-            let made = group.mpi.split(group.control, color.map(|_| index), rank, timeout);
+            let made = group.mpi.split(group.control, index, rank.unwrap_or_default(), timeout);
             let made = made.and_then(|made| made.ok_or_else(|| group.stuck(SPLIT)));
             *comm = made.map_err(|error| group.fail(error))?;
         }
-        let members = ranks.iter().map(|&(_, rank)| group.members[rank]).collect();
+        let (Some(ranks), Some(rank)) = (ranks, rank) else { return Ok(None) };
+        let members = ranks.iter().map(|&rank| group.members[rank]).collect();
         let failure = Failure::of_part(&group.failure);
-        let made = |_| Group::new(group.mpi, comms, rank, members, group.options, failure);
-        Ok(color.map(made).map(Member::new))
+        Ok(Some(Member::new(Group::new(group.mpi, comms, rank, members, group.options, failure))))
     }
 }
 
@@ -166,10 +158,6 @@ unsafe impl Backend for Member {
         }
     }
 
-    fn enqueue(&self, call: &Call, _: Memory, _: &Queue<'_>) -> Result<()> {
-        Err(unavailable(format_args!("{} by MPI is on the host", call.op())))
-    }
-
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Backend>>> {
         let made = self.split_group(color, key)?;
         Ok(made.map(|member| Arc::new(member) as Arc<dyn Backend>))
@@ -179,19 +167,15 @@ unsafe impl Backend for Member {
 impl Drop for Member {
     fn drop(&mut self) {
         let group = &self.group;
-        let panics = std::thread::panicking();
-        if panics {
+        if std::thread::panicking() {
             group.mpi.part();
         }
         if group.failure.get().is_some() {
             // The others know.
             return;
         }
-        let reason = if panics { "its thread panicked" } else { "its communicator was dropped" };
         let own = group.members[group.rank];
-        let lost = Error::new(ErrorKind::RankLost { op: OP, rank: own, reason: reason.into() });
-        // Who leaves because of another rank is not the one to name.
-        let (rank, reason) = blame(&group.failure.inherited().unwrap_or(lost), own);
+        let (rank, reason) = blame(&group.failure.of_leaving(own, reason_of_drop()), own);
         group.tell(Kind::Left, rank, &reason);
     }
 }

@@ -16,6 +16,7 @@ use crate::{CommOptions, Communicator, Result};
 use member::Member;
 use process::Mpi;
 
+#[derive::located]
 impl Communicator {
     /// This process among those that `mpirun` or `srun` has started, on the CPU device. Every one calls it.
     ///

@@ -11,10 +11,10 @@ use device::Thread;
 use parking_lot::{Condvar, Mutex};
 
 use super::abi::{Family, Names, Word};
-use super::library::{Code, Functions, Loaded, Started, load};
+use super::library::{Begun, Code, Functions, Loaded, Started, load};
 use super::mail::MOST;
-use crate::launch::{Launch, unavailable};
-use crate::{Error, ErrorKind, Result};
+use crate::failure::unavailable;
+use crate::{Error, Launch, Result};
 
 /// MPI, of which a process has one.
 pub(super) struct Mpi {
@@ -42,7 +42,7 @@ struct Outbox {
     thread: OnceLock<Thread>,
 }
 
-static PROCESS: OnceLock<std::result::Result<Mpi, Box<str>>> = OnceLock::new();
+static PROCESS: OnceLock<Result<Mpi>> = OnceLock::new();
 
 /// What ranks tell each other in a group.
 pub(super) const TAG_RECORD: c_int = 1;
@@ -57,34 +57,19 @@ const NAPS: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)
 impl Mpi {
     /// MPI, begun if it was not.
     pub(super) fn get() -> Result<&'static Mpi> {
-        match PROCESS.get_or_init(|| Mpi::begin().map_err(|error| reason(&error))) {
-            Ok(mpi) => Ok(mpi),
-            Err(reason) => Err(unavailable(reason)),
-        }
+        PROCESS.get_or_init(Mpi::begin).as_ref().map_err(|error| Error::new(error.kind().clone()))
     }
 
     fn begin() -> Result<Mpi> {
         let launch = Launch::from_env()?.filter(|launch| launch.by_mpi);
         let Loaded { functions, names, file } = find()?;
-        let failed = |code| unavailable(format_args!("{file}: {}", functions.error_string(code)));
-        // SAFETY: `begin` runs once, inside `PROCESS`, so no other thread of this library calls MPI. `initialized` may
-        // always be called, `query_thread` is called only if MPI is initialized, and `init` only if it is not.
-        let (is_ours, threads) = unsafe {
-            if functions.initialized().map_err(failed)? {
-                (false, functions.query_thread().map_err(failed)?)
-            } else {
-                (true, functions.init(names.thread_multiple).map_err(failed)?)
-            }
-        };
+        // SAFETY: `begin` runs once, inside `PROCESS`, so no other thread of this library calls MPI.
+        let begun = unsafe { functions.begin() };
+        let Begun { is_ours, threads, rank, size } =
+            begun.map_err(|code| unavailable(format_args!("{file}: {}", functions.error_string(code))))?;
         if threads < names.thread_serialized {
             return Err(unavailable(format_args!("{file} is for one thread only")));
         }
-        // SAFETY: MPI is initialized, and `world` is its predefined communicator.
-        let (rank, size) = unsafe {
-            functions.set_errhandler(names.world, names.errors_return).map_err(failed)?;
-            (functions.rank(names.world).map_err(failed)?, functions.size(names.world).map_err(failed)?)
-        };
-        let (rank, size) = (rank as usize, size as usize);
         if let Some(launch) = launch.filter(|launch| (launch.rank, launch.size) != (rank, size)) {
             return Err(unavailable(format_args!(
                 "{file} is not the library of the launcher, for which this is rank {} of {}: here it is rank {rank} of {size}; \
@@ -266,14 +251,6 @@ fn find() -> Result<Loaded> {
         "no library of MPI was found, nor does {LIBRARY} name one: {}",
         reasons.join("; ")
     )))
-}
-
-/// What ranks cannot communicate for.
-fn reason(error: &Error) -> Box<str> {
-    match error.kind() {
-        ErrorKind::CommUnavailable { reason } => reason.clone(),
-        other => other.to_string().into(),
-    }
 }
 
 extern "C" fn at_exit() {

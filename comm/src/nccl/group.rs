@@ -2,24 +2,22 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::failure::{Failure, Side, late, mismatch};
 use crate::{Call, Collective, Error, ErrorKind, Result};
 
 /// The ranks of a group that are in this process: all of them, or one.
 #[derive(Debug)]
 pub(super) struct Group {
-    size: usize,
+    pub(super) size: usize,
     /// Whether all ranks are here.
     is_local: bool,
     /// The ranks as the first communicator counts them; those elsewhere count as here.
     members: Mutex<Vec<usize>>,
-    /// The group that this one was split from.
-    parent: Option<Arc<Group>>,
-    failed: AtomicBool,
-    failure: Mutex<Option<Error>>,
+    pub(super) failure: Arc<Failure>,
     /// The rank whose call another rank's did not match; that one got the error from its launch.
     mismatched: Mutex<Option<usize>>,
     calls: Mutex<Calls>,
@@ -45,16 +43,6 @@ struct Calls {
     splits: HashMap<usize, u64>,
 }
 
-impl Calls {
-    fn count(&self, channel: Channel, rank: usize) -> u64 {
-        self.counts.get(&(channel, rank)).copied().unwrap_or(0)
-    }
-
-    fn splits(&self, rank: usize) -> u64 {
-        self.splits.get(&rank).copied().unwrap_or(0)
-    }
-}
-
 fn channel(rank: usize, collective: Collective) -> Channel {
     match collective {
         Collective::Send { to } => Some((rank, to)),
@@ -64,24 +52,13 @@ fn channel(rank: usize, collective: Collective) -> Channel {
 }
 
 impl Group {
-    /// One of `size` ranks, the others of which are elsewhere.
-    pub(super) fn alone(size: usize) -> Arc<Group> {
-        Group::new(size, false, None)
-    }
-
-    /// All ranks.
-    pub(super) fn local(size: usize) -> Arc<Group> {
-        Group::new(size, true, None)
-    }
-
-    fn new(size: usize, is_local: bool, parent: Option<Arc<Group>>) -> Arc<Group> {
+    /// A group of `size` ranks: all of them are in this process if it `is_local`, else one.
+    pub(super) fn new(size: usize, is_local: bool, failure: Arc<Failure>) -> Arc<Group> {
         Arc::new(Group {
             size,
             is_local,
             members: Mutex::new((0..size).collect()),
-            parent,
-            failed: AtomicBool::new(false),
-            failure: Mutex::default(),
+            failure,
             mismatched: Mutex::default(),
             calls: Mutex::default(),
             left: Mutex::default(),
@@ -89,14 +66,16 @@ impl Group {
         })
     }
 
-    /// The group that `rank` is in as `place` of `size` after the split with this number, by its color.
+    /// The group that `rank` is in after the split with this number, by its color: as rank `place` of `size`.
     pub(super) fn split(
         self: &Arc<Group>,
-        (number, color): (u64, usize),
+        number: u64,
+        color: usize,
         rank: usize,
-        (place, size): (usize, usize),
+        place: usize,
+        size: usize,
     ) -> Arc<Group> {
-        let new = || Group::new(size, self.is_local, Some(Arc::clone(self)));
+        let new = || Group::new(size, self.is_local, Failure::of_part(&self.failure));
         let made = if self.is_local {
             let mut splits = self.splits.lock();
             let (made, came) = splits.entry((number, color)).or_insert_with(|| (new(), 0));
@@ -118,41 +97,18 @@ impl Group {
         self.members.lock().get(rank).copied().unwrap_or(rank)
     }
 
-    /// Why the group is of no use any more.
-    pub(super) fn failure(&self) -> Option<Error> {
-        if self.failed.load(Ordering::Acquire) { self.failure.lock().clone() } else { None }
-    }
-
     /// Why nothing can be sent to `rank` any more.
     pub(super) fn message_failure(&self, rank: usize) -> Option<Error> {
         let reaches = |failure: &Error| {
             matches!(failure.kind(), ErrorKind::RankLost { .. }) && !self.left.lock().contains(&rank)
         };
-        self.failure().filter(|failure| !reaches(failure))
+        self.failure.get().filter(|failure| !reaches(failure))
     }
 
-    /// The group is of no use any more, because of `error` if nothing else came first.
-    pub(super) fn fail(&self, error: Error) -> Error {
-        let first = self.failure.lock().get_or_insert(error).clone();
-        self.failed.store(true, Ordering::Release);
-        first
-    }
-
-    /// `rank` goes, for `reason`. Only the ranks of this process are told.
+    /// `rank` leaves, for `reason`. Only the ranks of this process are told.
     pub(super) fn leave(&self, rank: usize, reason: &str) {
         self.left.lock().push(rank);
-        let lost = Error::new(ErrorKind::RankLost {
-            op: "collective",
-            rank: self.member(rank),
-            reason: reason.into(),
-        });
-        // Who leaves because of another rank is not the one to name.
-        self.fail(self.inherited_failure().unwrap_or(lost));
-    }
-
-    fn inherited_failure(&self) -> Option<Error> {
-        let parent = self.parent.as_deref()?;
-        parent.failure().or_else(|| parent.inherited_failure())
+        self.failure.set(self.failure.of_leaving(self.member(rank), reason));
     }
 
     /// `rank` launches `call`: compared with what the other ranks of this process launch.
@@ -175,16 +131,11 @@ impl Group {
         let same = (channel.is_some() || other.collective == call.collective)
             && (other.dtype, &other.shape, other.order) == (call.dtype, &call.shape, call.order);
         if !same {
-            let (one, two) = ((*first, other.to_string()), (rank, call.to_string()));
             self.mismatched.lock().get_or_insert(*first);
-            let ((rank, call), (other, other_call)) = if one.0 < two.0 { (one, two) } else { (two, one) };
-            return Err(self.fail(Error::new(ErrorKind::CollectiveMismatch {
-                number,
-                rank: self.member(rank),
-                call: call.into(),
-                other: self.member(other),
-                other_call: other_call.into(),
-            })));
+            let mut sides = [(*first, other.to_string()), (rank, call.to_string())];
+            sides.sort();
+            let [first, second] = sides.map(|(rank, call)| Side { rank: self.member(rank), call });
+            return Err(self.failure.set(mismatch(number, first, second)));
         }
         if *came == all {
             calls.open.remove(&(channel, number));
@@ -195,12 +146,15 @@ impl Group {
     /// The failure, if it is that another rank's call did not match one of `rank`.
     pub(super) fn mismatch_of(&self, rank: usize) -> Option<Error> {
         let is_mismatched = *self.mismatched.lock() == Some(rank);
-        self.failure().filter(|_| is_mismatched)
+        self.failure.get().filter(|_| is_mismatched)
     }
 
-    /// `rank` splits the group, which takes all ranks.
-    pub(super) fn split_by(&self, rank: usize) {
-        *self.calls.lock().splits.entry(rank).or_default() += 1;
+    /// `rank` begins to split the group, which takes all ranks. Returns how often it has done so before.
+    pub(super) fn begin_split(&self, rank: usize) -> u64 {
+        let mut calls = self.calls.lock();
+        let count = calls.splits.entry(rank).or_default();
+        *count += 1;
+        *count - 1
     }
 
     /// The ranks of this process that have not launched what `rank` has.
@@ -210,32 +164,85 @@ impl Group {
         }
         let calls = self.calls.lock();
         let is_behind = |other: usize| {
-            calls.splits(rank) > calls.splits(other)
+            let count = |channel, rank| calls.counts.get(&(channel, rank));
+            // No count is less than any.
+            calls.splits.get(&rank) > calls.splits.get(&other)
                 || [None, Some((rank, other)), Some((other, rank))]
                     .into_iter()
-                    .any(|channel| calls.count(channel, rank) > calls.count(channel, other))
+                    .any(|channel| count(channel, rank) > count(channel, other))
         };
         (0..self.size).filter(|&other| other != rank && is_behind(other)).collect()
     }
 
-    /// Whether `failure` means that what `rank` waits for never comes. A rank that has gone launched some of it before.
-    pub(super) fn is_hopeless(&self, rank: usize, failure: &Error) -> bool {
-        match failure.kind() {
-            ErrorKind::RankLost { .. } => {
-                let left = self.left.lock().clone();
-                self.behind(rank).iter().any(|rank| left.contains(rank))
-            }
-            _ => true,
-        }
+    /// The failure, if it means that what `rank` waits for never comes: a rank that has gone launched some of it before.
+    pub(super) fn hopeless(&self, rank: usize) -> Option<Error> {
+        let failure = self.failure.get()?;
+        let left = self.left.lock().clone();
+        let is_lost = matches!(failure.kind(), ErrorKind::RankLost { .. });
+        let is_hopeless = !is_lost || self.behind(rank).iter().any(|rank| left.contains(rank));
+        is_hopeless.then_some(failure)
     }
 
     /// The ranks that `rank` may wait for, as the first communicator counts: where it cannot be told, all others.
-    pub(super) fn missing(&self, rank: usize) -> Box<[usize]> {
+    fn missing(&self, rank: usize) -> Box<[usize]> {
         let behind = self.behind(rank);
         let others = (0..self.size).filter(|&other| other != rank);
         others
             .filter(|other| behind.is_empty() || behind.contains(other))
             .map(|rank| self.member(rank))
             .collect()
+    }
+
+    /// The error for ranks that did not come in time.
+    pub(super) fn late(&self, rank: usize, op: &'static str, timeout: Duration) -> Error {
+        late(op, timeout, self.missing(rank))
+    }
+
+    /// How long `rank` waits for the others in `op`, from now on.
+    pub(super) fn patience(&self, rank: usize, op: &'static str, timeout: Duration) -> Patience<'_> {
+        Patience {
+            group: self,
+            rank,
+            op,
+            timeout,
+            deadline: Instant::now().checked_add(timeout),
+            is_last: false,
+        }
+    }
+}
+
+/// How long a rank waits for what it has begun.
+pub(super) struct Patience<'a> {
+    group: &'a Group,
+    rank: usize,
+    op: &'static str,
+    timeout: Duration,
+    /// `None` for ever.
+    deadline: Option<Instant>,
+    /// Whether a failure of the group does not matter any more.
+    pub(super) is_last: bool,
+}
+
+/// How long to look all the time, before sleeping between two looks: a launch takes some tens of microseconds.
+const SPIN: Duration = Duration::from_micros(200);
+const NAP: Duration = Duration::from_micros(50);
+
+impl Patience<'_> {
+    /// Waits until `look` finds something.
+    pub(super) fn wait<T>(&self, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+        let begin = Instant::now();
+        loop {
+            if let Some(found) = look()? {
+                return Ok(found);
+            }
+            if let Some(failure) = self.group.hopeless(self.rank).filter(|_| !self.is_last) {
+                return Err(failure);
+            }
+            let now = Instant::now();
+            if self.deadline.is_some_and(|deadline| now >= deadline) {
+                return Err(self.group.late(self.rank, self.op, self.timeout));
+            }
+            if now - begin < SPIN { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+        }
     }
 }

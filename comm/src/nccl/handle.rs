@@ -2,20 +2,17 @@
 
 use std::ffi::c_int;
 use std::fmt;
-use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::exit::apart;
+use super::group::Patience;
 use super::library::{Config, Library, RawComm, RawId};
-use super::watch;
-use crate::{Error, ErrorKind, Result};
+use crate::failure::unavailable;
+use crate::{Error, Result};
 
 const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 7;
-
-/// How long to look all the time, before sleeping between two looks: a launch takes some tens of microseconds.
-const SPIN: Duration = Duration::from_micros(200);
-const NAP: Duration = Duration::from_micros(50);
 
 /// A communicator, used by one thread at a time, which anybody may abort meanwhile.
 pub(super) struct Handle {
@@ -38,41 +35,11 @@ impl fmt::Debug for Handle {
     }
 }
 
-/// How long to wait for what a call began.
-pub(super) struct Patience<'a> {
-    /// Until when; `None` for ever.
-    pub(super) deadline: Option<Instant>,
-    /// What the group failed with meanwhile.
-    pub(super) failure: &'a dyn Fn() -> Option<Error>,
-    /// The error once the deadline has passed.
-    pub(super) late: &'a dyn Fn() -> Error,
-}
-
-impl Patience<'_> {
-    /// Waits until `look` finds something.
-    pub(super) fn wait<T>(&self, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-        let begin = Instant::now();
-        loop {
-            if let Some(found) = look()? {
-                return Ok(found);
-            }
-            if let Some(failure) = (self.failure)() {
-                return Err(failure);
-            }
-            let now = Instant::now();
-            if self.deadline.is_some_and(|deadline| now >= deadline) {
-                return Err((self.late)());
-            }
-            if now - begin < SPIN { std::thread::yield_now() } else { std::thread::sleep(NAP) }
-        }
-    }
-}
-
 impl Handle {
     /// Rank `rank` of `size`, on the device that is current; waits for the others.
     pub(super) fn init(rank: usize, size: usize, id: RawId, patience: &Patience<'_>) -> Result<Handle> {
         const CALL: &str = "ncclCommInitRankConfig";
-        let library = Library::find()?;
+        let library = Library::get()?;
         let (mut raw, mut config) = (std::ptr::null_mut(), Config::non_blocking());
         let (rank, size) = (number("rank", rank)?, number("size", size)?);
         // SAFETY: `raw` and `config` are valid for the whole call. NCCL copies the configuration and writes the
@@ -81,8 +48,17 @@ impl Handle {
         if !has_begun(code) {
             return Err(library.error(CALL, code, None));
         }
+        Handle::settled(library, raw, CALL, patience)
+    }
+
+    fn settled(
+        library: &'static Library,
+        raw: RawComm,
+        call: &'static str,
+        patience: &Patience<'_>,
+    ) -> Result<Handle> {
         let handle = Handle { library, calls: Mutex::default(), raw: Mutex::new(Some(raw)) };
-        handle.settle(CALL, patience).inspect_err(|_| handle.abort())?;
+        handle.settle(call, patience)?;
         Ok(handle)
     }
 
@@ -103,7 +79,7 @@ impl Handle {
     }
 
     /// Waits until what was begun has ended.
-    fn settle(&self, call: &'static str, patience: &Patience<'_>) -> Result<()> {
+    pub(super) fn settle(&self, call: &'static str, patience: &Patience<'_>) -> Result<()> {
         patience.wait(|| Ok(self.is_settled(call)?.then_some(())))
     }
 
@@ -154,9 +130,7 @@ impl Handle {
         if raw.is_null() {
             return Ok(None);
         }
-        let made = Handle { library: self.library, calls: Mutex::default(), raw: Mutex::new(Some(raw)) };
-        made.settle(CALL, patience).inspect_err(|_| made.abort())?;
-        Ok(Some(made))
+        Handle::settled(self.library, raw, CALL, patience).map(Some)
     }
 
     /// Which rank it is, and how many there are.
@@ -206,7 +180,7 @@ impl Handle {
         unsafe impl Send for Last {}
         if let Some(raw) = self.raw.lock().take() {
             let (library, last) = (self.library, Last(raw));
-            watch::apart("nccl abort", move || {
+            apart("nccl abort", move || {
                 let Last(raw) = { last };
                 // SAFETY: `take` made this the last use of the communicator. The status no longer matters.
                 unsafe { (library.abort)(raw) };
@@ -217,9 +191,7 @@ impl Handle {
     fn with<R>(&self, call: &'static str, f: impl FnOnce(RawComm) -> Result<R>) -> Result<R> {
         match *self.raw.lock() {
             Some(raw) => f(raw),
-            None => Err(Error::new(ErrorKind::CommUnavailable {
-                reason: format!("{call} of ranks that have failed").into(),
-            })),
+            None => Err(unavailable(format_args!("{call} of ranks that have failed"))),
         }
     }
 }

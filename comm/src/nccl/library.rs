@@ -5,6 +5,8 @@ use std::sync::OnceLock;
 
 use libloading::Library as Object;
 
+use crate::failure::unavailable;
+use crate::symbols::symbols;
 use crate::{Error, ErrorKind, Result};
 
 /// `ncclComm_t`.
@@ -60,28 +62,9 @@ const NAME: &str = "libnccl.so.2";
 /// Whether NCCL uses NVLink's multicast, which hangs on virtual machines that do not have all of it.
 const MULTICAST: &str = "NCCL_NVLS_ENABLE";
 
-/// Defines the functions that are called, each with the name that the library gives it.
-macro_rules! functions {
-    ($($name:ident = $symbol:literal: $kind:ty,)+) => {
-        /// The functions that are called. Answers and kinds are numbers here: later versions have more of them.
-        pub(super) struct Library {
-            $(pub(super) $name: $kind,)+
-            /// Keeps the functions where they are.
-            _object: Object,
-        }
-
-        impl Library {
-            fn resolve(object: Object) -> std::result::Result<Library, String> {
-                // SAFETY: since version 2.18 the library's functions with these names have these types.
-                unsafe {
-                    Ok(Library { $($name: function(&object, $symbol)?,)+ _object: object })
-                }
-            }
-        }
-    };
-}
-
-functions! {
+symbols! {
+    /// The functions that are called. Answers and kinds are numbers here: later versions have more of them.
+    Library,
     version = "ncclGetVersion": unsafe extern "C" fn(*mut c_int) -> c_int,
     unique_id = "ncclGetUniqueId": unsafe extern "C" fn(*mut RawId) -> c_int,
     init = "ncclCommInitRankConfig": unsafe extern "C" fn(*mut RawComm, c_int, RawId, c_int, *mut Config) -> c_int,
@@ -108,25 +91,14 @@ functions! {
     recv = "ncclRecv": unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int,
 }
 
-/// # Safety
-/// The function with this name, if there is one, is of type `F`.
-unsafe fn function<F: Copy>(object: &Object, name: &str) -> std::result::Result<F, String> {
-    // SAFETY: the caller promises that the function of this name has type `F`.
-    let found = unsafe { object.get::<F>(name) };
-    found.map(|symbol| *symbol).map_err(|_| format!("the library {NAME} has no {name}"))
-}
-
 impl Library {
     /// The library.
     ///
     /// # Errors
     /// `CommUnavailable` where there is none, or none that will do.
-    pub(super) fn find() -> Result<&'static Library> {
+    pub(super) fn get() -> Result<&'static Library> {
         static FOUND: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
-        FOUND
-            .get_or_init(Library::load)
-            .as_ref()
-            .map_err(|reason| Error::new(ErrorKind::CommUnavailable { reason: reason.as_str().into() }))
+        FOUND.get_or_init(Library::load).as_ref().map_err(unavailable)
     }
 
     fn load() -> std::result::Result<Library, String> {
@@ -134,7 +106,9 @@ impl Library {
         // SAFETY: loading runs NCCL's initialisers, which only set up its own state.
         let object = unsafe { Object::new(NAME) }
             .map_err(|error| format!("the library {NAME} was not found: {error}"))?;
-        let library = Library::resolve(object)?;
+        // SAFETY: since version 2.18 the library's functions with these names have these types.
+        let library = unsafe { Library::find(Box::leak(Box::new(object))) };
+        let library = library.map_err(|name| format!("the library {NAME} has no {name}"))?;
         let mut version = 0;
         // SAFETY: `version` is valid for the call, which writes one number.
         let status = unsafe { (library.version)(&mut version) };

@@ -1,5 +1,6 @@
 //! NCCL between CUDA devices, of one process or of many.
 
+mod exit;
 mod group;
 mod handle;
 mod library;
@@ -9,20 +10,22 @@ mod watch;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
 
 use device::Device;
 
-use crate::{CommOptions, Communicator, Error, ErrorKind, Rendezvous, Result, expect_different};
+use crate::failure::{expect_different, unavailable};
+use crate::{CommOptions, Communicator, Error, Rendezvous, Result};
 use group::Group;
-use handle::{Handle, Patience};
+use handle::Handle;
 use library::{Library, RawId};
 use member::Member;
+use rank::Rank;
 
 /// What the ranks of a group of NCCL find each other by. One rank makes it, and gives it to all others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NcclId(RawId);
 
+#[derive::located]
 impl NcclId {
     /// How many bytes it has.
     pub const BYTES: usize = 128;
@@ -32,7 +35,7 @@ impl NcclId {
     /// # Errors
     /// `CommUnavailable` without NCCL 2.18 or later; `Driver` as NCCL says.
     pub fn new() -> Result<NcclId> {
-        let library = Library::find()?;
+        let library = Library::get()?;
         let mut id = RawId([0; NcclId::BYTES]);
         // SAFETY: `RawId` has the size of NCCL's id, which the call writes.
         match unsafe { (library.unique_id)(&mut id) } {
@@ -64,6 +67,7 @@ impl fmt::Debug for NcclId {
     }
 }
 
+#[derive::located]
 impl Communicator {
     /// Rank `rank` of `size` ranks on CUDA devices, by NCCL: one process a device, all with the `id` that one of them made. The
     /// host waits for the others.
@@ -86,7 +90,7 @@ impl Communicator {
         id: NcclId,
         options: CommOptions,
     ) -> Result<Communicator> {
-        join(Group::alone(size), device, (rank, size), id, options)
+        join(&Group::new(size, false, Arc::default()), device, rank, id, options)
     }
 
     /// This process's rank among those that have met at `place`, on a CUDA device, by NCCL.
@@ -100,7 +104,7 @@ impl Communicator {
         let told = place.broadcast(own.as_deref().unwrap_or_default());
         own?;
         let id = match &told?[..] {
-            [] => return Err(Error::new(ErrorKind::CommUnavailable { reason: "rank 0 has no NCCL".into() })),
+            [] => return Err(unavailable("rank 0 has no NCCL")),
             bytes => NcclId::from_bytes(bytes)?,
         };
         Communicator::nccl(device, place.rank(), place.size(), id, options)
@@ -115,20 +119,18 @@ impl Communicator {
     /// As for [`nccl`](Self::nccl); `InvalidArgument` for no devices, or one that is there twice.
     pub fn nccl_devices(devices: &[Device], options: CommOptions) -> Result<Vec<Communicator>> {
         expect_different("nccl_devices", devices)?;
-        let (id, group) = (NcclId::new()?, Group::local(devices.len()));
+        let (id, group) = (NcclId::new()?, &Group::new(devices.len(), true, Arc::default()));
         // Each waits for the others, so each has a thread.
         std::thread::scope(|scope| {
-            let begin = |(rank, device): (usize, &Device)| {
-                let (group, device) = (Arc::clone(&group), device.clone());
-                let place = (rank, devices.len());
-                let rank = move || join(group, &device, place, id, options);
-                std::thread::Builder::new().spawn_scoped(scope, rank).map_err(no_thread)
+            let begin = |(rank, device)| {
+                let joined = move || join(group, device, rank, id, options);
+                let thread = std::thread::Builder::new().spawn_scoped(scope, joined);
+                thread.map_err(|error| {
+                    // The others do not wait for a rank that never began.
+                    group.failure.set(unavailable(format_args!("no thread for a rank: {error}")))
+                })
             };
             let threads: Vec<_> = devices.iter().enumerate().map(begin).collect();
-            // A rank that never began fails the others.
-            if let Some(Err(error)) = threads.iter().find(|thread| thread.is_err()) {
-                group.fail(error.clone());
-            }
             let end = |thread: Result<std::thread::ScopedJoinHandle<'_, Result<Communicator>>>| {
                 thread?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
@@ -138,38 +140,23 @@ impl Communicator {
     }
 }
 
-fn no_thread(error: std::io::Error) -> Error {
-    Error::new(ErrorKind::CommUnavailable { reason: format!("no thread for a rank: {error}").into() })
-}
-
 /// Joins the ranks that have `id`.
 fn join(
-    group: Arc<Group>,
+    group: &Arc<Group>,
     device: &Device,
-    (rank, size): (usize, usize),
+    rank: usize,
     id: NcclId,
     options: CommOptions,
 ) -> Result<Communicator> {
+    let size = group.size;
     if rank >= size {
         return Err(Error::invalid("nccl", "rank", "less than the size", format_args!("{rank} of {size}")));
     }
     if device.make_current().is_err() {
-        let reason = format!("ranks of NCCL have CUDA devices; rank {rank} has {device}");
-        return Err(Error::new(ErrorKind::CommUnavailable { reason: reason.into() }));
+        return Err(unavailable(format_args!("ranks of NCCL have CUDA devices; rank {rank} has {device}")));
     }
-    let late = || {
-        Error::new(ErrorKind::CollectiveTimeout {
-            op: "nccl",
-            waited_ms: options.timeout.as_millis() as u64,
-            missing: group.missing(rank),
-        })
-    };
-    let deadline = Instant::now().checked_add(options.timeout);
-    let patience = Patience { deadline, failure: &|| group.failure(), late: &late };
-    let handle = Handle::init(rank, size, id.0, &patience).map_err(|error| group.fail(error))?;
-    Communicator::new(
-        Arc::new(Member::new(handle, Arc::clone(&group), (rank, size), device, options)?),
-        device,
-        options,
-    )
+    let patience = group.patience(rank, "nccl", options.timeout);
+    let handle = Handle::init(rank, size, id.0, &patience).map_err(|error| group.failure.set(error))?;
+    let member = Member::new(Rank::new(handle, Arc::clone(group), rank, device, options))?;
+    Communicator::new(Arc::new(member), device, options)
 }

@@ -1,27 +1,25 @@
 //! A rank of NCCL: what it has under way, and how it ends.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use device::{Buffer, Device, Moment, Shared};
 use parking_lot::Mutex;
 
-use super::group::Group;
-use super::handle::{Handle, Patience};
-use crate::{Call, CommOptions, Error, ErrorKind, Result, met_by};
+use super::group::{Group, Patience};
+use super::handle::Handle;
+use crate::failure::{ANY_OP, met_by};
+use crate::{Call, CommOptions, Error, ErrorKind, Result};
 
 /// One rank's end of a group. The watch looks after it, and ends it when its member has gone.
 pub(super) struct Rank {
     pub(super) handle: Handle,
     pub(super) group: Arc<Group>,
     pub(super) rank: usize,
-    pub(super) size: usize,
     pub(super) device: Device,
     pub(super) options: CommOptions,
-    /// How often it split the group.
-    pub(super) splits: AtomicU64,
     /// What every command of the communicator writes: its log says what is under way.
     token: OnceLock<Shared<Buffer>>,
     /// The newest call.
@@ -34,7 +32,7 @@ pub(super) struct Rank {
 
 impl fmt::Debug for Rank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "nccl::Rank({} of {} on {})", self.rank, self.size, self.device)
+        write!(f, "nccl::Rank({} of {} on {})", self.rank, self.group.size, self.device)
     }
 }
 
@@ -42,7 +40,7 @@ impl Rank {
     pub(super) fn new(
         handle: Handle,
         group: Arc<Group>,
-        (rank, size): (usize, usize),
+        rank: usize,
         device: &Device,
         options: CommOptions,
     ) -> Rank {
@@ -50,12 +48,10 @@ impl Rank {
             handle,
             group,
             rank,
-            size,
             device: device.clone(),
             options,
-            splits: AtomicU64::new(0),
             token: OnceLock::new(),
-            op: Mutex::new("collective"),
+            op: Mutex::new(ANY_OP),
             awaited: Mutex::default(),
             aborted: AtomicBool::new(false),
         }
@@ -76,51 +72,36 @@ impl Rank {
         (!self.device.reached(newest)).then_some(newest)
     }
 
-    /// Calls `f` with how long to wait for other ranks in `op`, from now on.
-    pub(super) fn patiently<R>(
-        &self,
-        op: &'static str,
-        f: impl FnOnce(&Patience<'_>) -> Result<R>,
-    ) -> Result<R> {
-        let hopeless = || self.group.failure().filter(|failure| self.group.is_hopeless(self.rank, failure));
-        let late = || self.late(op);
-        let deadline = Instant::now().checked_add(self.options.timeout);
-        f(&Patience { deadline, failure: &hopeless, late: &late })
-    }
-
-    /// The error for ranks that did not come in time.
-    fn late(&self, op: &'static str) -> Error {
-        let waited_ms = self.options.timeout.as_millis() as u64;
-        Error::new(ErrorKind::CollectiveTimeout { op, waited_ms, missing: self.group.missing(self.rank) })
+    /// How long to wait for other ranks in `op`, from now on.
+    pub(super) fn patience(&self, op: &'static str) -> Patience<'_> {
+        self.group.patience(self.rank, op, self.options.timeout)
     }
 
     /// Enqueues `call` by `calls`, whose errors end the group.
     pub(super) fn launch(&self, call: &Call, calls: impl FnOnce(&Patience<'_>) -> Result<()>) -> Result<()> {
         *self.op.lock() = call.op();
-        self.patiently(call.op(), calls).map_err(|error| match error.kind() {
+        calls(&self.patience(call.op())).map_err(|error| match error.kind() {
             // What a captured step cannot do was not begun.
             ErrorKind::Captured { .. } => error,
             _ => self.end(error),
         })
     }
 
-    /// Waits until nothing is under way.
-    pub(super) fn settle(&self, op: &'static str) -> Result<()> {
-        self.patiently(op, |patience| patience.wait(|| Ok(self.pending().is_none().then_some(()))))
-            .map_err(|error| self.end(error))
-    }
-
-    /// Splits the library's communicator, for which it needs all ranks.
-    pub(super) fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Handle>> {
-        self.group.split_by(self.rank);
-        self.patiently("split", |patience| self.handle.split(color, key, patience))
-            .map_err(|error| self.end(error))
+    /// Splits the library's communicator, for which nothing may be under way, and which needs all ranks. Returns also how
+    /// often that was done before.
+    pub(super) fn split(&self, color: Option<usize>, key: usize) -> Result<(Option<Handle>, u64)> {
+        let is_settled = || Ok(self.pending().is_none().then_some(()));
+        self.patience("split").wait(is_settled).map_err(|error| self.end(error))?;
+        self.device.make_current()?;
+        let number = self.group.begin_split(self.rank);
+        let made = self.handle.split(color, key, &self.patience("split"));
+        Ok((made.map_err(|error| self.end(error))?, number))
     }
 
     /// The group has failed, with `error` if nothing else came first: what this rank has under way ends, which the next
     /// synchronising call is told.
     fn end(&self, error: Error) -> Error {
-        let failure = self.group.fail(error);
+        let failure = self.group.failure.set(error);
         if !self.aborted.swap(true, Ordering::AcqRel) {
             if let Some(pending) = self.pending() {
                 self.device.fail(self.op(), pending.stream, met_by(self.op(), failure.clone()));
@@ -141,11 +122,10 @@ impl Rank {
         };
         if let Err(error) = self.handle.is_settled("ncclCommGetAsyncError") {
             self.end(error);
-        } else if let Some(failure) = self.group.failure().filter(|it| self.group.is_hopeless(self.rank, it))
-        {
+        } else if let Some(failure) = self.group.hopeless(self.rank) {
             self.end(failure);
         } else if self.waited(newest) >= self.options.timeout {
-            self.end(self.late(self.op()));
+            self.end(self.group.late(self.rank, self.op(), self.options.timeout));
         }
     }
 
@@ -184,11 +164,9 @@ impl Rank {
         }
         self.device.make_current()?;
         self.handle.finalize()?;
-        self.patiently("finalize", |patience| {
-            let deadline = Instant::now().checked_add(LINGER);
-            let patience = Patience { deadline, failure: &|| None, late: patience.late };
-            patience.wait(|| Ok(self.handle.is_settled("ncclCommFinalize")?.then_some(())))
-        })?;
+        let mut patience = self.group.patience(self.rank, "finalize", LINGER);
+        patience.is_last = true;
+        self.handle.settle("ncclCommFinalize", &patience)?;
         self.handle.destroy();
         Ok(())
     }

@@ -1,108 +1,58 @@
-//! A thread that looks after all ranks of the process: what never ends is aborted, and who has gone is let go of.
+//! A thread that looks after all ranks of the process: what never ends is aborted, and ranks whose members have gone are closed.
 
-use std::ffi::c_int;
-use std::sync::{Arc, Once, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::exit::{InUse, apart};
 use super::rank::Rank;
-use crate::{Error, ErrorKind, Result};
+use crate::Result;
+use crate::failure::unavailable;
 
 /// How often it looks.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// How long the process's end waits for what it has let go of. The library must not be in use when its memory goes.
-const END: Duration = Duration::from_secs(5);
-
-/// Who is looked after.
 struct Watched {
-    /// Whether there is a thread.
-    runs: bool,
+    has_thread: bool,
     ranks: Vec<Weak<Rank>>,
-    /// Ranks whose members have gone, why, and whether something of theirs may be under way.
-    leaving: Vec<(Arc<Rank>, &'static str)>,
-    /// How many threads use the library, besides those of members.
-    busy: usize,
-    /// Whether the process ends.
-    ends: bool,
+    leaving: Vec<Leaving>,
+}
+
+/// A rank whose member has gone, while something of it may be under way.
+struct Leaving {
+    rank: Arc<Rank>,
+    reason: &'static str,
+    /// The end of the process waits until the rank is closed.
+    _in_use: Option<InUse>,
 }
 
 static WATCHED: Mutex<Watched> =
-    Mutex::new(Watched { runs: false, ranks: Vec::new(), leaving: Vec::new(), busy: 0, ends: false });
-/// Somebody came, or went.
+    Mutex::new(Watched { has_thread: false, ranks: Vec::new(), leaving: Vec::new() });
 static CHANGED: Condvar = Condvar::new();
 
 /// Looks after `rank` from now on.
 pub(super) fn join(rank: &Arc<Rank>) -> Result<()> {
-    start()?;
-    WATCHED.lock().ranks.push(Arc::downgrade(rank));
+    let mut watched = WATCHED.lock();
+    if !watched.has_thread {
+        let thread = std::thread::Builder::new().name("nccl watch".into()).spawn(watch);
+        thread.map_err(|error| unavailable(format_args!("no thread: {error}")))?;
+        watched.has_thread = true;
+        // From now on the process's end waits.
+        drop(InUse::begin());
+    }
+    watched.ranks.push(Arc::downgrade(rank));
     CHANGED.notify_all();
     Ok(())
 }
 
-/// The member of `rank` has gone, for `reason`: it goes, too, once what it has under way has ended.
+/// The member of `rank` has gone, for `reason`: the rank is closed once what it has under way has ended.
 pub(super) fn leave(rank: Arc<Rank>, reason: &'static str) {
     if rank.is_idle() {
         rank.group.leave(rank.rank, reason);
     }
-    WATCHED.lock().leaving.push((rank, reason));
+    WATCHED.lock().leaving.push(Leaving { rank, reason, _in_use: InUse::begin() });
     CHANGED.notify_all();
-}
-
-/// Calls `f` on a thread of its own: the library frees memory, for which the driver waits for all that any device does, and for
-/// graphs to go.
-pub(super) fn apart(name: &str, f: impl FnOnce() + Send + 'static) {
-    await_end();
-    WATCHED.lock().busy += 1;
-    let f = move || {
-        f();
-        WATCHED.lock().busy -= 1;
-        CHANGED.notify_all();
-    };
-    // What there is no thread for is not done: it would hold up who asks.
-    if std::thread::Builder::new().name(name.into()).spawn(f).is_err() {
-        WATCHED.lock().busy -= 1;
-    }
-}
-
-fn start() -> Result<()> {
-    let mut watched = WATCHED.lock();
-    if !watched.runs {
-        let thread = std::thread::Builder::new().name("nccl watch".into());
-        thread.spawn(watch).map_err(|error| {
-            Error::new(ErrorKind::CommUnavailable { reason: format!("no thread: {error}").into() })
-        })?;
-        watched.runs = true;
-        await_end();
-    }
-    Ok(())
-}
-
-/// Has the process's end wait for threads that use the library.
-fn await_end() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: `end` is a function of this program with the signature that `atexit` expects, and needs nothing but
-        // statics. It runs before the handlers of NCCL and the driver, which were registered earlier. If it cannot be
-        // registered, the process does not wait.
-        let _ = unsafe { atexit(end) };
-    });
-}
-
-unsafe extern "C" {
-    fn atexit(call: extern "C" fn()) -> c_int;
-}
-
-/// The process ends: nobody uses the library from now on, and who does has a while to have done with it.
-extern "C" fn end() {
-    let (mut watched, deadline) = (WATCHED.lock(), Instant::now() + END);
-    while !watched.leaving.is_empty() || watched.busy > 0 {
-        if CHANGED.wait_until(&mut watched, deadline).timed_out() {
-            break;
-        }
-    }
-    watched.ends = true;
 }
 
 fn watch() {
@@ -110,35 +60,29 @@ fn watch() {
         let (ranks, leaving) = {
             let mut watched = WATCHED.lock();
             watched.ranks.retain(|rank| rank.strong_count() > 0);
-            while watched.ends || (watched.ranks.is_empty() && watched.leaving.is_empty()) {
+            while watched.ranks.is_empty() && watched.leaving.is_empty() {
                 CHANGED.wait(&mut watched);
             }
-            watched.busy += 1;
             (watched.ranks.clone(), std::mem::take(&mut watched.leaving))
         };
-        for rank in ranks.iter().filter_map(Weak::upgrade) {
-            rank.look();
-        }
-        let left: Vec<_> = leaving.into_iter().filter(|(rank, reason)| !let_go(rank, reason)).collect();
-        {
-            let mut watched = WATCHED.lock();
-            watched.leaving.extend(left);
-            watched.busy -= 1;
-        }
-        CHANGED.notify_all();
+        let Some(in_use) = InUse::begin() else { return };
+        ranks.iter().filter_map(Weak::upgrade).for_each(|rank| rank.look());
+        let left: Vec<_> = leaving.into_iter().filter(|leaving| !close(leaving)).collect();
+        WATCHED.lock().leaving.extend(left);
+        drop(in_use);
         std::thread::sleep(INTERVAL);
     }
 }
 
-/// Lets go of a rank, unless something of it is under way.
-fn let_go(rank: &Arc<Rank>, reason: &str) -> bool {
+/// Closes a rank, unless something of it is under way.
+fn close(Leaving { rank, reason, .. }: &Leaving) -> bool {
     rank.look();
     if !rank.is_idle() {
         return false;
     }
     rank.group.leave(rank.rank, reason);
     let rank = Arc::clone(rank);
-    // What fails here has nobody left to tell; the handle aborts what is left.
+    // Nobody is left to receive an error; the handle aborts what is left.
     apart("nccl close", move || drop(rank.close()));
     true
 }

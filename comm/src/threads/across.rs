@@ -10,7 +10,10 @@ use device::{Binder, Buffer, Capture, Cpu, DType, Stream, Use, Work};
 use kernels::{Layout, View, join_parts};
 
 use super::member::{Member, Shown};
-use crate::{Call, Collective, Error, ErrorKind, Memory, Reduce, Result};
+use crate::call::Piece;
+use crate::failure::unavailable;
+use crate::operand::Operand;
+use crate::{Call, Collective, Memory, Reduce, Result};
 
 /// A rank's operands at a meeting.
 #[derive(Clone, Copy)]
@@ -18,14 +21,6 @@ pub(super) struct Operands<'a> {
     pub(super) stream: &'a Stream,
     pub(super) x: Option<View<'a>>,
     pub(super) out: Option<View<'a>>,
-}
-
-/// What is copied of one rank's input, in elements, and to which element.
-struct Piece {
-    rank: usize,
-    from: usize,
-    len: usize,
-    to: usize,
 }
 
 impl Member {
@@ -40,11 +35,9 @@ impl Member {
                 self.reduce_copies(call, operands, reduce)
             }
             Collective::AllGather | Collective::AllToAll | Collective::Broadcast { .. } => {
-                let out = operands.out.as_ref().map(place);
+                let out = operands.out.map(Operand::new);
                 self.meet_for(call, operands, |shown| match out {
-                    Some((buffer, offset)) => {
-                        self.copy_pieces(call, operands.stream, shown, (buffer, offset))
-                    }
+                    Some(out) => self.copy_pieces(call, operands.stream, shown, out.buffer, out.start),
                     None => Ok(()),
                 })
             }
@@ -59,8 +52,7 @@ impl Member {
         operands: Operands<'_>,
         copy: impl FnOnce(&Shown) -> Result<()>,
     ) -> Result<()> {
-        let at = std::ptr::from_ref(&operands).cast::<u8>();
-        let shown = Memory { input: at, output: std::ptr::null_mut(), workspace: std::ptr::null_mut() };
+        let shown = Memory { input: std::ptr::from_ref(&operands).cast(), ..Memory::NONE };
         let number = self.arrive(call, shown)?;
         self.group.begin(call.op(), number)?;
         let shown: Shown = self.group.shown(number)?;
@@ -76,54 +68,36 @@ impl Member {
         let ranks = self.group.size();
         let elements = out.shape().iter().product();
         let parts = allocator::allocate_shared(stream, ranks * elements * call.dtype.size_bytes())?;
-        self.meet_for(call, operands, |shown| self.copy_pieces(call, stream, shown, (&parts, 0)))?;
+        self.meet_for(call, operands, |shown| self.copy_pieces(call, stream, shown, &parts, 0))?;
         // Not before: the output may be the input, which others have copied now.
-        let (buffer, offset) = place(&out);
-        let uses = [Use::read(&parts), Use::write(buffer)];
-        let join = Join {
-            reduce,
-            dtype: call.dtype,
-            ranks,
-            elements,
-            parts: parts.ptr(),
-            out: buffer.ptr().wrapping_add(offset),
-        };
+        let to = Operand::new(out);
+        let uses = [Use::read(&parts), Use::write(to.buffer)];
+        let join = Join { reduce, dtype: call.dtype, ranks, elements, parts: parts.ptr(), out: to.address() };
         stream.launch(call.op(), &uses, join)
     }
 
-    /// What this rank copies.
-    fn pieces(&self, call: &Call) -> Vec<Piece> {
-        let (ranks, own, elements) = (self.group.size(), self.rank, call.elements());
-        let part = elements / ranks;
-        let whole = |rank: usize, to: usize| Piece { rank, from: 0, len: elements, to };
-        let own_part = |rank: usize| Piece { rank, from: own * part, len: part, to: rank * part };
-        match call.collective {
-            Collective::Broadcast { root } => vec![whole(root, 0)],
-            Collective::AllToAll | Collective::ReduceScatter(_) => (0..ranks).map(own_part).collect(),
-            _ => (0..ranks).map(|rank| whole(rank, rank * elements)).collect(),
-        }
-    }
-
-    /// Launches the copies of what is shown to a buffer, from a byte on.
+    /// Launches the copies of what is shown to a buffer, from byte `start` on.
     fn copy_pieces(
         &self,
         call: &Call,
         stream: &Stream,
         shown: &Shown,
-        (to, offset): (&Buffer, usize),
+        to: &Buffer,
+        start: usize,
     ) -> Result<()> {
         let each = call.dtype.size_bytes();
-        for Piece { rank, from, len, to: at } in self.pieces(call).into_iter().filter(|piece| piece.len > 0) {
+        for piece in call.pieces(self.rank, self.group.size()) {
+            let Piece { rank, from, len, to: at } = piece;
             // SAFETY: in `meet_for` every rank shows its `Operands`, which stay on its stack until all ranks have
             // called `meet`. This rank calls it after `copy`, in which this runs.
             let operands = unsafe { &*shown[rank].input.cast::<Operands<'_>>() };
-            let Some((buffer, start)) = operands.x.as_ref().map(place) else { continue };
-            let range = start + from * each..start + (from + len) * each;
-            let at = offset + at * each;
+            let Some(x) = operands.x.map(Operand::new) else { continue };
+            let range = x.start + from * each..x.start + (from + len) * each;
+            let at = start + at * each;
             if rank != self.rank {
-                stream.copy_across(call.op(), to, at, buffer, range)?;
-            } else if !(std::ptr::eq(buffer, to) && at == range.start) {
-                copy_within(stream, (to, at), (buffer, range))?;
+                stream.copy_across(call.op(), to, at, x.buffer, range)?;
+            } else if !(std::ptr::eq(x.buffer, to) && at == range.start) {
+                copy_within(stream, to, at, x.buffer, range)?;
             }
         }
         Ok(())
@@ -131,34 +105,23 @@ impl Member {
 
     /// Sends what is there, by way of the host.
     fn send_copy(&self, call: &Call, operands: Operands<'_>, to: usize) -> Result<()> {
-        let Some((buffer, offset)) = operands.x.as_ref().map(place) else { return Ok(()) };
-        buffer.download(|bytes| {
-            let input = bytes[offset..offset + call.bytes()].as_ptr();
-            let (output, workspace) = (std::ptr::null_mut(), std::ptr::null_mut());
-            self.send(call, Memory { input, output, workspace }, to)
+        let Some(x) = operands.x.map(Operand::new) else { return Ok(()) };
+        x.buffer.download(|bytes| {
+            let input = bytes[x.start..x.start + x.bytes].as_ptr();
+            self.send(call, Memory { input, ..Memory::NONE }, to)
         })?
     }
 
     fn recv_copy(&self, call: &Call, operands: Operands<'_>, from: usize) -> Result<()> {
-        let Some((buffer, offset)) = operands.out.as_ref().map(place) else { return Ok(()) };
-        let mut bytes = vec![0; call.bytes()];
-        let (input, workspace) = (std::ptr::null(), std::ptr::null_mut());
-        self.recv(call, Memory { input, output: bytes.as_mut_ptr(), workspace }, from)?;
-        operands.stream.upload(call.op(), buffer, offset, &bytes)
+        let Some(out) = operands.out.map(Operand::new) else { return Ok(()) };
+        let mut bytes = vec![0; out.bytes];
+        self.recv(call, Memory { output: bytes.as_mut_ptr(), ..Memory::NONE }, from)?;
+        operands.stream.upload(call.op(), out.buffer, out.start, &bytes)
     }
 }
 
-/// Where a view begins: its buffer, and the byte.
-fn place<'a>(view: &View<'a>) -> (&'a Buffer, usize) {
-    (view.buffer, view.layout.offset() * view.dtype.size_bytes())
-}
-
 /// Copies bytes on one device.
-fn copy_within(
-    stream: &Stream,
-    (to, at): (&Buffer, usize),
-    (from, range): (&Buffer, Range<usize>),
-) -> Result<()> {
+fn copy_within(stream: &Stream, to: &Buffer, at: usize, from: &Buffer, range: Range<usize>) -> Result<()> {
     let bytes = |buffer: &Buffer, start: usize| {
         Layout::contiguous(&[buffer.len_bytes()]).narrow("copy", 0, start, range.len())
     };
@@ -183,16 +146,14 @@ unsafe impl Sync for Join {}
 
 impl Work for Join {
     fn run(&self, cpu: &Cpu<'_>) {
-        cpu.fail(Error::new(ErrorKind::CommUnavailable {
-            reason: "copies between devices are of CUDA devices".into(),
-        }))
+        cpu.fail(unavailable("copies between devices are of CUDA devices"));
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
         let Join { reduce, dtype, ranks, elements, parts, out } = *self;
         // SAFETY: `reduce_copies` allocated `ranks * elements` elements for `parts`, `out` has `elements`, and the
         // launch declares both.
-        unsafe { join_parts(queue, reduce.op(), dtype, parts, ranks, elements, out) }
+        unsafe { join_parts(queue, reduce, dtype, parts, ranks, elements, out) }
     }
 
     fn bind(&mut self, binder: &mut dyn Binder) {

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
+use crate::call::Piece;
 use crate::sums::{self, Inputs};
 use crate::{Call, Collective, Memory, Reduce};
 
@@ -42,28 +43,17 @@ impl Elements<'_> {
                 Collective::AllReduce(reduce) if bytes <= SMALL_BYTES => self.all_reduce_small(reduce, meet),
                 Collective::AllReduce(reduce) => self.all_reduce_large(reduce, meet),
                 Collective::ReduceScatter(reduce) => {
-                    let part = self.part(self.rank);
-                    self.reduce(reduce, part.clone(), own.output);
+                    self.reduce(reduce, self.part(self.rank), own.output);
                     meet();
                 }
-                Collective::AllGather => {
-                    for (rank, shown) in self.shown.iter().enumerate() {
-                        std::ptr::copy_nonoverlapping(shown.input, own.output.add(rank * bytes), bytes);
-                    }
-                    meet();
-                }
-                Collective::AllToAll => {
-                    let part = bytes / self.size();
-                    for (rank, shown) in self.shown.iter().enumerate() {
-                        let from = shown.input.add(self.rank * part);
-                        std::ptr::copy_nonoverlapping(from, own.output.add(rank * part), part);
-                    }
-                    meet();
-                }
-                Collective::Broadcast { root } => {
-                    let from = self.shown[root].input;
-                    if from != own.output.cast_const() {
-                        std::ptr::copy_nonoverlapping(from, own.output, bytes);
+                Collective::AllGather | Collective::AllToAll | Collective::Broadcast { .. } => {
+                    let each = self.call.dtype.size_bytes();
+                    for Piece { rank, from, len, to } in self.call.pieces(self.rank, self.size()) {
+                        let (from, to) = (self.shown[rank].input.add(from * each), own.output.add(to * each));
+                        // The root of a broadcast in place has its elements already.
+                        if from != to.cast_const() {
+                            std::ptr::copy_nonoverlapping(from, to, len * each);
+                        }
                     }
                     meet();
                 }
@@ -72,10 +62,8 @@ impl Elements<'_> {
         }
     }
 
-    /// Part `rank` of all elements.
     fn part(&self, rank: usize) -> Range<usize> {
-        let (elements, size) = (self.call.elements(), self.size());
-        elements * rank / size..elements * (rank + 1) / size
+        self.call.part(rank, self.size())
     }
 
     /// Each rank adds all, beside its operand, which others read.

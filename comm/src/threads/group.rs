@@ -1,5 +1,6 @@
 //! Where the ranks of a group meet.
 
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,8 +10,9 @@ use device::{Buffer, Shared, SpinLock};
 use parking_lot::{Condvar, Mutex};
 
 use super::mail::Mail;
-use super::split::Splits;
-use crate::{Call, CommOptions, Error, ErrorKind, Memory, Result};
+use crate::failure::{Failure, Side, late, mismatch, reason_of_drop};
+use crate::split::{Asked, by_color};
+use crate::{Call, CommOptions, Error, Memory, Result};
 
 /// What the ranks share.
 #[derive(Debug)]
@@ -18,8 +20,7 @@ pub(super) struct Group {
     /// The ranks as the first communicator counts them.
     pub(super) members: Box<[usize]>,
     pub(super) options: CommOptions,
-    /// The group that this one was split from.
-    parent: Option<Arc<Group>>,
+    pub(super) failure: Arc<Failure>,
     /// How many meetings have begun, times 2, and 1 more once the group has failed. A meeting begins when the last rank arrives,
     /// unless the group failed before, and never without all: what a rank shows to the others stays until the meeting ends.
     state: AtomicU64,
@@ -28,14 +29,14 @@ pub(super) struct Group {
     /// How often a rank ended a step of a meeting.
     steps: AtomicU64,
     posts: Box<[Post]>,
-    failure: Mutex<Option<Error>>,
     /// Whether it failed by more than that ranks have gone.
     is_broken: AtomicBool,
     sleepers: AtomicUsize,
     lock: Mutex<()>,
     changed: Condvar,
     pub(super) mail: Mail,
-    pub(super) splits: Splits,
+    /// The splits that are under way, by number.
+    splits: Mutex<HashMap<u64, Split>>,
 }
 
 /// What a rank shows to the others, on a line of its own.
@@ -51,15 +52,13 @@ struct Post {
     shown: SpinLock<Option<(Call, Memory)>>,
 }
 
-impl Post {
-    fn new() -> Post {
-        Post {
-            arrived: AtomicU64::new(0),
-            left: AtomicBool::new(false),
-            token: Mutex::default(),
-            shown: SpinLock::new(None),
-        }
-    }
+#[derive(Debug, Default)]
+struct Split {
+    /// By rank, of those that have come.
+    asked: BTreeMap<usize, Asked>,
+    /// The groups by color, once all ranks have come.
+    made: BTreeMap<usize, Arc<Group>>,
+    taken: usize,
 }
 
 const FAILED: u64 = 1;
@@ -68,23 +67,28 @@ const FAILED: u64 = 1;
 const LOOKS: usize = 64;
 
 impl Group {
-    pub(super) fn new(members: Box<[usize]>, options: CommOptions, parent: Option<Arc<Group>>) -> Arc<Group> {
-        let posts = members.iter().map(|_| Post::new()).collect();
+    pub(super) fn new(members: Box<[usize]>, options: CommOptions, failure: Arc<Failure>) -> Arc<Group> {
+        let post = |_| Post {
+            arrived: AtomicU64::new(0),
+            left: AtomicBool::new(false),
+            token: Mutex::default(),
+            shown: SpinLock::new(None),
+        };
+        let posts = members.iter().map(post).collect();
         Arc::new(Group {
             members,
             options,
-            parent,
+            failure,
             state: AtomicU64::new(0),
             arrivals: AtomicU64::new(0),
             steps: AtomicU64::new(0),
             posts,
-            failure: Mutex::default(),
             is_broken: AtomicBool::new(false),
             sleepers: AtomicUsize::new(0),
             lock: Mutex::default(),
             changed: Condvar::new(),
             mail: Mail::default(),
-            splits: Splits::default(),
+            splits: Mutex::default(),
         })
     }
 
@@ -92,14 +96,9 @@ impl Group {
         self.members.len()
     }
 
-    /// Why the group is of no use any more.
-    pub(super) fn failure(&self) -> Option<Error> {
-        if self.state.load(Ordering::Acquire) & FAILED == 0 { None } else { self.failure.lock().clone() }
-    }
-
     /// Why `peer` and another rank can send each other nothing any more.
     pub(super) fn message_failure(&self, peer: usize) -> Option<Error> {
-        let failure = self.failure()?;
+        let failure = self.failure.get()?;
         let is_over = self.is_broken.load(Ordering::Acquire) || self.posts[peer].left.load(Ordering::Acquire);
         is_over.then_some(failure)
     }
@@ -123,26 +122,20 @@ impl Group {
         }
     }
 
-    /// `rank` goes, which is `error` to who needs it.
-    pub(super) fn leave(&self, rank: usize, error: Error) {
+    /// `rank` leaves: the group fails for those that still need it.
+    pub(super) fn leave(&self, rank: usize) {
         // Not dropped under the lock: it may be the last use of the device.
         let token = self.posts[rank].token.lock().take();
         drop(token);
         self.posts[rank].left.store(true, Ordering::Release);
-        self.end(error);
+        self.end(self.failure.of_leaving(self.members[rank], reason_of_drop()));
     }
 
     fn end(&self, error: Error) -> Error {
-        let first = self.failure.lock().get_or_insert(error).clone();
+        let first = self.failure.set(error);
         self.state.fetch_or(FAILED, Ordering::SeqCst);
         self.tell();
         first
-    }
-
-    /// What a group that this one was split from failed with.
-    pub(super) fn inherited_failure(&self) -> Option<Error> {
-        let parent = self.parent.as_deref()?;
-        parent.failure().or_else(|| parent.inherited_failure())
     }
 
     /// Shows `call` and `memory` to the others as those of `rank` in meeting `number`.
@@ -165,7 +158,7 @@ impl Group {
         if state >> 1 > number {
             return Some(Ok(()));
         }
-        if state & FAILED == 0 { None } else { self.failure.lock().clone().map(Err) }
+        if state & FAILED == 0 { None } else { self.failure.get().map(Err) }
     }
 
     /// Whether these ranks have arrived at meeting `number`.
@@ -186,11 +179,7 @@ impl Group {
 
     /// The error for ranks that did not come in time.
     pub(super) fn late(&self, op: &'static str, missing: Box<[usize]>) -> Error {
-        Error::new(ErrorKind::CollectiveTimeout {
-            op,
-            waited_ms: self.options.timeout.as_millis() as u64,
-            missing,
-        })
+        late(op, self.options.timeout, missing)
     }
 
     /// What each rank shows in meeting `number`, which has begun, to the rank that shows `call`.
@@ -203,13 +192,8 @@ impl Group {
                 None => first = Some(call.clone()),
                 Some(first) if first == call => {}
                 Some(first) => {
-                    return Err(Error::new(ErrorKind::CollectiveMismatch {
-                        number,
-                        rank: self.members[0],
-                        call: first.to_string().into(),
-                        other: self.members[rank],
-                        other_call: call.to_string().into(),
-                    }));
+                    let first = Side { rank: self.members[0], call: first };
+                    return Err(mismatch(number, first, Side { rank: self.members[rank], call }));
                 }
             }
             Ok(*memory)
@@ -264,6 +248,61 @@ impl Group {
         found
     }
 
+    /// The group of the ranks that ask for the color of `rank` in split `number`; waits for all ranks.
+    pub(super) fn split(
+        self: &Arc<Group>,
+        rank: usize,
+        number: u64,
+        asked: Asked,
+    ) -> Result<Option<Arc<Group>>> {
+        if let Some(failure) = self.failure.get() {
+            return Err(failure);
+        }
+        {
+            let mut splits = self.splits.lock();
+            let split = splits.entry(number).or_default();
+            split.asked.insert(rank, asked);
+            if split.asked.len() == self.size() {
+                let made = |ranks: Vec<usize>| {
+                    let members = ranks.into_iter().map(|rank| self.members[rank]).collect();
+                    Group::new(members, self.options, Failure::of_part(&self.failure))
+                };
+                let colors = by_color(split.asked.values().copied());
+                split.made = colors.into_iter().map(|(color, ranks)| (color, made(ranks))).collect();
+            }
+        }
+        self.tell();
+        let have_all_come =
+            || self.splits.lock().get(&number).is_some_and(|split| split.asked.len() == self.size());
+        let come = self.wait(|| if have_all_come() { Some(Ok(())) } else { self.failure.get().map(Err) });
+        if !matches!(come, Some(Ok(())))
+            && let Some(missing) = self.withdraw(rank, number)
+        {
+            return Err(come.and_then(Result::err).unwrap_or_else(|| self.fail(self.late("split", missing))));
+        }
+        let mut splits = self.splits.lock();
+        let Some(split) = splits.get_mut(&number) else { return Ok(None) };
+        let made = asked.color.and_then(|color| split.made.get(&color).cloned());
+        split.taken += 1;
+        if split.taken == self.size() {
+            splits.remove(&number);
+        }
+        Ok(made)
+    }
+
+    /// Removes what `rank` asked for in a split, and returns the ranks that have not come; `None` once all have.
+    fn withdraw(&self, rank: usize, number: u64) -> Option<Box<[usize]>> {
+        let mut splits = self.splits.lock();
+        let asked = &mut splits.get_mut(&number)?.asked;
+        let missing = (0..self.size()).filter(|rank| !asked.contains_key(rank));
+        let missing: Box<[usize]> = missing.map(|rank| self.members[rank]).collect();
+        if missing.is_empty() {
+            return None;
+        }
+        asked.remove(&rank);
+        Some(missing)
+    }
+
     /// How long a call takes on the modelled network.
     pub(super) fn modelled(&self, call: &Call) -> Option<Duration> {
         self.options.model.map(|model| model.time(call.collective, call.bytes(), self.size()))
@@ -284,10 +323,9 @@ mod tests {
     fn a_meeting_that_is_given_up_never_begins() {
         let (order, shape) = (ReduceOrder::default(), Dims::new());
         let call = Call { collective: Collective::Barrier, dtype: DType::U8, shape, order };
-        let (input, output) = (std::ptr::null(), std::ptr::null_mut());
-        let memory = Memory { input, output, workspace: std::ptr::null_mut() };
+        let memory = Memory::NONE;
         for _ in 0..100_000 {
-            let group = Group::new(Box::new([0, 1]), CommOptions::default(), None);
+            let group = Group::new(Box::new([0, 1]), CommOptions::default(), Arc::default());
             group.arrive(0, 0, &call, memory);
             std::thread::scope(|scope| {
                 let told = scope.spawn(|| {

@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use device::cuda::Queue;
-use device::{Buffer, Shared, Stream};
-use kernels::View;
 use smallvec::SmallVec;
 
-use super::across::Operands;
 use super::elements::Elements;
 use super::group::Group;
-use crate::{Backend, Call, Collective, Error, ErrorKind, Memory, Result};
+use super::mail::Message;
+use crate::failure::{Side, mismatch};
+use crate::split::Asked;
+use crate::{Call, Collective, Memory, Result};
 
 /// One rank's end of a group.
 #[derive(Debug)]
@@ -26,7 +25,7 @@ pub(super) struct Member {
     /// Whether it has arrived at a meeting that has not begun.
     has_arrived: AtomicBool,
     /// How often it split the group.
-    pub(super) splits: AtomicU64,
+    splits: AtomicU64,
 }
 
 /// What the ranks show at a meeting, by rank.
@@ -53,7 +52,7 @@ impl Member {
         if self.has_arrived.swap(false, Ordering::Relaxed) {
             return Ok(self.meetings.load(Ordering::Relaxed) - 1);
         }
-        if let Some(failure) = self.group.failure() {
+        if let Some(failure) = self.group.failure.get() {
             return Err(failure);
         }
         let number = self.meetings.fetch_add(1, Ordering::Relaxed);
@@ -73,72 +72,16 @@ impl Member {
         Ok(())
     }
 
-    pub(super) fn meet(&self) {
-        self.group.meet(self.steps.fetch_add(1, Ordering::Relaxed) + 1);
+    /// Takes part in a meeting for `call`, which waits for the other ranks.
+    pub(super) fn run_collective(&self, call: &Call, memory: Memory) -> Result<()> {
+        let number = self.arrive(call, memory)?;
+        self.group.begin(call.op(), number)?;
+        self.take_part(number, call)
     }
 
-    /// Waits until `call` would have ended on the modelled network.
-    pub(super) fn stay(&self, begin: Instant, call: &Call) {
-        if let Some(time) = self.group.modelled(call) {
-            std::thread::sleep(time.saturating_sub(begin.elapsed()));
-        }
-    }
-}
-
-// SAFETY: other ranks access a rank's memory only in a meeting that has begun, in which the rank stays until all have
-// ended it; messages are copied by this rank. Rank and size are fixed when the group is made.
-unsafe impl Backend for Member {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn size(&self) -> usize {
-        self.group.size()
-    }
-
-    fn failure(&self, collective: Collective) -> Option<Error> {
-        match collective {
-            Collective::Recv { .. } => None,
-            Collective::Send { to } => self.group.message_failure(to),
-            _ => self.group.failure(),
-        }
-    }
-
-    fn follow(&self, token: &Shared<Buffer>) {
-        self.group.follow(self.rank, token);
-    }
-
-    fn run(&self, call: &Call, memory: Memory) -> Result<()> {
-        match call.collective {
-            Collective::Send { to } => self.send(call, memory, to),
-            Collective::Recv { from } => self.recv(call, memory, from),
-            _ => {
-                let number = self.arrive(call, memory)?;
-                self.group.begin(call.op(), number)?;
-                self.take_part(number, call)
-            }
-        }
-    }
-
-    fn is_ready(&self, call: &Call) -> bool {
-        match call.collective {
-            Collective::Send { .. } => true,
-            Collective::Recv { from } => self.has_mail(from),
-            // Rank 0 chooses, and the others follow.
-            _ => {
-                let number = self.meetings.load(Ordering::Relaxed);
-                self.group.failure().is_some() || self.group.has_come(0..self.rank, number)
-            }
-        }
-    }
-
-    fn try_run(&self, call: &Call, memory: Memory) -> Result<bool> {
-        match call.collective {
-            Collective::Send { to } => return self.send(call, memory, to).map(|()| true),
-            Collective::Recv { .. } => return Ok(false),
-            _ if self.group.options.model.is_some() => return Ok(false),
-            _ => {}
-        }
+    /// [`run_collective`](Self::run_collective) if the others come within a moment. If not, the rank has arrived, and
+    /// `run_collective` goes on from there.
+    pub(super) fn try_collective(&self, call: &Call, memory: Memory) -> Result<bool> {
         let number = self.arrive(call, memory)?;
         let start = Instant::now();
         while start.elapsed() < MOMENT {
@@ -151,35 +94,83 @@ unsafe impl Backend for Member {
         Ok(false)
     }
 
-    fn launch(
-        &self,
-        call: &Call,
-        stream: &Stream,
-        x: Option<View<'_>>,
-        out: Option<View<'_>>,
-    ) -> Option<Result<()>> {
-        stream.is_cuda().then(|| self.launch_copies(call, Operands { stream, x, out }))
+    /// Whether `call` need not wait for ranks before this one: rank 0 chooses among calls of several groups, the others follow.
+    pub(super) fn may_begin(&self, call: &Call) -> bool {
+        let group = &self.group;
+        match call.collective {
+            Collective::Send { .. } => true,
+            Collective::Recv { from } => {
+                group.message_failure(from).is_some() || group.mail.has_any(from, self.rank)
+            }
+            _ => {
+                let number = self.meetings.load(Ordering::Relaxed);
+                group.failure.get().is_some() || group.has_come(0..self.rank, number)
+            }
+        }
     }
 
-    fn enqueue(&self, call: &Call, _: Memory, _: &Queue<'_>) -> Result<()> {
-        let reason = format!("{} between threads is launched as copies", call.op());
-        Err(Error::new(ErrorKind::CommUnavailable { reason: reason.into() }))
+    pub(super) fn send(&self, call: &Call, memory: Memory, to: usize) -> Result<()> {
+        if let Some(failure) = self.group.message_failure(to) {
+            return Err(failure);
+        }
+        let mut bytes = vec![0; call.bytes()].into_boxed_slice();
+        // SAFETY: the input of a send is dense and has `call.bytes()` bytes, the length of `bytes`, which is an
+        // allocation of its own.
+        unsafe { std::ptr::copy_nonoverlapping(memory.input, bytes.as_mut_ptr(), bytes.len()) };
+        self.group.mail.put(self.rank, to, Message { call: call.clone(), bytes, sent: Instant::now() });
+        self.group.tell();
+        Ok(())
     }
 
-    fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Backend>>> {
-        let made = self.split_group(color, key)?;
-        Ok(made.map(|member| Arc::new(member) as Arc<dyn Backend>))
+    pub(super) fn recv(&self, call: &Call, memory: Memory, from: usize) -> Result<()> {
+        let group = &self.group;
+        let come = || {
+            // The failure first: what was sent before its sender left is in the mail.
+            let failure = group.message_failure(from);
+            group.mail.take(from, self.rank).map(Ok).or(failure.map(Err))
+        };
+        let (number, message) = group
+            .wait(come)
+            .unwrap_or_else(|| Err(group.fail(group.late(call.op(), [group.members[from]].into()))))?;
+        if (message.call.dtype, &message.call.shape) != (call.dtype, &call.shape) {
+            let sent = Side { rank: group.members[from], call: &message.call };
+            let own = Side { rank: group.members[self.rank], call };
+            let failure = group.fail(mismatch(number, sent, own));
+            group.report(message.call.op(), from, failure.clone());
+            return Err(failure);
+        }
+        // SAFETY: the output is dense, and has the type and shape of the message, which was just checked. The message
+        // is an allocation of its own.
+        unsafe { std::ptr::copy_nonoverlapping(message.bytes.as_ptr(), memory.output, message.bytes.len()) };
+        self.stay(message.sent, call);
+        Ok(())
+    }
+
+    pub(super) fn split_group(&self, asked: Asked) -> Result<Option<Member>> {
+        let number = self.splits.fetch_add(1, Ordering::Relaxed);
+        let own = self.group.members[self.rank];
+        let made = self.group.split(self.rank, number, asked)?;
+        Ok(made.and_then(|group| {
+            let rank = group.members.iter().position(|&member| member == own)?;
+            Some(Member::new(group, rank))
+        }))
+    }
+
+    pub(super) fn meet(&self) {
+        self.group.meet(self.steps.fetch_add(1, Ordering::Relaxed) + 1);
+    }
+
+    /// Waits until `call` would have ended on the modelled network.
+    pub(super) fn stay(&self, begin: Instant, call: &Call) {
+        if let Some(time) = self.group.modelled(call) {
+            std::thread::sleep(time.saturating_sub(begin.elapsed()));
+        }
     }
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        let reason =
-            if std::thread::panicking() { "its thread panicked" } else { "its communicator was dropped" };
-        let rank = self.group.members[self.rank];
-        let lost = Error::new(ErrorKind::RankLost { op: "collective", rank, reason: reason.into() });
-        // Who leaves because of another rank is not the one to name.
-        self.group.leave(self.rank, self.group.inherited_failure().unwrap_or(lost));
+        self.group.leave(self.rank);
     }
 }
 
@@ -190,12 +181,12 @@ mod tests {
     use kernels::Dims;
 
     use super::*;
-    use crate::{CommOptions, Reduce, ReduceOrder};
+    use crate::{CommOptions, Error, ErrorKind, Reduce, ReduceOrder};
 
     /// A rank whose next call is launched already goes on before another one has looked at what all showed.
     #[test]
     fn what_a_rank_showed_stays_for_those_who_look_later() {
-        let group = Group::new(Box::new([0, 1]), CommOptions::default(), None);
+        let group = Group::new(Box::new([0, 1]), CommOptions::default(), Arc::default());
         let [first, second] = [0, 1].map(|rank| Member::new(Arc::clone(&group), rank));
         let sum = |elements: usize| Call {
             collective: Collective::AllReduce(Reduce::Sum),
@@ -206,14 +197,14 @@ mod tests {
         let mut values = [[1.0_f32; 2]; 2];
         let [one, other] = values.each_mut().map(|values| {
             let output = values.as_mut_ptr().cast::<u8>();
-            Memory { input: output, output, workspace: std::ptr::null_mut() }
+            Memory { input: output, output, ..Memory::NONE }
         });
         let numbers = [first.arrive(&sum(2), one).unwrap(), second.arrive(&sum(1), other).unwrap()];
         let is_mismatch = |result: Result<()>| {
             matches!(result.as_ref().map_err(Error::kind), Err(ErrorKind::CollectiveMismatch { .. }))
         };
         assert!(is_mismatch(first.take_part(numbers[0], &sum(2))));
-        assert!(is_mismatch(first.run(&sum(1), one)));
+        assert!(is_mismatch(first.run_collective(&sum(1), one)));
         assert!(is_mismatch(second.take_part(numbers[1], &sum(1))));
         assert_eq!(values, [[1.0; 2]; 2]);
     }

@@ -5,19 +5,23 @@ mod elements;
 mod group;
 mod mail;
 mod member;
-mod split;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests;
 
 use std::sync::Arc;
 
-use device::{CpuConfig, Device};
+use device::{Buffer, CpuConfig, Device, Shared, Stream};
+use kernels::View;
 
-use crate::{CommOptions, Communicator, Error, ErrorKind, Result, expect_different};
+use crate::failure::{expect_different, unavailable};
+use crate::split::Asked;
+use crate::{Backend, Call, Collective, CommOptions, Communicator, Error, Memory, Result};
+use across::Operands;
 use group::Group;
 use member::Member;
 
+#[derive::located]
 impl Communicator {
     /// `ranks` ranks in this process, each on a CPU device of its own, which share the cores evenly; rank `i` is entry `i`, to be
     /// moved to the thread that is that rank.
@@ -58,12 +62,72 @@ impl Communicator {
             _ => None,
         };
         if let Some(reason) = refused {
-            return Err(Error::new(ErrorKind::CommUnavailable { reason: reason.into() }));
+            return Err(unavailable(reason));
         }
-        let group = Group::new((0..devices.len()).collect(), options, None);
+        let group = Group::new((0..devices.len()).collect(), options, Arc::default());
         let rank = |(rank, device)| {
             Communicator::new(Arc::new(Member::new(Arc::clone(&group), rank)), device, options)
         };
         devices.iter().enumerate().map(rank).collect()
+    }
+}
+
+// SAFETY: other ranks access a rank's memory only in a meeting that has begun, in which the rank stays until all have
+// ended it; messages are copied by this rank. Rank and size are fixed when the group is made.
+unsafe impl Backend for Member {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.group.size()
+    }
+
+    fn failure(&self, collective: Collective) -> Option<Error> {
+        match collective {
+            Collective::Recv { .. } => None,
+            Collective::Send { to } => self.group.message_failure(to),
+            _ => self.group.failure.get(),
+        }
+    }
+
+    fn follow(&self, token: &Shared<Buffer>) {
+        self.group.follow(self.rank, token);
+    }
+
+    fn run(&self, call: &Call, memory: Memory) -> Result<()> {
+        match call.collective {
+            Collective::Send { to } => self.send(call, memory, to),
+            Collective::Recv { from } => self.recv(call, memory, from),
+            _ => self.run_collective(call, memory),
+        }
+    }
+
+    fn is_ready(&self, call: &Call) -> bool {
+        self.may_begin(call)
+    }
+
+    fn try_run(&self, call: &Call, memory: Memory) -> Result<bool> {
+        match call.collective {
+            Collective::Send { to } => self.send(call, memory, to).map(|()| true),
+            Collective::Recv { .. } => Ok(false),
+            _ if self.group.options.model.is_some() => Ok(false),
+            _ => self.try_collective(call, memory),
+        }
+    }
+
+    fn launch(
+        &self,
+        call: &Call,
+        stream: &Stream,
+        x: Option<View<'_>>,
+        out: Option<View<'_>>,
+    ) -> Option<Result<()>> {
+        stream.is_cuda().then(|| self.launch_copies(call, Operands { stream, x, out }))
+    }
+
+    fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Backend>>> {
+        let made = self.split_group(Asked { color, key })?;
+        Ok(made.map(|member| Arc::new(member) as Arc<dyn Backend>))
     }
 }

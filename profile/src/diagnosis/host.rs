@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use device::{Place, quantile};
+use device::{Place, quantiles};
 
 use super::super::averages::launch_ns;
 use super::super::timeline::Timeline;
@@ -137,15 +137,15 @@ pub(super) fn launch_bound(facts: &Facts<'_>) -> Option<Evidence> {
     let (place, ..) = by_place.into_iter().next()?;
     let commands = facts.windows.iter().flat_map(Stretch::commands).filter(|(_, command)| command.is_work());
     let launches_us: Vec<f64> = commands.map(|(_, command)| launch_ns(command) as f64 / 1e3).collect();
-    let us = |share| quantile(launches_us.iter().copied(), share);
+    let [typical_us, least_us] = quantiles(launches_us.iter().copied(), [0.5, 0.05]);
     let text = format!(
         "a step launches {:.0} commands, and the device waits {:.3} ms for that{}. A launch takes {:.1} us, and on this machine not \
          less than {:.1}",
         launches_us.len() as f64 / facts.steps,
         ms(ns) / facts.steps,
         mostly_at(place.as_ref()),
-        us(0.5),
-        us(0.05)
+        typical_us,
+        least_us
     );
     Some(Evidence::new(ms(ns), place, text))
 }

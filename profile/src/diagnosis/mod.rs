@@ -274,7 +274,7 @@ impl<'a> Stretch<'a> {
     }
 
     fn place(&self, place: Option<u32>) -> Option<Place> {
-        place.and_then(|place| self.timeline.recording.places.get(place as usize)).cloned()
+        self.timeline.place(place).cloned()
     }
 
     fn range(&self, range: usize) -> &'a RangeRecord {
@@ -368,8 +368,8 @@ impl Extents {
     }
 
     /// Whether one of them has something in common with this one.
-    fn meets(&self, (start, end): (u64, u64)) -> bool {
-        self.last_end(end) > start
+    fn meets(&self, extent: (u64, u64)) -> bool {
+        self.last_end(extent.1) > extent.0
     }
 }
 

@@ -3,9 +3,9 @@
 mod page;
 
 use std::path::Path;
-use std::sync::Arc;
 
-use tensor::{Error, ErrorKind, Result};
+use device::Result;
+use device::file::io_error;
 
 /// A page with timelines, plots, tables and texts, in the order in which they are added. It is read in any browser, on a phone
 /// and on paper, in light and in dark, without a network.
@@ -170,9 +170,6 @@ impl Report {
     /// `Io` with the path.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let failed = |error| {
-            Error::new(ErrorKind::Io { path: path.display().to_string().into(), source: Arc::new(error) })
-        };
-        std::fs::write(path, self.html()).map_err(failed)
+        std::fs::write(path, self.html()).map_err(|error| io_error(path, error))
     }
 }

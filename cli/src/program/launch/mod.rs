@@ -16,10 +16,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
 
-use super::{Failure, positive};
+use super::args::positive;
+use super::failure::{FAILED, Failure};
 use rank::{End, Process};
 
-pub(super) use rank::Rank;
+pub(super) use rank::RankCommand;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -72,7 +73,7 @@ pub(super) fn run(args: Args) -> Result<bool, Failure> {
     // Before there is anything that a signal would leave behind.
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).map_err(cannot)?;
     let (environment, listener) = Environment::new(args.ranks).map_err(cannot)?;
-    let (mut ranks, mut listener) = (Ranks::default(), Some(listener));
+    let (mut ranks, mut listener) = (Processes::default(), Some(listener));
     let mut to_start = 0..args.ranks;
     let grace = Duration::from_secs(args.grace);
     let first = loop {
@@ -111,16 +112,16 @@ fn failure(rank: usize, end: End) -> Failure {
 }
 
 fn status(code: i32) -> u8 {
-    u8::try_from(code).unwrap_or(super::FAILED)
+    u8::try_from(code).unwrap_or(FAILED)
 }
 
 /// The processes that run. When they go, so do these.
 #[derive(Default)]
-struct Ranks {
+struct Processes {
     running: Vec<Process>,
 }
 
-impl Ranks {
+impl Processes {
     /// A rank that has ended, which counts no more.
     fn look(&mut self) -> Option<(usize, End)> {
         let (index, end) = self

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use super::super::Failure;
+use super::super::failure::Failure;
 use super::relay;
 
 /// A rank that has been started, with all that it starts: its process group. When this goes, they are killed.
@@ -108,7 +108,7 @@ impl Drop for Process {
 
 /// A rank's process before it becomes the program.
 #[derive(clap::Args)]
-pub(crate) struct Rank {
+pub(crate) struct RankCommand {
     /// Whether the standard input is a socket that the program shall listen on.
     #[arg(long)]
     listener: bool,
@@ -118,7 +118,7 @@ pub(crate) struct Rank {
     program: Vec<OsString>,
 }
 
-impl Rank {
+impl RankCommand {
     /// Becomes the program, which ends when the launch does, however that ends.
     pub(crate) fn run(self) -> Result<bool, Failure> {
         #[cfg(target_os = "linux")]

@@ -169,14 +169,13 @@ fn options(stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups
     ConvOptions { stride, padding, dilation, groups }
 }
 
-pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
+pub(super) fn samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
     let of = |name, x: &[usize], weight: &[usize], options: ConvOptions| -> Result<Sample> {
         let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&weight[..1])?];
-        Ok(sample(name, inputs, move |v| v[0].conv2d(&v[1], Some(&v[2]), &options)))
+        Ok(sample(name, inputs, move |v| conv2d(&v[0], &v[1], Some(&v[2]), &options, activation)))
     };
     let plain = ConvOptions::default();
-    let fixed = Var::constant(d.normal(&[2, 2, 3, 3])?);
-    let filters = Var::constant(d.normal(&[2, 1, 2, 2])?);
+    let several = options([1, 1], [1, 0], [1, 1], 2);
     Ok(vec![
         of("plain", &[2, 2, 4, 3], &[3, 2, 2, 2], plain)?,
         of("one", &[1, 1, 1, 1], &[1, 1, 1, 1], plain)?,
@@ -188,83 +187,33 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
         of("pointwise", &[2, 3, 2, 2], &[2, 3, 1, 1], plain)?,
         of("groups", &[1, 4, 3, 3], &[4, 2, 2, 2], options([1, 1], [0, 1], [1, 1], 2))?,
         of("depthwise", &[1, 2, 4, 4], &[2, 1, 3, 3], options([2, 1], [1, 1], [1, 1], 2))?,
-        of(
-            "depthwise_with_several_filters",
-            &[1, 2, 3, 3],
-            &[4, 1, 2, 2],
-            options([1, 1], [1, 0], [1, 1], 2),
-        )?,
-        sample("without_bias", [d.normal(&[1, 1, 3, 3])?, d.normal(&[2, 1, 2, 2])?], |v| {
-            v[0].conv2d(&v[1], None, &ConvOptions::default())?.mul(&v[0].narrow(2, 0, 2)?.narrow(3, 0, 2)?)
-        }),
-        sample("transposed", [d.normal(&[1, 2, 3, 4])?.transpose(2, 3)?, d.normal(&[2, 2, 2, 2])?], |v| {
-            v[0].conv2d(&v[1].transpose(0, 1)?, None, &ConvOptions::default())
-        }),
-        sample("constant_images", [d.normal(&[2, 2, 2, 2])?], move |v| {
-            fixed.conv2d(&v[0], None, &ConvOptions::default())
-        }),
-        sample("constant_weight", [d.normal(&[1, 1, 3, 3])?], move |v| {
-            v[0].conv2d(&filters, None, &ConvOptions::default())?.square()
+        of("depthwise_with_several_filters", &[1, 2, 3, 3], &[4, 1, 2, 2], several)?,
+        sample("without_bias", [d.normal(&[1, 1, 3, 3])?, d.normal(&[2, 1, 2, 2])?], move |v| {
+            let y = conv2d(&v[0], &v[1], None, &plain, activation)?;
+            y.mul(&v[0].narrow(2, 0, 2)?.narrow(3, 0, 2)?)
         }),
     ])
 }
 
-pub(super) fn relu_samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, x: &[usize], weight: &[usize], options: ConvOptions| -> Result<Sample> {
-        let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&weight[..1])?];
-        Ok(sample(name, inputs, move |v| conv2d(&v[0], &v[1], Some(&v[2]), &options, Activation::Relu)))
-    };
-    let plain = ConvOptions::default();
-    Ok(vec![
-        of("plain", &[2, 2, 4, 3], &[3, 2, 2, 2], plain)?,
-        of("one_image", &[2, 4, 3], &[2, 2, 3, 2], plain)?,
-        of("strided", &[1, 1, 5, 6], &[2, 1, 2, 3], options([2, 3], [1, 0], [1, 1], 1))?,
-        of("patches", &[2, 1, 4, 6], &[2, 1, 2, 3], options([2, 3], [0, 0], [1, 1], 1))?,
-        of("depthwise", &[1, 2, 4, 4], &[2, 1, 3, 3], options([2, 1], [1, 1], [1, 1], 2))?,
-        sample("without_bias", [d.normal(&[1, 1, 3, 3])?, d.normal(&[2, 1, 2, 2])?], |v| {
-            conv2d(&v[0], &v[1], None, &ConvOptions::default(), Activation::Relu)?.square()
-        }),
-    ])
-}
-
-pub(super) fn transpose_samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of =
-        |name, x: &[usize], weight: &[usize], out: usize, extra, options: ConvOptions| -> Result<Sample> {
-            let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&[out])?];
-            Ok(sample(name, inputs, move |v| v[0].conv_transpose2d(&v[1], Some(&v[2]), extra, &options)))
-        };
-    let plain = ConvOptions::default();
-    let strided = options([2, 3], [1, 0], [1, 1], 1);
-    let dilated = options([1, 1], [1, 0], [2, 2], 1);
-    Ok(vec![
-        of("plain", &[2, 2, 2, 3], &[2, 3, 2, 2], 3, [0, 0], plain)?,
-        of("one_image", &[2, 2, 2], &[2, 1, 3, 2], 1, [0, 0], plain)?,
-        of("strided", &[1, 2, 2, 2], &[2, 1, 3, 2], 1, [1, 2], strided)?,
-        of("upsampling", &[1, 2, 2, 3], &[2, 2, 2, 2], 2, [0, 0], options([2, 2], [0, 0], [1, 1], 1))?,
-        of("more_output_than_places", &[1, 1, 3, 2], &[1, 2, 2, 2], 2, [1, 1], dilated)?,
-        of("groups", &[1, 4, 2, 2], &[4, 1, 2, 2], 2, [0, 0], options([1, 1], [0, 0], [1, 1], 2))?,
-        of("depthwise", &[1, 2, 3, 2], &[2, 1, 3, 2], 2, [1, 0], options([2, 1], [1, 0], [1, 1], 2))?,
-    ])
-}
-
-pub(super) fn transpose_relu_samples(d: &Draw) -> Result<Vec<Sample>> {
+pub(super) fn transpose_samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
     let of = |name, x: &[usize], weight: &[usize], extra, options: ConvOptions| -> Result<Sample> {
-        let out = weight[1] * options.groups;
-        let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&[out])?];
-        let made =
-            move |v: &[Var]| conv_transpose2d(&v[0], &v[1], Some(&v[2]), extra, &options, Activation::Relu);
-        Ok(sample(name, inputs, made))
+        let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&[weight[1] * options.groups])?];
+        Ok(sample(name, inputs, move |v| {
+            conv_transpose2d(&v[0], &v[1], Some(&v[2]), extra, &options, activation)
+        }))
     };
     let plain = ConvOptions::default();
-    let strided = options([2, 3], [1, 0], [1, 1], 1);
+    let dilated = options([1, 1], [1, 0], [2, 2], 1);
     Ok(vec![
         of("plain", &[2, 2, 2, 3], &[2, 3, 2, 2], [0, 0], plain)?,
         of("one_image", &[2, 2, 2], &[2, 1, 3, 2], [0, 0], plain)?,
-        of("strided", &[1, 2, 2, 2], &[2, 1, 3, 2], [1, 2], strided)?,
+        of("strided", &[1, 2, 2, 2], &[2, 1, 3, 2], [1, 2], options([2, 3], [1, 0], [1, 1], 1))?,
         of("upsampling", &[1, 2, 2, 3], &[2, 2, 2, 2], [0, 0], options([2, 2], [0, 0], [1, 1], 1))?,
+        of("more_output_than_places", &[1, 1, 3, 2], &[1, 2, 2, 2], [1, 1], dilated)?,
+        of("groups", &[1, 4, 2, 2], &[4, 1, 2, 2], [0, 0], options([1, 1], [0, 0], [1, 1], 2))?,
         of("depthwise", &[1, 2, 3, 2], &[2, 1, 3, 2], [1, 0], options([2, 1], [1, 0], [1, 1], 2))?,
         sample("without_bias", [d.normal(&[1, 2, 2, 2])?, d.normal(&[2, 1, 2, 2])?], move |v| {
-            conv_transpose2d(&v[0], &v[1], None, [0, 0], &plain, Activation::Relu)?.square()
+            conv_transpose2d(&v[0], &v[1], None, [0, 0], &plain, activation)?.square()
         }),
     ])
 }

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use tensor::{CompareOp, Error, Result, Tensor, grad};
 
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Sample, indices};
 use super::{Dims, one};
 use crate::{Save, Var, record};
 
@@ -74,18 +74,17 @@ pub(super) fn padding_row(index: isize, rows: usize) -> Result<usize> {
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, indices: &[i64], shape: &[usize]| -> Result<Sample> {
-        let indices = d.indices(indices, shape)?;
-        Ok(sample(name, [d.normal(&[4, 3])?], move |v| v[0].embedding(&indices, None)?.square()))
-    };
-    // The padding is a constant: differences see it, gradients do not.
-    let (constant, padded) = (Var::constant(d.normal(&[1, 3])?), d.indices(&[3, 0, 2, 3, 2], &[5])?);
-    Ok(vec![
-        of("vector", &[2, 0], &[2])?,
-        of("matrix", &[3, 1, 1, 0, 3, 3], &[2, 3])?,
-        of("scalar", &[2], &[])?,
-        sample("padding", [d.normal(&[3, 3])?], move |v| {
-            Var::cat(&[&v[0], &constant], 0)?.embedding(&padded, Some(-1))?.square()
+    d.samples(&[
+        ("vector", &[&[4, 3]], |v| v[0].embedding(&indices(v, &[2, 0], &[2])?, None)?.square()),
+        ("matrix", &[&[4, 3]], |v| {
+            v[0].embedding(&indices(v, &[3, 1, 1, 0, 3, 3], &[2, 3])?, None)?.square()
+        }),
+        ("scalar", &[&[4, 3]], |v| v[0].embedding(&indices(v, &[2], &[])?, None)?.square()),
+        // The padding is a constant: differences see it, gradients do not.
+        ("padding", &[&[3, 3]], |v| {
+            let padding = Var::constant(v[0].value().narrow(0, 0, 1)?.full_like(0.5)?);
+            let table = Var::cat(&[&v[0], &padding], 0)?;
+            table.embedding(&indices(v, &[3, 0, 2, 3, 2], &[5])?, Some(-1))?.square()
         }),
     ])
 }

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use tensor::Result;
 
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Sample};
 use super::{Dims, one};
 use crate::{Var, record};
 
@@ -25,12 +25,12 @@ impl Var {
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("rows", [d.normal(&[3])?], |v| v[0].expand(&[2, 3])),
-        sample("columns", [d.normal(&[2, 1])?], |v| v[0].expand(&[2, 3])),
-        sample("scalar", [d.normal(&[])?], |v| v[0].expand(&[2, 3])?.mul(&v[0])),
-        sample("middle", [d.normal(&[2, 1, 2])?], |v| v[0].expand(&[3, 2, 4, 2])),
-        sample("same", [d.normal(&[2, 3])?], |v| v[0].expand(&[2, 3])),
+    d.samples(&[
+        ("rows", &[&[3]], |v| v[0].expand(&[2, 3])),
+        ("columns", &[&[2, 1]], |v| v[0].expand(&[2, 3])),
+        ("scalar", &[&[]], |v| v[0].expand(&[2, 3])?.mul(&v[0])),
+        ("middle", &[&[2, 1, 2]], |v| v[0].expand(&[3, 2, 4, 2])),
+        ("same", &[&[2, 3]], |v| v[0].expand(&[2, 3])),
     ])
 }
 

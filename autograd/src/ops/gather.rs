@@ -71,7 +71,6 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
         let indices = d.indices(indices, indices_shape)?;
         Ok(sample(name, [d.normal(shape)?], move |v| v[0].gather(axis, &indices)?.square()))
     };
-    let indices = d.indices(&[1, 0, 1, 1], &[2, 2])?;
     Ok(vec![
         along("labels", &[3, 4], 1, &[2, 0, 3], &[3, 1])?,
         along("rows", &[3, 2], 0, &[2, 0, 1, 1], &[2, 2])?,
@@ -81,7 +80,6 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
         along("scalar", &[], 0, &[0], &[])?,
         along("scalar_by_vector", &[], -1, &[0, 0], &[2])?,
         along("vector_by_scalar", &[3], 0, &[2], &[])?,
-        sample("transposed", [d.normal(&[2, 3])?.transpose(0, 1)?], move |v| v[0].gather(0, &indices)),
     ])
 }
 

@@ -60,65 +60,29 @@ fn sizes(x: &[usize], result: &[usize]) -> (usize, usize, usize) {
     (rows, x.last().copied().unwrap_or(1), result.last().copied().unwrap_or(1))
 }
 
-pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let with_bias = |name, x: &[usize], out: usize| -> Result<Sample> {
-        let inputs = x.last().copied().unwrap_or(1);
-        let inputs = [d.normal(x)?, d.normal(&[out, inputs])?, d.normal(&[out])?];
-        Ok(sample(name, inputs, |v| v[0].linear(&v[1], Some(&v[2]))))
+pub(super) fn samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
+    let of = |name, x: &[usize], out: usize| -> Result<Sample> {
+        let inputs = [d.normal(x)?, d.normal(&[out, x[x.len() - 1]])?, d.normal(&[out])?];
+        Ok(sample(name, inputs, move |v| linear(&v[0], &v[1], Some(&v[2]), activation)))
     };
-    let fixed_x = Var::constant(d.normal(&[2, 3])?);
-    let still_x = fixed_x.clone();
-    let fixed_weight = Var::constant(d.normal(&[4, 3])?);
-    let fixed_bias = Var::constant(d.normal(&[4])?);
+    let (x, weight) = (Var::constant(d.normal(&[2, 3])?), Var::constant(d.normal(&[4, 3])?));
     Ok(vec![
-        with_bias("rows", &[2, 3], 4)?,
-        with_bias("one", &[1, 1], 1)?,
-        with_bias("vector", &[3], 2)?,
-        with_bias("stack", &[2, 2, 3], 2)?,
-        with_bias("odd", &[3, 17], 3)?,
-        sample("without_bias", [d.normal(&[2, 3])?, d.normal(&[4, 3])?], |v| v[0].linear(&v[1], None)),
-        sample(
-            "weight_stored_transposed",
-            [d.normal(&[2, 3])?, d.normal(&[3, 4])?.transpose(0, 1)?, d.normal(&[4])?],
-            |v| v[0].linear(&v[1], Some(&v[2])),
-        ),
-        sample("transposed_input", [d.normal(&[3, 2])?, d.normal(&[4, 3])?, d.normal(&[4])?], |v| {
-            v[0].t()?.linear(&v[1], Some(&v[2]))
+        of("rows", &[2, 3], 4)?,
+        of("one", &[1, 1], 1)?,
+        of("vector", &[3], 2)?,
+        of("stack", &[2, 2, 3], 2)?,
+        of("odd", &[3, 17], 3)?,
+        sample("without_bias", [d.normal(&[2, 3])?, d.normal(&[4, 3])?], move |v| {
+            linear(&v[0], &v[1], None, activation)
         }),
-        sample("constant_input", [d.normal(&[4, 3])?, d.normal(&[4])?], move |v| {
-            fixed_x.linear(&v[0], Some(&v[1]))
-        }),
-        sample("constant_weight", [d.normal(&[2, 3])?, d.normal(&[4])?], {
-            let weight = fixed_weight.clone();
-            move |v| v[0].linear(&weight, Some(&v[1]))
-        }),
-        sample("constant_bias", [d.normal(&[2, 3])?], {
-            let (weight, bias) = (fixed_weight.clone(), fixed_bias);
-            move |v| v[0].linear(&weight, Some(&bias))
+        sample("weight_stored_transposed", [d.normal(&[2, 3])?, d.normal(&[3, 4])?.t()?], move |v| {
+            linear(&v[0], &v[1], None, activation)?.square()
         }),
         sample("only_the_bias", [d.normal(&[4])?], move |v| {
-            still_x.linear(&fixed_weight, Some(&v[0]))?.square()
+            linear(&x, &weight, Some(&v[0]), activation)?.square()
         }),
-        sample("one_value_for_all", [d.normal(&[2, 2])?], |v| v[0].linear(&v[0], Some(&v[0].select(0, 0)?))),
-    ])
-}
-
-pub(super) fn relu_samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("rows", [d.normal(&[2, 3])?, d.normal(&[4, 3])?, d.normal(&[4])?], |v| {
-            linear(&v[0], &v[1], Some(&v[2]), Activation::Relu)
-        }),
-        sample("stack", [d.normal(&[2, 2, 3])?, d.normal(&[2, 3])?, d.normal(&[2])?], |v| {
-            linear(&v[0], &v[1], Some(&v[2]), Activation::Relu)?.square()
-        }),
-        sample("without_bias", [d.normal(&[2, 3])?, d.normal(&[4, 3])?], |v| {
-            linear(&v[0], &v[1], None, Activation::Relu)
-        }),
-        sample("weight_stored_transposed", [d.normal(&[2, 3])?, d.normal(&[3, 4])?.transpose(0, 1)?], |v| {
-            linear(&v[0], &v[1], None, Activation::Relu)
-        }),
-        sample("one_value_for_all", [d.normal(&[2, 2])?], |v| {
-            linear(&v[0], &v[0], Some(&v[0].select(0, 0)?), Activation::Relu)
+        sample("one_value_for_all", [d.normal(&[2, 2])?], move |v| {
+            linear(&v[0], &v[0], Some(&v[0].select(0, 0)?), activation)
         }),
     ])
 }

@@ -8,7 +8,7 @@ thread_local! {
     static CALLER: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
 }
 
-/// While it lives, what the calling thread does is done for the caller of the outermost function that entered.
+/// Guard of the calling thread: while it lives, errors and audits name the call that the outermost guard entered from.
 ///
 /// ```
 /// use device::{AtCaller, Error, ErrorKind};
@@ -25,7 +25,8 @@ thread_local! {
 /// ```
 #[must_use]
 pub struct AtCaller {
-    is_outermost: bool,
+    /// The caller to restore on drop.
+    before: Option<&'static Location<'static>>,
     /// It belongs to its thread.
     _thread: PhantomData<*const ()>,
 }
@@ -35,14 +36,34 @@ impl AtCaller {
     #[inline]
     #[track_caller]
     pub fn enter() -> AtCaller {
-        let is_outermost = CALLER.get().is_none();
-        if is_outermost {
+        let before = CALLER.get();
+        if before.is_none() {
             CALLER.set(Some(Location::caller()));
         }
-        AtCaller { is_outermost, _thread: PhantomData }
+        AtCaller { before, _thread: PhantomData }
     }
 
-    /// The place of the outermost caller, or else of this function's.
+    /// Forgets the outer caller while the guard lives: for library code that calls a closure, hook or layer of the user,
+    /// whose own calls are the lines to name.
+    ///
+    /// ```
+    /// use device::{AtCaller, Error, ErrorKind};
+    /// #[track_caller]
+    /// fn outer(user: impl FnOnce() -> Error) -> Error {
+    ///     let _at = AtCaller::enter();
+    ///     let _user = AtCaller::leave();
+    ///     user()
+    /// }
+    /// let line = line!() + 1;
+    /// let error = outer(|| Error::new(ErrorKind::NoGradient { op: "test" }));
+    /// assert_eq!(error.location().line(), line);
+    /// ```
+    #[inline]
+    pub fn leave() -> AtCaller {
+        AtCaller { before: CALLER.take(), _thread: PhantomData }
+    }
+
+    /// The outermost caller's location, or else that of the call of this function.
     #[inline]
     #[track_caller]
     pub fn location() -> &'static Location<'static> {
@@ -53,8 +74,40 @@ impl AtCaller {
 impl Drop for AtCaller {
     #[inline]
     fn drop(&mut self) {
-        if self.is_outermost {
-            CALLER.set(None);
-        }
+        CALLER.set(self.before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn library(user: impl FnOnce() -> u32) -> [u32; 3] {
+        let _at = AtCaller::enter();
+        let before = AtCaller::location().line();
+        let of_user = {
+            let _user = AtCaller::leave();
+            user()
+        };
+        [before, of_user, AtCaller::location().line()]
+    }
+
+    /// The user's code within a library call is at its own lines, library code before and after it at the outer call's.
+    #[test]
+    fn user_code_within_a_call_is_at_its_own_line() {
+        let user = || AtCaller::location().line();
+        let (outer, lines) = (line!(), library(user));
+        assert_eq!(lines, [outer, outer - 1, outer]);
+        let nested = || library(user)[0];
+        let (outer, lines) = (line!(), library(nested));
+        assert_eq!(lines, [outer, outer - 1, outer]);
+    }
+
+    /// A panic in the user's code leaves nothing behind.
+    #[test]
+    fn a_panic_restores_the_caller() {
+        let panicked = crate::Panicked::catch(|| library(|| std::panic::resume_unwind(Box::new("test"))));
+        assert!(panicked.is_err() && CALLER.get().is_none());
     }
 }

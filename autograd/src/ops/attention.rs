@@ -1,6 +1,5 @@
 //! `Y = P V` with `P = softmax(s Q Kᵀ + mask)`; with `U = P (G Vᵀ - Σ G Y)`: `Q' = s U K`, `K' = s Uᵀ Q`, `V' = Pᵀ G`.
 
-use smallvec::SmallVec;
 use tensor::{Attended, Attention, CompareOp, DType, Dropout, Error, RandomKey, Result, Tensor, next_key};
 
 use super::Dims;
@@ -232,7 +231,7 @@ fn unpack(qkv: &Var, heads: usize) -> Result<[Var; 3]> {
 }
 
 fn split_heads(x: &Var, heads: usize) -> Result<Var> {
-    let mut shape: Dims = SmallVec::from_slice(x.shape());
+    let mut shape = Dims::from_slice(x.shape());
     let width = shape.pop().unwrap_or(0);
     shape.extend([heads, width / heads.max(1)]);
     x.reshape(&shape)?.transpose(-3, -2)
@@ -240,7 +239,7 @@ fn split_heads(x: &Var, heads: usize) -> Result<Var> {
 
 fn merge_heads(x: &Var) -> Result<Var> {
     let x = x.transpose(-3, -2)?;
-    let mut shape: Dims = SmallVec::from_slice(x.shape());
+    let mut shape = Dims::from_slice(x.shape());
     let width = shape.pop().unwrap_or(0);
     if let Some(last) = shape.last_mut() {
         *last *= width;

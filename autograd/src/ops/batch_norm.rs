@@ -7,7 +7,7 @@ use tensor::{BatchStatistics, CompareOp, Result, Tensor, grad};
 
 use super::normalize::parameter;
 use super::samples::{Draw, Sample, sample};
-use crate::{Grads, Save, Var, Vjp, is_recording, record};
+use crate::{Save, Var, Vjp, is_recording, record};
 
 #[derive::located]
 impl Var {
@@ -72,16 +72,9 @@ pub fn batch_norm(
             has_weight.then(|| ctx.saved(3)),
             (has_bias && relu).then(|| ctx.saved(3 + usize::from(has_weight))),
         ];
-        let [x_grad, weight_grad, bias_grad] = gradients(ctx, g, affine, training, eps, activation)?;
-        let mut grads = Grads::new();
-        grads.push(Some(x_grad));
-        if has_weight {
-            grads.push(Some(weight_grad));
-        }
-        if has_bias {
-            grads.push(Some(bias_grad));
-        }
-        Ok(grads)
+        let grads = gradients(ctx, g, affine, training, eps, activation)?;
+        let of_inputs = grads.into_iter().zip([true, has_weight, has_bias]);
+        Ok(of_inputs.filter(|(_, is_input)| *is_input).map(|(grad, _)| Some(grad)).collect())
     });
     Ok((y, statistics))
 }

@@ -3,12 +3,12 @@
 //! `Y = W * X + b`: `X' = transposed(W) * G`, `W' = G * X`, `b' = Σ G` over images and places.
 
 use tensor::fused::{self, Activation};
-use tensor::{ConvOptions, Error, Result, Tensor, grad};
+use tensor::{ConvOptions, Error, Result, grad};
 
 use super::binary::if_needed;
-use super::crossed::{Crossed, record_crossed};
+use super::crossed::{Crossed, Product, record_crossed};
 use super::samples::{Draw, Sample, sample};
-use crate::{Grads, Var};
+use crate::{Var, Vjp};
 
 #[derive::located]
 impl Var {
@@ -71,7 +71,7 @@ pub fn conv_transpose2d(
     batched(x, |x| {
         let (images, filters, b) = (x.value(), weight.value(), bias.map(Var::value));
         let value = fused::conv_transpose2d(images, filters, b, output_padding, options, activation)?;
-        transposed(op, [x, weight], bias, (value, activation), *options)
+        transposed(Product { op, value, activation }, [x, weight], bias, *options)
     })
 }
 
@@ -108,61 +108,57 @@ fn convolution(
 ) -> Result<Var> {
     let op = activation.op("conv2d", "conv2d_relu");
     let value = fused::conv2d(x.value(), weight.value(), bias.map(Var::value), &options, activation)?;
-    let crossed = Crossed::new(x, weight);
     let (image, kernel) = (last_two(op, x)?, last_two(op, weight)?);
-    let has_bias = bias.is_some();
-    Ok(record_crossed(op, [x, weight], bias, (value, activation), move |ctx, g| {
-        let g = &crossed.slope(ctx, activation, g)?;
-        let mut grads = Grads::new();
-        grads.push(if_needed(ctx, 0, || input_gradient(g, &crossed.rhs(ctx), image, options))?);
-        grads.push(if_needed(ctx, 1, || weight_gradient(&crossed.lhs(ctx), g, kernel, options))?);
-        if has_bias {
-            grads.push(if_needed(ctx, 2, || g.sum(&[0, 2, 3], false))?);
-        }
-        Ok(grads)
-    }))
+    let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, g: &Var| {
+        Ok([
+            if_needed(ctx, 0, || input_gradient(g, &crossed.rhs(ctx), image, options))?,
+            if_needed(ctx, 1, || weight_gradient(&crossed.lhs(ctx), g, kernel, options))?,
+        ])
+    };
+    Ok(record_crossed(Product { op, value, activation }, [x, weight], bias, vjp, channel_sums))
+}
+
+/// The gradient of a bias.
+fn channel_sums(g: &Var) -> Result<Var> {
+    g.sum(&[0, 2, 3], false)
 }
 
 /// The gradient with respect to images.
 fn input_gradient(g: &Var, weight: &Var, image: [usize; 2], options: ConvOptions) -> Result<Var> {
     let value = grad::conv2d_input(g.value(), weight.value(), None, image, &options)?;
-    transposed("conv2d_input_grad", [g, weight], None, (value, Activation::None), options)
+    let product = Product { op: "conv2d_input_grad", value, activation: Activation::None };
+    transposed(product, [g, weight], None, options)
 }
 
-/// Records images that a transposed convolution made, and their activation.
+/// Records images that a transposed convolution made.
 fn transposed(
-    op: &'static str,
+    product: Product,
     [g, weight]: [&Var; 2],
     bias: Option<&Var>,
-    (value, activation): (Tensor, Activation),
     options: ConvOptions,
 ) -> Result<Var> {
-    let crossed = Crossed::new(g, weight);
-    let (places, kernel) = (last_two(op, g)?, last_two(op, weight)?);
-    let has_bias = bias.is_some();
-    Ok(record_crossed(op, [g, weight], bias, (value, activation), move |ctx, h| {
-        let h = &crossed.slope(ctx, activation, h)?;
-        let mut grads = Grads::new();
-        grads.push(if_needed(ctx, 0, || at_places(h, &crossed.rhs(ctx), places, options))?);
-        grads.push(if_needed(ctx, 1, || weight_gradient(h, &crossed.lhs(ctx), kernel, options))?);
-        if has_bias {
-            grads.push(if_needed(ctx, 2, || h.sum(&[0, 2, 3], false))?);
-        }
-        Ok(grads)
-    }))
+    let (places, kernel) = (last_two(product.op, g)?, last_two(product.op, weight)?);
+    let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, h: &Var| {
+        Ok([
+            if_needed(ctx, 0, || at_places(h, &crossed.rhs(ctx), places, options))?,
+            if_needed(ctx, 1, || weight_gradient(h, &crossed.lhs(ctx), kernel, options))?,
+        ])
+    };
+    Ok(record_crossed(product, [g, weight], bias, vjp, channel_sums))
 }
 
 fn weight_gradient(x: &Var, g: &Var, kernel: [usize; 2], options: ConvOptions) -> Result<Var> {
     const OP: &str = "conv2d_weight_grad";
     let value = grad::conv2d_weight(x.value(), g.value(), kernel, &options)?;
-    let crossed = Crossed::new(x, g);
     let (image, places) = (last_two(OP, x)?, last_two(OP, g)?);
-    Ok(record_crossed(OP, [x, g], None, (value, Activation::None), move |ctx, h| {
-        Ok(Grads::from_buf([
+    let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, h: &Var| {
+        Ok([
             if_needed(ctx, 0, || input_gradient(&crossed.rhs(ctx), h, image, options))?,
             if_needed(ctx, 1, || at_places(&crossed.lhs(ctx), h, places, options))?,
-        ]))
-    }))
+        ])
+    };
+    let product = Product { op: OP, value, activation: Activation::None };
+    Ok(record_crossed(product, [x, g], None, vjp, channel_sums))
 }
 
 fn options(stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups: usize) -> ConvOptions {

@@ -1,6 +1,5 @@
 //! `expand`: repeats along axes; the gradient is summed back over them.
 
-use smallvec::SmallVec;
 use tensor::Result;
 
 use super::samples::{Draw, Sample};
@@ -19,7 +18,7 @@ impl Var {
             return Ok(self.clone());
         }
         let value = self.value().expand(shape)?;
-        let from: Dims = SmallVec::from_slice(self.shape());
+        let from = Dims::from_slice(self.shape());
         Ok(record("expand", &[self], &[], value, move |_, g| Ok(one(g.sum_to(&from)?))))
     }
 }

@@ -1,9 +1,8 @@
 //! `gather`: one element of an axis for each index; the gradient is added back there. `scatter_add` adds to them.
 
-use smallvec::SmallVec;
 use tensor::{Result, Tensor, grad};
 
-use super::binary::{if_needed, promoted};
+use super::binary::if_needed;
 use super::samples::{Draw, Sample, sample};
 use super::{Dims, one};
 use crate::{Grads, Save, Var, record};
@@ -17,7 +16,7 @@ impl Var {
     /// As for [`Tensor::gather`].
     pub fn gather(&self, axis: isize, indices: &Tensor) -> Result<Var> {
         let value = self.value().gather(axis, indices)?;
-        let shape: Dims = SmallVec::from_slice(self.shape());
+        let shape = Dims::from_slice(self.shape());
         Ok(record("gather", &[self], &[Save::Tensor(indices)], value, move |ctx, g| {
             Ok(one(gather_grad(g, axis, ctx.saved(0).value(), &shape)?))
         }))
@@ -29,11 +28,9 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::scatter_add`], but for `DTypeMismatch` of `src`.
     pub fn scatter_add(&self, axis: isize, indices: &Tensor, src: &Var) -> Result<Var> {
-        if self.dtype() != src.dtype() {
-            return promoted(self, src, |x, src| x.scatter_add(axis, indices, src));
-        }
+        promote!(self, src, |x, src| x.scatter_add(axis, indices, src));
         let value = self.value().scatter_add(axis, indices, src.value())?;
-        let shape: Dims = SmallVec::from_slice(src.shape());
+        let shape = Dims::from_slice(src.shape());
         Ok(record("scatter_add", &[self, src], &[Save::Tensor(indices)], value, move |ctx, g| {
             Ok(Grads::from_buf([
                 ctx.needs(0).then(|| g.clone()),

@@ -2,7 +2,7 @@
 
 use tensor::{Result, Tensor, grad};
 
-use super::binary::{if_needed, promoted};
+use super::binary::if_needed;
 use super::samples::{Draw, Sample, indices};
 use super::{one, position};
 use crate::{Grads, Save, Var, record};
@@ -28,9 +28,7 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::index_add`], but for `DTypeMismatch` of `src`.
     pub fn index_add(&self, axis: isize, indices: &Tensor, src: &Var) -> Result<Var> {
-        if self.dtype() != src.dtype() {
-            return promoted(self, src, |x, src| x.index_add(axis, indices, src));
-        }
+        promote!(self, src, |x, src| x.index_add(axis, indices, src));
         let value = self.value().index_add(axis, indices, src.value())?;
         Ok(record("index_add", &[self, src], &[Save::Tensor(indices)], value, move |ctx, g| {
             Ok(Grads::from_buf([

@@ -1,14 +1,13 @@
 //! `Y = X Wᵀ + b`; `X' = G W`, `W' = Gᵀ X`, `b' = Σ G` over the rows. With a ReLU, `G` counts where the result is positive.
 
-use smallvec::SmallVec;
 use tensor::Result;
 use tensor::fused::{self, Activation};
 
 use super::Dims;
 use super::binary::if_needed;
-use super::crossed::{Crossed, record_crossed};
+use super::crossed::{Crossed, Product, record_crossed};
 use super::samples::{Draw, Sample, sample};
-use crate::{Grads, Var, Vjp};
+use crate::{Var, Vjp};
 
 #[derive::located]
 impl Var {
@@ -30,34 +29,36 @@ pub fn linear(x: &Var, weight: &Var, bias: Option<&Var>, activation: Activation)
     let op = activation.op("linear", "linear_relu");
     autocast!("linear", [x, weight, bias], |x, weight, bias| linear(&x, &weight, bias.as_ref(), activation));
     let value = fused::linear(x.value(), weight.value(), bias.map(Var::value), activation)?;
-    let crossed = Crossed::new(x, weight);
-    let shape: Dims = SmallVec::from_slice(x.shape());
+    let shape = Dims::from_slice(x.shape());
     // The gradient of a weight that is stored transposed is made in the same order, so that an update walks
     // both straight through.
     let transposed = matches!(weight.value().strides(), [rows, columns] if rows < columns);
-    let has_bias = bias.is_some();
-    let vjp = move |ctx: &Vjp<'_>, g: &Var| {
+    let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, g: &Var| {
         let (rows, inputs, outputs) = sizes(&shape, g.shape());
-        let g = crossed.slope(ctx, activation, g)?;
-        let g2 = g.reshape(&[rows, outputs])?;
-        let mut grads = Grads::new();
-        grads.push(if_needed(ctx, 0, || g2.matmul(&crossed.rhs(ctx))?.reshape(&shape))?);
-        grads.push(if_needed(ctx, 1, || {
-            let x = crossed.lhs(ctx).reshape(&[rows, inputs])?;
-            if transposed { x.t()?.matmul(&g2)?.t() } else { g2.t()?.matmul(&x) }
-        })?);
-        if has_bias {
-            grads.push(if_needed(ctx, 2, || g2.sum(&[0], false))?);
-        }
-        Ok(grads)
+        let g = g.reshape(&[rows, outputs])?;
+        Ok([
+            if_needed(ctx, 0, || g.matmul(&crossed.rhs(ctx))?.reshape(&shape))?,
+            if_needed(ctx, 1, || {
+                let x = crossed.lhs(ctx).reshape(&[rows, inputs])?;
+                if transposed { x.t()?.matmul(&g)?.t() } else { g.t()?.matmul(&x) }
+            })?,
+        ])
     };
-    Ok(record_crossed(op, [x, weight], bias, (value, activation), vjp))
+    let of_bias = |g: &Var| {
+        let (rows, _, outputs) = sizes(g.shape(), g.shape());
+        g.reshape(&[rows, outputs])?.sum(&[0], false)
+    };
+    Ok(record_crossed(Product { op, value, activation }, [x, weight], bias, vjp, of_bias))
 }
 
 /// The number of rows of `x`, and the sizes of one row of `x` and of the result.
 fn sizes(x: &[usize], result: &[usize]) -> (usize, usize, usize) {
     let rows = x.iter().rev().skip(1).product();
-    (rows, x.last().copied().unwrap_or(1), result.last().copied().unwrap_or(1))
+    (rows, last(x), last(result))
+}
+
+fn last(shape: &[usize]) -> usize {
+    shape.last().copied().unwrap_or(1)
 }
 
 pub(super) fn samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {

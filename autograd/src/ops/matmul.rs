@@ -1,6 +1,5 @@
 //! `Y = A B`; `A' = G Bᵀ`, `B' = Aᵀ G`, summed over the axes along which a stack was broadcast.
 
-use smallvec::SmallVec;
 use tensor::Result;
 
 use super::Dims;
@@ -46,7 +45,7 @@ struct Shapes {
 
 impl Shapes {
     fn new(lhs: &Var, rhs: &Var) -> Self {
-        Shapes { lhs: SmallVec::from_slice(lhs.shape()), rhs: SmallVec::from_slice(rhs.shape()) }
+        Shapes { lhs: Dims::from_slice(lhs.shape()), rhs: Dims::from_slice(rhs.shape()) }
     }
 
     /// The left shape with a vector as one row.

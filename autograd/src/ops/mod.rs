@@ -21,6 +21,15 @@ macro_rules! autocast {
     };
 }
 
+/// Where operands differ in type, returns the op of operands in the type that they promote to.
+macro_rules! promote {
+    ($lhs:expr, $rhs:expr, $op:expr) => {
+        if $lhs.dtype() != $rhs.dtype() {
+            return $crate::ops::binary::promoted($lhs, $rhs, $op);
+        }
+    };
+}
+
 mod abs;
 mod add;
 mod attention;
@@ -98,6 +107,8 @@ pub mod fused {
 pub use crate::autocast::Autocast;
 pub use attention::AttentionOptions;
 pub use cross_entropy::CrossEntropy;
+#[doc(hidden)]
+pub use embedding::padding_row;
 pub use embedding_bag::{BagMode, BagOptions};
 pub use pad::PadMode;
 pub use reduction::Reduction;

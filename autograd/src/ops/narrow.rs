@@ -1,6 +1,5 @@
 //! `narrow`, `select`, `split`, `unbind`: part of an axis; the gradient is 0 elsewhere.
 
-use smallvec::SmallVec;
 use tensor::{Error, ErrorKind, Result};
 
 use super::samples::{Draw, Sample};
@@ -25,7 +24,7 @@ impl Var {
     /// As for [`Tensor::select`](tensor::Tensor::select).
     pub fn select(&self, axis: isize, index: usize) -> Result<Var> {
         let value = self.value().select(axis, index)?;
-        let mut kept: Dims = SmallVec::from_slice(self.shape());
+        let mut kept = Dims::from_slice(self.shape());
         let at = position(axis, kept.len());
         let size = std::mem::replace(&mut kept[at], 1);
         Ok(record("select", &[self], &[], value, move |_, g| {

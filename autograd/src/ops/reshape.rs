@@ -1,7 +1,6 @@
 //! `reshape`, `flatten`, `squeeze`, `unsqueeze`: the same elements in the same order; the gradient takes the old
 //! shape.
 
-use smallvec::SmallVec;
 use tensor::{Result, Tensor};
 
 use super::samples::{Draw, Sample};
@@ -46,7 +45,7 @@ impl Var {
     }
 
     fn record_reshape(&self, op: &'static str, value: Tensor) -> Var {
-        let from: Dims = SmallVec::from_slice(self.shape());
+        let from = Dims::from_slice(self.shape());
         record(op, &[self], &[], value, move |_, g| Ok(one(g.reshape(&from)?)))
     }
 }

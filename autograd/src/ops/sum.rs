@@ -1,6 +1,5 @@
 //! `y = Σ x` over axes; the gradient repeats along them. `sum_to` is the reverse of broadcasting.
 
-use smallvec::SmallVec;
 use tensor::Result;
 
 use super::samples::{Draw, Drawn, Sample, sample, unary};
@@ -16,7 +15,7 @@ impl Var {
     pub fn sum(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
         autocast!("sum", [self], |x| x.sum(axes, keepdim));
         let value = self.value().sum(axes, keepdim)?;
-        let shape: Dims = SmallVec::from_slice(self.shape());
+        let shape = Dims::from_slice(self.shape());
         let kept = kept_shape(&shape, axes);
         Ok(record("sum", &[self], &[], value, move |_, g| Ok(one(spread(g, &kept, &shape)?))))
     }
@@ -38,7 +37,7 @@ impl Var {
             return Ok(self.clone());
         }
         let value = self.value().sum_to(shape)?;
-        let from: Dims = SmallVec::from_slice(self.shape());
+        let from = Dims::from_slice(self.shape());
         Ok(record("sum_to", &[self], &[], value, move |_, g| Ok(one(g.expand(&from)?))))
     }
 }

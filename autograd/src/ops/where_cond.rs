@@ -1,9 +1,8 @@
 //! `y = a` where the condition holds, `b` elsewhere; the gradient goes to the one that was taken.
 
-use smallvec::SmallVec;
 use tensor::{CompareOp, Result, Tensor};
 
-use super::binary::{if_needed, promoted};
+use super::binary::if_needed;
 use super::samples::{Draw, Sample, sample};
 use super::{Dims, scalar_like};
 use crate::{Grads, Save, Var, record};
@@ -16,11 +15,9 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::where_cond`].
     pub fn where_cond(cond: &Tensor, a: &Var, b: &Var) -> Result<Var> {
-        if a.dtype() != b.dtype() {
-            return promoted(a, b, |a, b| Var::where_cond(cond, a, b));
-        }
+        promote!(a, b, |a, b| Var::where_cond(cond, a, b));
         let value = Tensor::where_cond(cond, a.value(), b.value())?;
-        let shapes: [Dims; 2] = [SmallVec::from_slice(a.shape()), SmallVec::from_slice(b.shape())];
+        let shapes = [Dims::from_slice(a.shape()), Dims::from_slice(b.shape())];
         Ok(record("where_cond", &[a, b], &[Save::Tensor(cond)], value, move |ctx, g| {
             let cond = ctx.saved(0);
             let zero = scalar_like(g.value(), 0.0)?;

@@ -122,7 +122,8 @@ fn an_error_of_a_function_that_takes_a_closure_has_the_line_of_the_call() -> Res
         tensor::seed(3);
         x.exp()
     });
-    check(here(graphs.run(&[a.clone()])))?;
+    let batch = [a.clone()];
+    check(here(graphs.run(&batch)))?;
     let lanes = ConcurrentBatches::new(&device, 2)?;
     check(here(lanes.step([0.0; 0], |c| x.mul_scalar(c))))?;
     check(here(lanes.merged_step([0.0; 0], |c| x.mul_scalar(c), |v| v[0].sum_all())))?;
@@ -154,7 +155,7 @@ fn an_error_in_the_users_code_has_the_line_of_that_code() -> Result<()> {
     within(recompute(refused, &x).err())?;
     within(Graph::capture(&device, || refused(&x)).err())?;
     let double = a.to_dtype(DType::F64)?;
-    within(gradcheck(|v| refused(&v[0]), &[double.clone()], GradCheck::default()).err())?;
+    within(gradcheck(|v| refused(&v[0]), std::slice::from_ref(&double), GradCheck::default()).err())?;
     within(gradgradcheck(|v| refused(&v[0]), &[double], GradCheck::default()).err())?;
     within(ConcurrentBatches::new(&device, 2)?.step([1, 2], |_| refused(&x)).err())?;
     let y = x.sum_all()?;

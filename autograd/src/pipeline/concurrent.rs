@@ -314,7 +314,7 @@ impl ConcurrentBatches {
             if width == self.streams.len() { &self.streams[..] } else { std::slice::from_ref(&self.serial) };
         let lanes = width.min(items.len()).max(1);
         let slot = |item| SpinLock::new((Some(item), None));
-        let slots: Vec<SpinLock<(Option<I>, Option<Result<T>>)>> = items.into_iter().map(slot).collect();
+        let slots: Vec<Slot<I, T>> = items.into_iter().map(slot).collect();
         let drive = |lane: usize| {
             for (at, slot) in slots.iter().enumerate().skip(lane).step_by(lanes) {
                 let item = slot.lock().0.take();
@@ -396,6 +396,9 @@ pub(super) fn as_user<R>(f: impl FnOnce() -> R) -> R {
 
 /// What a batch put off.
 type Updates = Vec<Update>;
+
+/// An item until it is taken, and its result.
+type Slot<I, T> = SpinLock<(Option<I>, Option<Result<T>>)>;
 
 /// What the batches so far gave, in batch order.
 #[derive(Default)]

@@ -69,6 +69,10 @@ macro_rules! options {
                     ("weight_decay", Field::NotNegative(&mut self.weight_decay)),
                 ]
             }
+
+            fn lr(&mut self) -> &mut f64 {
+                &mut self.lr
+            }
         }
     };
 }

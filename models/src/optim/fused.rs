@@ -24,8 +24,11 @@ pub trait Kind: Copy + Send + 'static {
     /// `InvalidArgument` for step 0.
     fn rule(&self, step: u64) -> Result<RuleStep>;
 
-    /// Every option by its name in states, the learning rate first.
+    /// Every option, the learning rate included, by its name in states.
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)>;
+
+    /// The learning rate.
+    fn lr(&mut self) -> &mut f64;
 
     /// Rejects options that do not go together.
     ///
@@ -354,7 +357,7 @@ impl<K: Kind> Optimizer for Fused<K> {
     }
 
     fn learning_rate(&self) -> f64 {
-        self.options().fields()[0].1.get()
+        *self.options().lr()
     }
 
     fn set_learning_rate(&mut self, lr: f64) -> Result<()> {
@@ -363,7 +366,7 @@ impl<K: Kind> Optimizer for Fused<K> {
             return Err(Error::new(ErrorKind::Captured { op: K::NAME, reason: reason.into() }));
         }
         let mut options = self.options();
-        options.fields()[0].1.set("lr", lr)?;
+        *options.lr() = lr;
         check(options)?;
         self.inner.lock().options = options;
         Ok(())

@@ -59,6 +59,10 @@ impl Kind for LionOptions {
             ("weight_decay", Field::NotNegative(&mut self.weight_decay)),
         ]
     }
+
+    fn lr(&mut self) -> &mut f64 {
+        &mut self.lr
+    }
 }
 
 struct LionRule;

@@ -5,8 +5,7 @@ use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use device::OnDrop;
-use device::{Capture, Shared};
+use device::{AtCaller, Capture, OnDrop, Shared};
 use parking_lot::Mutex;
 use tensor::{DType, Error, Result, Tensor};
 
@@ -71,11 +70,16 @@ thread_local! {
 ///
 /// # Errors
 /// Those of `f`; `DTypeUnsupported` for other types, and `f` is not called.
+#[derive::located]
 pub fn autocast<R>(dtype: impl Into<Option<DType>>, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let half = match dtype.into() {
         None | Some(DType::F32) => None,
         Some(half) if half.is_half() => Some(half),
         Some(dtype) => return Err(Error::dtype_unsupported("autocast", dtype)),
+    };
+    let f = || {
+        let _user = AtCaller::leave();
+        f()
     };
     let outermost = current_cache(|cache| cache.is_none());
     if outermost { with_cache(Cache::default(), || with(half, f)) } else { with(half, f) }

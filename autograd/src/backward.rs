@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::{Panicked, Shared};
+use device::{AtCaller, Panicked, Shared};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use tensor::{Error, ErrorKind, Result, Tensor};
@@ -96,10 +96,10 @@ impl Var {
             retain_graph,
             create_graph,
             |_, node, gradient| {
-                if node.is_leaf()
-                    && let Some(gradient) = arrived(VarId(node.address()), gradient)?
-                {
-                    leaves.push((node.clone(), gradient));
+                if node.is_leaf() {
+                    let _user = AtCaller::leave();
+                    let gradient = arrived(VarId(node.address()), gradient)?;
+                    leaves.extend(gradient.map(|gradient| (node.clone(), gradient)));
                 }
                 Ok(())
             },
@@ -195,21 +195,8 @@ pub(crate) fn backward_until(
     gradient: Option<Var>,
     ends: &Ends,
 ) -> Result<(Gradients, Gradients)> {
-    let roots = [(root, gradient.as_ref())];
-    let (mut leaves, mut at_ends) = (Vec::new(), Vec::new());
-    Sweep::plan("backward", &roots, Targets::Until(ends))?.run(
-        &roots,
-        false,
-        false,
-        |_, node, gradient| {
-            if ends.contains(node) {
-                at_ends.push((node.clone(), gradient.clone()));
-            } else if node.is_leaf() {
-                leaves.push((node.clone(), gradient.clone()));
-            }
-            Ok(())
-        },
-    )?;
+    let [leaves, at_ends] = parts(&[(root, gradient.as_ref())], ends)?;
+    // Held here, it would be shared with the caller.
     drop(gradient);
     Ok((Gradients::collect(leaves, false)?, Gradients::collect(at_ends, false)?))
 }
@@ -217,16 +204,26 @@ pub(crate) fn backward_until(
 /// The last part of a pass: the gradients of the leaves on which the ends depend, from the sums of all parts.
 pub(crate) fn backward_from(ends: Gradients) -> Result<Gradients> {
     let roots: Vec<(Var, Var)> = ends.into_nodes().collect();
-    let roots: SmallVec<[Root<'_>; 2]> =
-        roots.iter().map(|(root, gradient)| (root, Some(gradient))).collect();
-    let mut leaves = Vec::new();
-    Sweep::plan("backward", &roots, Targets::Leaves)?.run(&roots, false, false, |_, node, gradient| {
-        if node.is_leaf() {
+    let roots: Vec<Root<'_>> = roots.iter().map(|(root, gradient)| (root, Some(gradient))).collect();
+    let [leaves, _] = parts(&roots, &Ends::default())?;
+    Gradients::collect(leaves, false)
+}
+
+/// Nodes with their gradients.
+type Found = Vec<(Shared<Node>, Var)>;
+
+/// The gradients of the leaves and of the ends in a pass from `roots` to both.
+fn parts(roots: &[Root<'_>], ends: &Ends) -> Result<[Found; 2]> {
+    let (mut leaves, mut at_ends) = (Vec::new(), Vec::new());
+    Sweep::plan("backward", roots, Targets::Until(ends))?.run(roots, false, false, |_, node, gradient| {
+        if ends.contains(node) {
+            at_ends.push((node.clone(), gradient.clone()));
+        } else if node.is_leaf() {
             leaves.push((node.clone(), gradient.clone()));
         }
         Ok(())
     })?;
-    Gradients::collect(leaves, false)
+    Ok([leaves, at_ends])
 }
 
 /// The gradients of `output` with respect to each of `inputs` that is `needed`, for the rule of an op that consists of others.
@@ -559,7 +556,8 @@ impl<'a> Sweep<'a> {
                 }
                 found(at, node, &gradient)?;
                 if needed.contains(&true) {
-                    grads = node.vjp(&Vjp::new(node, &saved, create_graph, &needed), &gradient)?;
+                    let cx = Vjp { node, saved: &saved, create_graph, needed: &needed };
+                    grads = node.vjp(&cx, &gradient)?;
                 }
                 Ok(())
             })

@@ -1,5 +1,6 @@
 //! Gradients against finite differences.
 
+use device::AtCaller;
 use tensor::{DType, Error, ErrorKind, RandomKey, Result, Tensor};
 
 use crate::{GradOptions, Var, grad};
@@ -56,12 +57,17 @@ pub struct GradCheckReport {
 /// # Errors
 /// `GradientMismatch` with the worst element; `DTypeMismatch` unless inputs and output are F64; `InvalidArgument`
 /// for no inputs or options that make no sense; what `f` and the backward pass return.
+#[derive::located]
 pub fn gradcheck(
     f: impl Fn(&[Var]) -> Result<Var>,
     inputs: &[Tensor],
     options: GradCheck,
 ) -> Result<GradCheckReport> {
-    Check { op: "gradcheck", f: &|inputs: &[Var]| Ok(vec![f(inputs)?]), options }.run(inputs)
+    let f = |inputs: &[Var]| {
+        let _user = AtCaller::leave();
+        Ok(vec![f(inputs)?])
+    };
+    Check { op: "gradcheck", f: &f, options }.run(inputs)
 }
 
 /// Checks the second derivatives of `f` at `inputs`: those of its gradients.
@@ -71,12 +77,17 @@ pub fn gradcheck(
 ///
 /// # Errors
 /// As for [`gradcheck`].
+#[derive::located]
 pub fn gradgradcheck(
     f: impl Fn(&[Var]) -> Result<Var>,
     inputs: &[Tensor],
     options: GradCheck,
 ) -> Result<GradCheckReport> {
     const OP: &str = "gradgradcheck";
+    let f = |inputs: &[Var]| {
+        let _user = AtCaller::leave();
+        f(inputs)
+    };
     let gradients = |vars: &[Var]| -> Result<Vec<Var>> {
         let Some((gradient, inputs)) = vars.split_last() else { return Ok(vec![]) };
         let output = f(inputs)?;

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use device::{Capture, Shared};
+use device::{AtCaller, Capture, Shared};
 use rustc_hash::FxHashMap;
 use tensor::{DType, Device, Error, ErrorKind, Result, Tensor, Tensors, accumulate};
 
 use crate::Var;
 use crate::mode::is_recording;
-use crate::place::{Place, on};
+use crate::place::{OpStream, on};
 use crate::tape::Node;
 
 /// The gradients of the leaves that a backward pass reached, in the order in which the leaves were made.
@@ -35,6 +35,7 @@ struct Entry {
     gradient: Var,
 }
 
+#[derive::located]
 impl Gradients {
     pub(crate) fn collect(mut leaves: Vec<(Shared<Node>, Var)>, recorded: bool) -> Result<Gradients> {
         leaves.sort_by_key(|(leaf, _)| leaf.sequence);
@@ -146,7 +147,10 @@ impl Gradients {
     pub fn map(&mut self, mut f: impl FnMut(&Var) -> Result<Var>) -> Result<()> {
         for entry in &mut self.entries {
             let stream = entry.leaf.place.elsewhere(entry.gradient.device());
-            let gradient = on(stream.as_ref(), || f(&entry.gradient))?;
+            let gradient = on(stream.as_ref(), || {
+                let _user = AtCaller::leave();
+                f(&entry.gradient)
+            })?;
             check_like("Gradients::map", &entry.gradient, &gradient)?;
             entry.gradient = gradient;
             separate(&entry.leaf.place, &mut entry.gradient, true)?;
@@ -174,7 +178,7 @@ impl Gradients {
 
 /// Makes a gradient the caller's own, as it is handed out: a constant unless the pass was recorded, and a copy, made on the
 /// stream of its value, if the storage has other owners or lacks elements.
-pub(crate) fn separate(place: &Place, gradient: &mut Var, recorded: bool) -> Result<()> {
+pub(crate) fn separate(place: &OpStream, gradient: &mut Var, recorded: bool) -> Result<()> {
     if !recorded {
         gradient.node = None;
     }
@@ -226,9 +230,9 @@ pub(crate) fn check_form(op: &'static str, shape: &[usize], dtype: DType, gradie
 /// A gradient on the device of `place`; `known` is another place and its device.
 pub(crate) fn check_place(
     op: &'static str,
-    place: &Place,
+    place: &OpStream,
     gradient: &Var,
-    known: (&Place, &Device),
+    known: (&OpStream, &Device),
 ) -> Result<()> {
     let device = gradient.device();
     if (place.id() == known.0.id() && device == known.1) || place.is_on(device) {

@@ -4,16 +4,16 @@ use device::{Device, Stream, StreamId};
 
 /// A stream. A default one is named only: who has a tensor of its device has the stream, and a handle would have to be
 /// counted for every op.
-pub(crate) struct Place {
+pub(crate) struct OpStream {
     id: StreamId,
     side: Option<Stream>,
 }
 
-impl Place {
+impl OpStream {
     /// The stream that ops on `device` run on now.
     #[inline]
-    pub(crate) fn current(device: &Device) -> Place {
-        Stream::with_current(device, |stream| Place {
+    pub(crate) fn current(device: &Device) -> OpStream {
+        Stream::with_current(device, |stream| OpStream {
             id: stream.id(),
             side: (!stream.is_default()).then(|| stream.clone()),
         })

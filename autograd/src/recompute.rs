@@ -1,5 +1,6 @@
 //! Activation checkpointing: what a part of a model saves is made again when the backward pass needs it.
 
+use device::AtCaller;
 use tensor::{Error, Generator, Result, Tensor, with_generator};
 
 use crate::autocast::Inherited;
@@ -45,10 +46,15 @@ use crate::{Grads, Save, Var, Vjp, record};
 /// time, `InvalidArgument` if it gives a constant, leaves out a value of the tape that it used the first time, or uses
 /// another one, and `VersionMismatch` if `x` or another value, parameter or constant, that an op on a [`Var`] in `f` uses was
 /// changed in place meanwhile.
+#[derive::located]
 pub fn recompute<F>(f: F, x: &Var) -> Result<Var>
 where
     F: Fn(&Var) -> Result<Var> + Send + Sync + 'static,
 {
+    let f = move |x: &Var| {
+        let _user = AtCaller::leave();
+        f(x)
+    };
     if !is_recording() {
         return f(x);
     }

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
 use crate::mode::{Recording, next_sequence, recording};
-use crate::place::Place;
+use crate::place::OpStream;
 
 use hook::{Hook, Hooks};
 use noticed::{made_again, notice, notice_again};
@@ -65,7 +65,7 @@ pub(crate) struct Node {
     /// The call that recorded the op.
     location: &'static Location<'static>,
     /// The stream of the op, on which its gradient runs, too.
-    pub(crate) place: Place,
+    pub(crate) place: OpStream,
     pub(crate) shape: SmallVec<[usize; 4]>,
     pub(crate) dtype: DType,
     /// The ops that made the inputs; `None` for constants. Empty for a leaf.
@@ -111,24 +111,15 @@ enum Source {
 
 /// The context in which a gradient rule runs.
 pub struct Vjp<'a> {
-    node: &'a Shared<Node>,
-    saved: &'a [Saved],
+    pub(crate) node: &'a Shared<Node>,
+    pub(crate) saved: &'a [Saved],
     /// Whether the pass is recorded.
-    create_graph: bool,
+    pub(crate) create_graph: bool,
     /// For each input, whether its gradient is needed.
-    needed: &'a [bool],
+    pub(crate) needed: &'a [bool],
 }
 
-impl<'a> Vjp<'a> {
-    pub(crate) fn new(
-        node: &'a Shared<Node>,
-        saved: &'a [Saved],
-        create_graph: bool,
-        needed: &'a [bool],
-    ) -> Self {
-        Vjp { node, saved, create_graph, needed }
-    }
-
+impl Vjp<'_> {
     /// The saved tensor with this index, in the order given to [`record`].
     ///
     /// # Panics
@@ -229,7 +220,7 @@ where
         op,
         sequence: next_sequence(newest),
         location,
-        place: Place::current(value.device()),
+        place: OpStream::current(value.device()),
         shape: value.layout().dims(),
         dtype: value.dtype(),
         inputs: nodes,
@@ -257,7 +248,7 @@ impl Node {
             op: "leaf",
             sequence: next_sequence(0),
             location,
-            place: Place::current(value.device()),
+            place: OpStream::current(value.device()),
             shape: value.layout().dims(),
             dtype: value.dtype(),
             inputs: SmallVec::new(),

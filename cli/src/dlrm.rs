@@ -1,7 +1,6 @@
 //! A recommendation model of dense and categorical features.
 
 use autograd::Var;
-use autograd::ops::BagMode;
 use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
@@ -73,7 +72,7 @@ impl Dlrm {
         let deviation = (*width as f64).sqrt().recip();
         let tables = categories.iter().map(|&rows| {
             let options = EmbeddingOptions { deviation, key: Some(key()), ..EmbeddingOptions::default() };
-            EmbeddingBag::with_options(rows, *width, BagMode::Mean, options, device)
+            EmbeddingBag::with_options(rows, *width, options, device)
         });
         let tables = tables.collect::<Result<_>>()?;
         let pairs = (0..vectors).flat_map(|row| (0..row).map(move |column| (row * vectors + column) as i64));

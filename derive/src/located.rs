@@ -26,6 +26,13 @@ pub(crate) fn located(item: TokenStream) -> TokenStream {
         }
     }
     items.extend(item);
+    if is_of_trait && has(&tokens, "Forward") {
+        items.extend(quote! {
+            fn is_located(&self) -> bool {
+                true
+            }
+        });
+    }
     tokens.push(TokenTree::Group(Group::new(Delimiter::Brace, items)));
     tokens.into_iter().collect()
 }
@@ -53,17 +60,7 @@ fn is_public(tokens: &[TokenTree]) -> bool {
     at.is_some_and(|at| !matches!(tokens.get(at + 1), Some(TokenTree::Group(_))))
 }
 
-/// Whether the item is a function that returns a `Result` and takes no closure.
+/// Whether the item is a function that returns a `Result`.
 fn may_fail(tokens: &[TokenTree]) -> bool {
-    has(tokens, "fn") && has(tokens, "Result") && !takes_closure(tokens)
-}
-
-fn takes_closure(tokens: &[TokenTree]) -> bool {
-    tokens.iter().any(|token| match token {
-        TokenTree::Ident(ident) => ["Fn", "FnMut", "FnOnce"].iter().any(|name| ident == name),
-        TokenTree::Group(group) if group.delimiter() == Delimiter::Parenthesis => {
-            takes_closure(&group.stream().into_iter().collect::<Vec<_>>())
-        }
-        _ => false,
-    })
+    has(tokens, "fn") && has(tokens, "Result")
 }

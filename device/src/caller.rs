@@ -63,6 +63,13 @@ impl AtCaller {
         AtCaller { before: CALLER.take(), _thread: PhantomData }
     }
 
+    /// Enters at `location`, which [`location`](Self::location) gave: for work of a call that another thread does, or a later
+    /// call.
+    #[inline]
+    pub fn enter_at(location: &'static Location<'static>) -> AtCaller {
+        AtCaller { before: CALLER.replace(Some(location)), _thread: PhantomData }
+    }
+
     /// The outermost caller's location, or else that of the call of this function.
     #[inline]
     #[track_caller]

@@ -30,7 +30,7 @@ use device::{DType, Device, Error, ErrorKind, Result, bf16, f16};
 use safetensors::{Dtype, SafeTensors, View};
 use tensor::Tensor;
 
-use crate::data::Position;
+use crate::data::{Position, little_endian, malformed};
 use crate::{GradScalerState, Module, Optimizer, OptimizerState, file};
 
 /// Where a training run is.
@@ -52,6 +52,7 @@ pub struct Progress {
 ///
 /// # Errors
 /// As [`file::write`]; `Checkpoint` with the parameter's name if two share it, or one has an element that is not finite.
+#[derive::located]
 pub fn save(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
     write(path.as_ref(), state_of(model)?, None)
 }
@@ -64,6 +65,7 @@ pub fn save(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
 /// `Io` if the file cannot be read; `Format` if it is truncated or no safetensors file; `Checkpoint` with the
 /// parameter's name if one is missing, unknown, of another shape or type, or has an element that is not finite, or a truth value
 /// that is neither 0 nor 1. The model is unchanged then.
+#[derive::located]
 pub fn load(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
     let file = Contents::read(path.as_ref())?;
     copy_into(&file.state_for(model)?)
@@ -73,6 +75,7 @@ pub fn load(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
 ///
 /// # Errors
 /// As [`save`].
+#[derive::located]
 pub fn save_training(
     path: impl AsRef<Path>,
     model: &dyn Module,
@@ -106,6 +109,7 @@ pub fn save_training(
 /// # Errors
 /// As [`load`]; `Checkpoint` also if the file has no training state, or one of another kind of optimizer. Model
 /// and optimizer are unchanged then.
+#[derive::located]
 pub fn load_training(
     path: impl AsRef<Path>,
     model: &dyn Module,
@@ -123,8 +127,11 @@ pub fn load_training(
 
 const OPTIMIZER: &str = "optimizer/";
 const METADATA: &str = "streamgrad";
+/// The entries of the metadata, beside the optimizer's options.
+const ENTRIES: [&str; 8] =
+    ["epoch", "step", "seed", "scale", "growth_tracker", "loader_epoch", "loader_batch", "optimizer"];
 
-fn wrong(name: &str, detail: String) -> Error {
+pub(crate) fn wrong(name: &str, detail: String) -> Error {
     Error::new(ErrorKind::Checkpoint { name: name.into(), detail: detail.into() })
 }
 
@@ -163,16 +170,9 @@ struct Bytes {
 
 impl Bytes {
     fn of(tensor: &Tensor) -> Result<Self> {
-        let (dtype, data) = match tensor.dtype() {
-            DType::F32 => (Dtype::F32, flatten(tensor.to_vec()?, f32::to_le_bytes)),
-            DType::F64 => (Dtype::F64, flatten(tensor.to_vec()?, f64::to_le_bytes)),
-            DType::BF16 => (Dtype::BF16, flatten(tensor.to_vec()?, bf16::to_le_bytes)),
-            DType::F16 => (Dtype::F16, flatten(tensor.to_vec()?, f16::to_le_bytes)),
-            DType::I64 => (Dtype::I64, flatten(tensor.to_vec()?, i64::to_le_bytes)),
-            DType::U8 => (Dtype::U8, tensor.to_vec()?),
-            DType::Bool => (Dtype::BOOL, flatten(tensor.to_vec()?, |b: bool| [u8::from(b)])),
-            dtype => return Err(Error::dtype_unsupported("checkpoint", dtype)),
-        };
+        let known = DTYPES.iter().find(|(_, dtype)| *dtype == tensor.dtype());
+        let (dtype, _) = *known.ok_or_else(|| Error::dtype_unsupported("checkpoint", tensor.dtype()))?;
+        let data = little_endian(tensor.to_bytes()?, tensor.dtype());
         Ok(Bytes { dtype, shape: tensor.shape().into(), data })
     }
 
@@ -201,10 +201,6 @@ fn first_not_finite<const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> f64)
     values.enumerate().find(|(_, value)| !value.is_finite())
 }
 
-fn flatten<T, const N: usize>(values: Vec<T>, bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
-    values.into_iter().flat_map(bytes).collect()
-}
-
 impl View for Bytes {
     fn dtype(&self) -> Dtype {
         self.dtype
@@ -223,15 +219,8 @@ impl View for Bytes {
 fn write(path: &Path, tensors: Vec<(String, Bytes)>, text: Option<String>) -> Result<()> {
     // One metadata entry only: the order of several would differ from run to run, and so would the file.
     let metadata = text.map(|text| HashMap::from([(METADATA.to_owned(), text)]));
-    let bytes = safetensors::serialize(tensors, metadata).map_err(|e| format_error(path, &e))?;
+    let bytes = safetensors::serialize(tensors, metadata).map_err(|e| malformed(path.display(), e))?;
     file::write(path, &bytes)
-}
-
-fn format_error(path: &Path, detail: &dyn std::fmt::Display) -> Error {
-    Error::new(ErrorKind::Format {
-        path: path.display().to_string().into(),
-        detail: detail.to_string().into(),
-    })
 }
 
 /// A file's tensors and metadata, in memory and checked for form.
@@ -244,10 +233,10 @@ struct Contents {
 impl Contents {
     fn read(path: &Path) -> Result<Self> {
         let bytes = file::read(path)?;
-        let malformed = |e: safetensors::SafeTensorError| format_error(path, &e);
-        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(malformed)?;
+        let damaged = |e: safetensors::SafeTensorError| malformed(path.display(), e);
+        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
         let text = header.metadata().as_ref().and_then(|entries| entries.get(METADATA).cloned());
-        let file = SafeTensors::deserialize(&bytes).map_err(malformed)?;
+        let file = SafeTensors::deserialize(&bytes).map_err(damaged)?;
         let tensors = file
             .iter()
             .map(|(name, view)| {
@@ -296,55 +285,42 @@ impl Contents {
         let text =
             self.text.as_deref().ok_or_else(|| wrong("optimizer", "no training state in the file".into()))?;
         let mut state = OptimizerState::default();
-        let (mut epoch, mut step, mut seed, mut kind) = (None, None, None, None);
-        let (mut scale, mut growth_tracker) = (None, None);
-        let (mut loader_epoch, mut loader_batch) = (None, None);
+        let mut entries = BTreeMap::new();
         for entry in text.split_whitespace() {
-            let malformed = || format_error(&self.path, &format!("metadata: {entry:?} is not understood"));
-            let (name, value) = entry.split_once('=').ok_or_else(malformed)?;
-            let number = || value.parse::<u64>().map_err(|_| malformed());
-            let repeated = if let Some(option) = name.strip_prefix(OPTIMIZER) {
-                let repeated = state.options.iter().any(|(known, _)| known == option);
-                state.options.push((option.into(), value.parse().map_err(|_| malformed())?));
-                repeated
-            } else {
-                match name {
-                    "epoch" => epoch.replace(number()?).is_some(),
-                    "step" => step.replace(number()?).is_some(),
-                    "seed" => seed.replace(number()?).is_some(),
-                    "scale" => scale.replace(value.parse().map_err(|_| malformed())?).is_some(),
-                    "growth_tracker" => growth_tracker.replace(number()?).is_some(),
-                    "loader_epoch" => loader_epoch.replace(number()?).is_some(),
-                    "loader_batch" => loader_batch.replace(number()?).is_some(),
-                    "optimizer" => kind.replace(value.to_owned()).is_some(),
-                    _ => return Err(malformed()),
-                }
-            };
-            if repeated {
-                return Err(format_error(&self.path, &format!("metadata: {name} is there more than once")));
+            let (name, value) = entry.split_once('=').ok_or_else(|| self.malformed(entry))?;
+            if entries.insert(name, value).is_some() {
+                return Err(malformed(
+                    self.path.display(),
+                    format_args!("metadata: {name} is there more than once"),
+                ));
+            }
+            if let Some(option) = name.strip_prefix(OPTIMIZER) {
+                state.options.push((option.into(), self.parsed(name, value)?));
+            } else if !ENTRIES.contains(&name) {
+                return Err(self.malformed(entry));
             }
         }
-        let missing = |name| format_error(&self.path, &format!("metadata: {name} is missing"));
-        let progress = Progress {
-            epoch: epoch.ok_or_else(|| missing("epoch"))?,
-            step: step.ok_or_else(|| missing("step"))?,
-            seed: seed.ok_or_else(|| missing("seed"))?,
-            scaler: match (scale, growth_tracker) {
-                (None, None) => None,
-                (scale, growth_tracker) => Some(GradScalerState {
-                    scale: scale.ok_or_else(|| missing("scale"))?,
-                    growth_tracker: growth_tracker.ok_or_else(|| missing("growth_tracker"))?,
-                }),
-            },
-            loader: match (loader_epoch, loader_batch) {
-                (None, None) => None,
-                (epoch, batch) => Some(Position {
-                    epoch: epoch.ok_or_else(|| missing("loader_epoch"))?,
-                    batch: batch.ok_or_else(|| missing("loader_batch"))?,
-                }),
-            },
+        let entry = |name: &'static str| {
+            let missing = || malformed(self.path.display(), format_args!("metadata: {name} is missing"));
+            entries.get(name).copied().ok_or_else(missing)
         };
-        state.kind = kind.ok_or_else(|| missing("optimizer"))?;
+        let number = |name| self.parsed::<u64>(name, entry(name)?);
+        let has = |names: [&str; 2]| names.iter().any(|name| entries.contains_key(name));
+        let scaler = || -> Result<GradScalerState> {
+            let scale = self.parsed("scale", entry("scale")?)?;
+            Ok(GradScalerState { scale, growth_tracker: number("growth_tracker")? })
+        };
+        let loader = || -> Result<Position> {
+            Ok(Position { epoch: number("loader_epoch")?, batch: number("loader_batch")? })
+        };
+        let progress = Progress {
+            epoch: number("epoch")?,
+            step: number("step")?,
+            seed: number("seed")?,
+            scaler: has(["scale", "growth_tracker"]).then(scaler).transpose()?,
+            loader: has(["loader_epoch", "loader_batch"]).then(loader).transpose()?,
+        };
+        state.kind = entry("optimizer")?.to_owned();
         for (name, bytes) in &self.tensors {
             if let Some(short) = name.strip_prefix(OPTIMIZER) {
                 bytes.check_elements(name)?;
@@ -354,37 +330,39 @@ impl Contents {
         Ok((state, progress))
     }
 
+    fn malformed(&self, entry: impl std::fmt::Display) -> Error {
+        malformed(self.path.display(), format_args!("metadata: \"{entry}\" is not understood"))
+    }
+
+    fn parsed<T: std::str::FromStr>(&self, name: &str, value: &str) -> Result<T> {
+        value.parse().map_err(|_| self.malformed(format_args!("{name}={value}")))
+    }
+
     fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
         let bytes = self.tensors.get(name).ok_or_else(|| wrong(name, "missing in the file".into()))?;
-        let (shape, data) = (&bytes.shape[..], &bytes.data[..]);
         match dtype_of(bytes.dtype) {
-            Some(DType::F32) => Tensor::from_slice(&values(data, f32::from_le_bytes), shape, device),
-            Some(DType::F64) => Tensor::from_slice(&values(data, f64::from_le_bytes), shape, device),
-            Some(DType::BF16) => Tensor::from_slice(&values(data, bf16::from_le_bytes), shape, device),
-            Some(DType::F16) => Tensor::from_slice(&values(data, f16::from_le_bytes), shape, device),
-            Some(DType::I64) => Tensor::from_slice(&values(data, i64::from_le_bytes), shape, device),
-            Some(DType::U8) => Tensor::from_slice(data, shape, device),
-            Some(DType::Bool) => Tensor::from_slice(&values(data, |[b]: [u8; 1]| b != 0), shape, device),
-            _ => Err(wrong(name, format!("elements of type {} are not supported", bytes.dtype))),
+            Some(dtype) => {
+                let data = little_endian(bytes.data.clone(), dtype);
+                Tensor::from_bytes(&data, &bytes.shape, dtype, device)
+            }
+            None => Err(wrong(name, format!("elements of type {} are not supported", bytes.dtype))),
         }
     }
 }
 
-fn values<T, const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> T) -> Vec<T> {
-    data.as_chunks::<N>().0.iter().map(|chunk| value(*chunk)).collect()
-}
+/// The types that a file may have.
+const DTYPES: [(Dtype, DType); 7] = [
+    (Dtype::F32, DType::F32),
+    (Dtype::F64, DType::F64),
+    (Dtype::BF16, DType::BF16),
+    (Dtype::F16, DType::F16),
+    (Dtype::I64, DType::I64),
+    (Dtype::U8, DType::U8),
+    (Dtype::BOOL, DType::Bool),
+];
 
 fn dtype_of(dtype: Dtype) -> Option<DType> {
-    match dtype {
-        Dtype::F32 => Some(DType::F32),
-        Dtype::F64 => Some(DType::F64),
-        Dtype::BF16 => Some(DType::BF16),
-        Dtype::F16 => Some(DType::F16),
-        Dtype::I64 => Some(DType::I64),
-        Dtype::U8 => Some(DType::U8),
-        Dtype::BOOL => Some(DType::Bool),
-        _ => None,
-    }
+    DTYPES.iter().find(|(known, _)| *known == dtype).map(|(_, dtype)| *dtype)
 }
 
 #[cfg(test)]

@@ -48,8 +48,6 @@ pub use layers::{
     Sequential, Sigmoid, Silu, Tanh, Unflatten, mlp,
 };
 pub use loss::{accuracy, correct, cross_entropy, mse};
-#[doc(hidden)]
-pub use module::{Activated, Fusion};
 pub use module::{Forward, Module, Parts, Training};
 pub use optim::{
     Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, GradScalerOptions, GradScalerState, Lion,

@@ -94,7 +94,7 @@ pub trait Module: Send + Sync {
         let mut parts = Parts::default();
         self.parts(&mut parts);
         for (_, part) in parts.list {
-            if let Part::Child(module) = part {
+            if let ModulePart::Child(module) = part {
                 module.set_training(training);
             }
         }
@@ -109,41 +109,34 @@ pub trait Forward: Module {
     /// Whatever its ops answer; most often `ShapeMismatch` or `DTypeMismatch` for an input that does not fit.
     fn forward(&self, input: &Var) -> Result<Var>;
 
-    /// The module's part in a command that is shared with its neighbour in a [`Sequential`](crate::Sequential).
+    /// The activation that the module is; a layer before it in a [`Sequential`](crate::Sequential) may apply it.
     #[doc(hidden)]
-    fn fusion(&self) -> Fusion<'_> {
-        Fusion::None
+    fn activation(&self) -> Activation {
+        Activation::None
     }
-}
 
-/// What a module can be in a command of two modules. The bits are those of separate commands, but for [`Linear`](crate::Linear) on CUDA.
-#[doc(hidden)]
-pub enum Fusion<'a> {
-    /// The module has commands of its own only.
-    None,
-    /// The module is this activation.
-    Activation(Activation),
-    /// The module applies an activation that follows it.
-    Layer(&'a dyn Activated),
-}
+    /// The activation of the module's value at `input`, where the module applies it in its own command. The bits are those of
+    /// separate commands, but for [`Linear`](crate::Linear) on CUDA.
+    #[doc(hidden)]
+    fn activated(&self, input: &Var, activation: Activation) -> Option<Result<Var>> {
+        let _ = (input, activation);
+        None
+    }
 
-/// A layer that applies the activation behind it in its own command.
-#[doc(hidden)]
-pub trait Activated {
-    /// The activation of the layer's value at `input`.
-    ///
-    /// # Errors
-    /// As for [`Forward::forward`].
-    fn activated(&self, input: &Var, activation: Activation) -> Result<Var>;
+    /// Whether errors are to name the call of the model rather than the line within `forward`, as for layers of the library.
+    #[doc(hidden)]
+    fn is_located(&self) -> bool {
+        false
+    }
 }
 
 /// The list that [`Module::parts`] fills in.
 #[derive(Default)]
 pub struct Parts<'a> {
-    list: Vec<(String, Part<'a>)>,
+    list: Vec<(String, ModulePart<'a>)>,
 }
 
-enum Part<'a> {
+enum ModulePart<'a> {
     Parameter(&'a Var),
     Buffer(&'a Tensor),
     Child(&'a dyn Module),
@@ -152,18 +145,18 @@ enum Part<'a> {
 impl<'a> Parts<'a> {
     /// Adds a parameter that the module holds itself.
     pub fn parameter(&mut self, name: impl Into<String>, parameter: &'a Var) {
-        self.list.push((name.into(), Part::Parameter(parameter)));
+        self.list.push((name.into(), ModulePart::Parameter(parameter)));
     }
 
     /// Adds a buffer that the module holds itself, and changes in place only.
     pub fn buffer(&mut self, name: impl Into<String>, buffer: &'a Tensor) {
-        self.list.push((name.into(), Part::Buffer(buffer)));
+        self.list.push((name.into(), ModulePart::Buffer(buffer)));
     }
 
     /// Adds a module inside this one; its parameters' names start with `name` and a dot. Without a name they stay as they
     /// are in the module; a part without one has that of its module.
     pub fn child(&mut self, name: impl Into<String>, module: &'a dyn Module) {
-        self.list.push((name.into(), Part::Child(module)));
+        self.list.push((name.into(), ModulePart::Child(module)));
     }
 }
 
@@ -186,17 +179,17 @@ fn collect(parts: Parts<'_>, prefix: &str, found: &mut State) {
             (prefix, name) => format!("{prefix}.{name}"),
         };
         match part {
-            Part::Parameter(var) => {
+            ModulePart::Parameter(var) => {
                 if !found.0.iter().any(|(_, known)| same_parameter(known, var)) {
                     found.0.push((name, var.clone()));
                 }
             }
-            Part::Buffer(buffer) => {
+            ModulePart::Buffer(buffer) => {
                 if !found.1.iter().any(|(_, known)| same_place(known, buffer)) {
                     found.1.push((name, buffer.clone()));
                 }
             }
-            Part::Child(module) => {
+            ModulePart::Child(module) => {
                 let mut inner = Parts::default();
                 module.parts(&mut inner);
                 collect(inner, &name, found);
@@ -270,8 +263,14 @@ macro_rules! pointers {
                 fn forward(&self, input: &Var) -> Result<Var> {
                     (**self).forward(input)
                 }
-                fn fusion(&self) -> Fusion<'_> {
-                    (**self).fusion()
+                fn activation(&self) -> Activation {
+                    (**self).activation()
+                }
+                fn activated(&self, input: &Var, activation: Activation) -> Option<Result<Var>> {
+                    (**self).activated(input, activation)
+                }
+                fn is_located(&self) -> bool {
+                    (**self).is_located()
                 }
             }
         )+

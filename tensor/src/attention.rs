@@ -46,10 +46,7 @@ impl Attention {
     /// `ShapeMismatch`; `InvalidArgument` unless `0 <= p <= 1`.
     pub fn kept_weights(&self, q: &Tensor, k: &Tensor) -> Result<Option<Tensor>> {
         let Some(dropout) = self.dropout else { return Ok(None) };
-        let (&[ref leading @ .., queries, _], &[.., keys, _]) = (q.shape(), k.shape()) else {
-            return Err(Error::shape_mismatch(OP, q.shape(), k.shape()));
-        };
-        let shape: Dims = leading.iter().copied().chain([queries, keys]).collect();
+        let shape = scores(q, k)?;
         let kept = Tensor::empty(&shape, q.dtype().compute_dtype(), q.device())?;
         Stream::with_current(q.device(), |stream| kernels::kept_weights(stream, dropout, kept.view()))?;
         Ok(Some(kept))
@@ -62,10 +59,7 @@ impl Attention {
     pub fn added_mask(&self, q: &Tensor, k: &Tensor) -> Result<Option<Tensor>> {
         let Some(mask) = &self.mask else { return Ok(None) };
         same_device(OP, q, mask)?;
-        let (&[ref leading @ .., queries, _], &[.., keys, _]) = (q.shape(), k.shape()) else {
-            return Err(Error::shape_mismatch(OP, q.shape(), k.shape()));
-        };
-        let shape: Dims = leading.iter().copied().chain([queries, keys]).collect();
+        let shape = scores(q, k)?;
         let mask = if mask.dtype() == DType::Bool {
             let of = |value: f64| Tensor::full(&[], value, q.dtype(), q.device());
             Tensor::where_cond(mask, &of(0.0)?, &of(f64::NEG_INFINITY)?)?
@@ -195,6 +189,14 @@ impl Attention {
         self.backward_to([&q, &k, &v], &attended, &by_heads(g)?, &unpack(&to, heads)?)?;
         Ok(to)
     }
+}
+
+/// The shape of the products of queries and keys, `[.., s, t]`.
+fn scores(q: &Tensor, k: &Tensor) -> Result<Dims> {
+    let (&[ref leading @ .., queries, _], &[.., keys, _]) = (q.shape(), k.shape()) else {
+        return Err(Error::shape_mismatch(OP, q.shape(), k.shape()));
+    };
+    Ok(leading.iter().copied().chain([queries, keys]).collect())
 }
 
 /// The queries, keys and values `[.., h, s, d]` of `[.., s, 3 h d]`, as views.

@@ -1,10 +1,10 @@
 //! Batch normalisation.
 
-use device::{DeviceKind, Error, Result, Stream};
+use device::{DeviceKind, Result, Stream};
 use kernels::{Activation, Layout, Norm, batch_norm_workspace};
 
 use crate::Tensor;
-use crate::check::{has_dtype, has_shape, in_compute_dtype, is_float, same_device, same_kind};
+use crate::check::{has_dtype, has_shape, in_compute_dtype, is_float, same_device, same_kind, wrong_shape};
 
 /// Each channel's mean and variance, and whether they are those of the images that they normalise. For BF16 and F16
 /// images they are F32.
@@ -65,7 +65,7 @@ fn channels(op: &'static str, x: &Tensor) -> Result<usize> {
     is_float(op, x)?;
     match *x.shape() {
         [_, c, ..] => Ok(c),
-        ref shape => Err(Error::invalid(op, "input", "[n, c, ..]", format_args!("shape {shape:?}"))),
+        _ => Err(wrong_shape(op, "input", "[n, c, ..]", x)),
     }
 }
 
@@ -134,8 +134,7 @@ impl Tensor {
     fn own_statistics(&self, op: &'static str) -> Result<BatchStatistics> {
         let c = channels(op, self)?;
         if c > 0 && self.elements() / c < 2 {
-            let shape = format_args!("shape {:?}", self.shape());
-            return Err(Error::invalid(op, "input", "of several elements in a channel", shape));
+            return Err(wrong_shape(op, "input", "of several elements in a channel", self));
         }
         Stream::with_current(self.device(), |stream| {
             let fresh = || Tensor::allocate(stream, Layout::contiguous(&[c]), self.dtype.compute_dtype());
@@ -163,7 +162,7 @@ impl Tensor {
         let [weight, bias] = affine.map(|given| given.map(|given| vector(op, self, given)).transpose());
         let (x, weight, bias) = (self.contiguous()?, weight?, bias?);
         let norm = norm(statistics, [weight.as_ref(), bias.as_ref()], eps, activation);
-        Tensor::produce(self.device(), Layout::contiguous(self.shape()), self.dtype, |stream, out| {
+        self.produce_like(self.shape(), |stream, out| {
             let memory = Tensor::workspace(stream, batch_norm_workspace(stream, self.shape()))?;
             kernels::batch_norm(stream, x.view(), norm, memory.as_ref().map(Tensor::view), out)
         })

@@ -1,6 +1,7 @@
 //! Argument checks that the ops share; the errors are built out of line, off the hot path.
 
 use device::{DType, Error, Result};
+use kernels::Dims;
 
 use crate::Tensor;
 
@@ -48,6 +49,18 @@ pub(crate) fn is_float(op: &'static str, x: &Tensor) -> Result<()> {
     Ok(())
 }
 
+/// An argument of a shape that the op does not accept.
+#[cold]
+#[track_caller]
+pub(crate) fn wrong_shape(
+    op: &'static str,
+    argument: &'static str,
+    expected: &'static str,
+    x: &Tensor,
+) -> Error {
+    Error::invalid(op, argument, expected, format_args!("shape {:?}", x.shape()))
+}
+
 /// Any element type but truth values.
 #[inline]
 pub(crate) fn is_number(op: &'static str, x: &Tensor) -> Result<()> {
@@ -72,17 +85,23 @@ pub(crate) fn has_shape(op: &'static str, expected: &[usize], x: &Tensor) -> Res
     Ok(())
 }
 
+/// `shape` with another size along one axis, whose elements fit in memory.
+pub(crate) fn resized_axis(op: &'static str, x: &Tensor, axis: usize, size: usize) -> Result<Dims> {
+    let mut shape = Dims::from_slice(x.shape());
+    shape[axis] = size;
+    elements_of(op, &shape)?;
+    Ok(shape)
+}
+
 /// The number of elements of a shape, as an error where their bytes do not fit an address. The sizes beside a 0 have to
 /// fit as if it were 1: ops multiply and sum over any of them.
 pub(crate) fn elements_of(op: &'static str, shape: &[usize]) -> Result<usize> {
     let bytes = shape.iter().try_fold(8_usize, |n, &d| n.checked_mul(d.max(1)));
     match bytes {
         Some(bytes) if isize::try_from(bytes).is_ok() => Ok(if shape.contains(&0) { 0 } else { bytes / 8 }),
-        _ => Err(Error::invalid(
-            op,
-            "shape",
-            "a shape whose elements fit in memory",
-            format_args!("{shape:?}"),
-        )),
+        _ => {
+            let expected = "a shape whose elements fit in memory";
+            Err(Error::invalid(op, "shape", expected, format_args!("{shape:?}")))
+        }
     }
 }

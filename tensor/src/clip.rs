@@ -7,6 +7,7 @@ use kernels::{Layout, TotalNorm, View};
 
 use crate::Tensor;
 use crate::check::same_device;
+use crate::elementwise::dense_order;
 
 /// The Euclidean norm over all elements of all tensors, `sqrt(sum x^2)`, and the factor that brings it down to `max_norm`,
 /// `min(max_norm / (norm + 1e-6), 1)`: both without axes, of [`DType::compute_dtype`], and NaN if an element is.
@@ -84,10 +85,8 @@ fn in_place<R>(
 
 /// The same elements with the axes as they follow each other in memory, where they lie without gaps; a copy of others.
 fn in_memory_order(x: &Tensor) -> Result<Tensor> {
-    if !x.layout().is_dense() {
-        return x.contiguous();
+    match dense_order(&x.layout) {
+        Some(order) => Ok(x.with_layout(x.layout.permute("in_memory_order", &order)?)),
+        None => x.contiguous(),
     }
-    let mut axes: Vec<isize> = (0..x.rank() as isize).collect();
-    axes.sort_by_key(|&axis| std::cmp::Reverse((x.strides()[axis as usize], x.shape()[axis as usize])));
-    x.permute(&axes)
 }

@@ -150,7 +150,7 @@ pub fn conv2d(
     let window = options.window(kernel_of(op, weight, x)?);
     let [oh, ow] = window.places(op, [h, w])?;
     let how = (window, options.groups);
-    let form = Form { op, pass: ConvPass::Forward, how };
+    let form = ConvCall { op, pass: ConvPass::Forward, how };
     form.make([n, f, oh, ow], [x, weight], bias, |stream, [x, weight], bias, out| {
         kernels::conv2d(stream, x, weight, bias, how, out)?.activated(activation)
     })
@@ -174,13 +174,13 @@ pub fn conv_transpose2d(
 }
 
 /// One of the three maps between images, filters and results.
-struct Form {
+struct ConvCall {
     op: &'static str,
     pass: ConvPass,
     how: (Window, usize),
 }
 
-impl Form {
+impl ConvCall {
     /// What one command makes of two operands: a fresh tensor, with its channels last where that is quicker. Filters' gradients
     /// become contiguous again, as the filters are.
     fn make(
@@ -190,7 +190,7 @@ impl Form {
         bias: Option<&Tensor>,
         conv: impl for<'v> FnOnce(&'v Stream, [View<'v>; 2], Option<View<'v>>, View<'v>) -> Result<Conv2d<'v>>,
     ) -> Result<Tensor> {
-        let Form { op, pass, how } = *self;
+        let ConvCall { op, pass, how } = *self;
         let [x, y] = operands;
         is_float(op, x)?;
         same_kind(op, x, y)?;
@@ -276,7 +276,7 @@ fn images(
     let window = options.window(kernel_of(op, weight, g)?);
     let shape = [n, per_group.saturating_mul(options.groups), image[0], image[1]];
     let how = (window, options.groups);
-    let form = Form { op, pass: ConvPass::InputGrad, how };
+    let form = ConvCall { op, pass: ConvPass::InputGrad, how };
     form.make(shape, [weight, g], bias, |stream, [weight, g], bias, out| {
         kernels::conv2d_input_grad(stream, g, weight, bias, how, out)?.activated(activation)
     })
@@ -299,7 +299,7 @@ pub fn conv2d_weight_grad(
     let (&[_, c, ..], &[_, f, ..]) = (rank_4(OP, x, g)?, rank_4(OP, g, x)?);
     let shape = [f, c / options.groups.max(1), kernel[0], kernel[1]];
     let how = (options.window(kernel), options.groups);
-    let form = Form { op: OP, pass: ConvPass::WeightGrad, how };
+    let form = ConvCall { op: OP, pass: ConvPass::WeightGrad, how };
     form.make(shape, [x, g], None, |stream, [x, g], _, out| {
         kernels::conv2d_weight_grad(stream, x, g, how, out)
     })

@@ -44,6 +44,7 @@ use crate::check::{elements_of, has_dtype, same_device};
 /// # Errors
 /// `DeviceMismatch`; `DTypeMismatch` for inputs that are not of the kernel's elements, `DTypeUnsupported` if these are truth
 /// values; `InvalidArgument` for no inputs, or a kernel that has no body for the device; `KernelCompile`, `OutOfMemory`.
+#[derive::located]
 pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
     kernel: K,
     inputs: [&Tensor; R],

@@ -378,7 +378,5 @@ pub fn binary_grad(op: BinaryGradOp, lhs: &Tensor, rhs: &Tensor, g: &Tensor) -> 
     same_kind(name, g, lhs)?;
     same_kind(name, g, rhs)?;
     let (lhs, rhs) = (lhs.expand(g.shape())?, rhs.expand(g.shape())?);
-    Tensor::produce(g.device(), Layout::contiguous(g.shape()), g.dtype, |stream, out| {
-        kernels::binary_grad(stream, op, lhs.view(), rhs.view(), g.view(), out)
-    })
+    g.produce_like(g.shape(), |s, out| kernels::binary_grad(s, op, lhs.view(), rhs.view(), g.view(), out))
 }

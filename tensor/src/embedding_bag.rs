@@ -4,7 +4,7 @@ use device::{DType, Error, Result, Stream};
 use kernels::Layout;
 
 use crate::Tensor;
-use crate::check::{has_dtype, has_shape, is_float, same_device, same_kind};
+use crate::check::{has_dtype, has_shape, is_float, same_device, same_kind, wrong_shape};
 use crate::index::check_indices;
 
 /// Which rows of a table are in which bag.
@@ -58,10 +58,7 @@ impl Bags {
             check_indices(op, &offsets.narrow(0, 0, self.count.min(1))?, 1)?;
             check_indices(op, offsets, self.indices.elements() + 1)?;
         }
-        match &self.weights {
-            Some(weights) => same_kind(op, like, weights),
-            None => Ok(()),
-        }
+        self.weights.as_ref().map_or(Ok(()), |weights| same_kind(op, like, weights))
     }
 
     fn view(&self) -> kernels::Bags<'_> {
@@ -107,13 +104,8 @@ impl Tensor {
         bags.check(OP, self, rows)?;
         Stream::with_current(self.device(), |stream| {
             let out = Tensor::allocate(stream, Layout::contiguous(&[bags.count, width]), self.dtype)?;
-            let members = match mean {
-                true => {
-                    let layout = Layout::contiguous(&[bags.count]);
-                    Some(Tensor::allocate(stream, layout, self.dtype.compute_dtype())?)
-                }
-                false => None,
-            };
+            let (counts, compute) = (Layout::contiguous(&[bags.count]), self.dtype.compute_dtype());
+            let members = mean.then(|| Tensor::allocate(stream, counts, compute)).transpose()?;
             let wanted = members.as_ref().map(Tensor::view);
             kernels::embedding_bag(stream, self.view(), &bags.view(), wanted, out.view())?;
             Ok((out, members))
@@ -123,7 +115,7 @@ impl Tensor {
     fn table(&self, op: &'static str) -> Result<(usize, usize)> {
         match *self.shape() {
             [rows, width] => Ok((rows, width)),
-            ref shape => Err(Error::invalid(op, "table", "of rank 2", format_args!("shape {shape:?}"))),
+            _ => Err(wrong_shape(op, "table", "of rank 2", self)),
         }
     }
 }
@@ -144,7 +136,7 @@ pub fn embedding_bag_grad(g: &Tensor, bags: &Bags, members: Option<&Tensor>, row
         has_dtype(OP, members, g.dtype.compute_dtype())?;
     }
     crate::check::elements_of(OP, &[rows, width])?;
-    Tensor::produce(g.device(), Layout::contiguous(&[rows, width]), g.dtype, |stream, out| {
+    g.produce_like(&[rows, width], |stream, out| {
         kernels::embedding_bag_grad(stream, g.view(), &bags.view(), members.map(Tensor::view), out)
     })
 }
@@ -160,7 +152,7 @@ pub fn embedding_bag_weights_grad(g: &Tensor, table: &Tensor, bags: &Bags) -> Re
     let (rows, _) = table.table(OP)?;
     same_kind(OP, g, table)?;
     bags.check(OP, g, rows)?;
-    Tensor::produce(g.device(), Layout::contiguous(bags.indices.shape()), g.dtype, |stream, out| {
+    g.produce_like(bags.indices.shape(), |stream, out| {
         kernels::embedding_bag_weights_grad(stream, g.view(), table.view(), &bags.view(), out)
     })
 }

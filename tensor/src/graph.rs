@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use device::{
-    Attached, Buffer, Capture, Device, Error, ErrorKind, Executable, GraphOptions, Kept, Plan, PlanReport,
-    PlannedCommand, Result, Shared, Stream,
+    AtCaller, Attached, Buffer, Capture, Device, Error, ErrorKind, Executable, GraphOptions, Kept, Plan,
+    PlanReport, PlannedCommand, Result, Shared, Stream,
 };
 use kernels::{RandomKey, RuleStep};
 use parking_lot::Mutex;
@@ -169,12 +169,7 @@ struct Random {
     forks: HashMap<u64, (Generator, u64)>,
     /// How many keys the step draws from the root.
     draws: u64,
-    /// The keys of each command that has some, as they were captured.
-    keys: Vec<(usize, Vec<RandomKey>)>,
-    /// The commands with steps of optimizers.
-    steps: Vec<usize>,
-    /// These steps as they were captured.
-    rules: Vec<RuleStep>,
+    changing: Changing,
 }
 
 impl Random {
@@ -195,7 +190,7 @@ impl Random {
 
     /// That each step is of the rule that the step of its name was captured with.
     fn expect_rules(&self, steps: &HashMap<u32, RuleStep>) -> Result<()> {
-        let named = self.rules.iter().filter(|rule| rule.slot() > 0);
+        let named = self.changing.rules.iter().filter(|rule| rule.slot() > 0);
         let pairs = named.filter_map(|rule| Some((rule, steps.get(&rule.slot())?)));
         let mut others = pairs.filter(|(rule, step)| !rule.same_rule(step)).map(|(_, step)| step);
         match others.next() {
@@ -208,6 +203,7 @@ impl Random {
     }
 }
 
+#[derive::located]
 impl<R: Tensors> Graph<R> {
     /// Captures `step` on `device`, whatever streams and lanes it uses, and runs none of it.
     ///
@@ -231,7 +227,10 @@ impl<R: Tensors> Graph<R> {
         let root = Generator::new(stand_in());
         let (captured, end) = with_generator_after(root, || {
             capture.scope(|| {
-                let result = step()?;
+                let result = {
+                    let _user = AtCaller::leave();
+                    step()?
+                };
                 let mut made = Vec::new();
                 // Holds nothing of the step, so that what is held beyond it is seen.
                 let template = result.rebuild(&mut |tensor| {
@@ -275,18 +274,12 @@ impl<R: Tensors> Graph<R> {
             sort(value, &mut hooks, &mut forks);
         }
         let slots = hooks.iter_mut().flat_map(|hook: &mut Box<dyn EachReplay>| hook.merge_slots()).collect();
-        let Changing { keys, steps, rules } = changing(&mut plan, &slots);
+        let changing = changing(&mut plan, &slots);
         let own: HashSet<usize> = outputs.iter().map(buffer_address).collect();
         let found = plan.found().map(|buffer| std::ptr::from_ref(buffer).addr());
         let inputs = found.filter(|found| !own.contains(found)).collect();
-        let random = Arc::new(Random {
-            root: root.seed(),
-            forks,
-            draws: end.drawn() - root.drawn(),
-            keys,
-            steps,
-            rules,
-        });
+        let draws = end.drawn() - root.drawn();
+        let random = Arc::new(Random { root: root.seed(), forks, draws, changing });
         let executable = Stream::with_current(device, |stream| {
             plan.instantiate(options, |bytes| allocator::allocate_shared(stream, bytes))
         })?;
@@ -304,13 +297,11 @@ impl<R: Tensors> Graph<R> {
     /// # Errors
     /// As for [`Stream::launch`]; `Captured` within another capture; what an optimizer's next step returns. Nothing
     /// has run then.
-    #[track_caller]
     pub fn replay(&self) -> Result<R> {
         self.replay_seeded(Vec::new())
     }
 
     /// [`replay`](Self::replay) with these generators for [stand-ins](stand_in).
-    #[track_caller]
     pub(crate) fn replay_seeded(&self, mut now: Roots) -> Result<R> {
         Capture::none("replay")?;
         let mut state = self.state.lock();
@@ -449,6 +440,7 @@ fn sort(value: Attached, hooks: &mut Vec<Box<dyn EachReplay>>, forks: &mut HashM
 #[derive(Clone, Debug)]
 pub struct Input(Tensor);
 
+#[derive::located]
 impl Input {
     /// Copies `value` into it, ordered after the replays so far and before the next.
     ///
@@ -473,7 +465,7 @@ struct Prepare<'a> {
 
 impl Prepare<'_> {
     fn run(&self, kept: &mut Kept<'_>) {
-        for (command, captured) in &self.random.keys {
+        for (command, captured) in &self.random.changing.keys {
             let mut captured = captured.iter();
             kept.scalars(*command, &mut |value| match (value.downcast_mut::<RandomKey>(), captured.next()) {
                 (Some(key), Some(&captured)) => {
@@ -483,7 +475,7 @@ impl Prepare<'_> {
                 _ => false,
             });
         }
-        for command in &self.random.steps {
+        for command in &self.random.changing.steps {
             kept.scalars(*command, &mut |value| {
                 let step = value.downcast_mut::<RuleStep>().filter(|step| step.slot() > 0);
                 let next = |slot| self.steps.get(&slot);
@@ -565,36 +557,25 @@ impl<T: Tensors, const N: usize> Tensors for [T; N] {
     }
 }
 
-impl<A: Tensors, B: Tensors> Tensors for (A, B) {
-    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok((self.0.rebuild(f)?, self.1.rebuild(f)?))
-    }
+macro_rules! tuples {
+    ($($(($part:ident $at:tt))+;)+) => {
+        $(impl<$($part: Tensors),+> Tensors for ($($part,)+) {
+            fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+                Ok(($(self.$at.rebuild(f)?,)+))
+            }
 
-    fn form(&self, f: &mut dyn FnMut(u64)) {
-        self.0.form(f);
-        self.1.form(f);
-    }
+            fn form(&self, f: &mut dyn FnMut(u64)) {
+                $(self.$at.form(f);)+
+            }
 
-    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
-        self.0.seeds(f);
-        self.1.seeds(f);
-    }
+            fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
+                $(self.$at.seeds(f);)+
+            }
+        })+
+    };
 }
 
-impl<A: Tensors, B: Tensors, C: Tensors> Tensors for (A, B, C) {
-    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok((self.0.rebuild(f)?, self.1.rebuild(f)?, self.2.rebuild(f)?))
-    }
-
-    fn form(&self, f: &mut dyn FnMut(u64)) {
-        self.0.form(f);
-        self.1.form(f);
-        self.2.form(f);
-    }
-
-    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
-        self.0.seeds(f);
-        self.1.seeds(f);
-        self.2.seeds(f);
-    }
+tuples! {
+    (A 0) (B 1);
+    (A 0) (B 1) (C 2);
 }

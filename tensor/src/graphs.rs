@@ -40,12 +40,12 @@ pub struct GraphCache<B, R> {
     options: GraphOptions,
     most: usize,
     /// The one that was used last comes last.
-    kept: Vec<FormGraph<B, R>>,
+    kept: Vec<CapturedBatch<B, R>>,
 }
 
 /// A captured step, with the batch that it reads.
-struct FormGraph<B, R> {
-    form: Form,
+struct CapturedBatch<B, R> {
+    form: BatchSignature,
     tensors: Vec<Tensor>,
     seeds: Vec<u64>,
     graph: Graph<R>,
@@ -55,20 +55,21 @@ struct FormGraph<B, R> {
 
 /// What batches of one capture have in common.
 #[derive(PartialEq)]
-struct Form {
+struct BatchSignature {
     numbers: Vec<u64>,
     tensors: Vec<(Vec<usize>, DType, Device)>,
 }
 
-impl Form {
-    fn of(batch: &impl Tensors, tensors: &[Tensor]) -> Form {
+impl BatchSignature {
+    fn of(batch: &impl Tensors, tensors: &[Tensor]) -> BatchSignature {
         let mut numbers = Vec::new();
         batch.form(&mut |number| numbers.push(number));
         let form = |tensor: &Tensor| (tensor.shape().to_vec(), tensor.dtype(), tensor.device().clone());
-        Form { numbers, tensors: tensors.iter().map(form).collect() }
+        BatchSignature { numbers, tensors: tensors.iter().map(form).collect() }
     }
 }
 
+#[derive::located]
 impl<B: Tensors, R: Tensors, F: FnMut(&B) -> Result<R>> Graphs<B, R, F> {
     /// No captured step yet, of as many as there will be.
     pub fn new(device: &Device, step: F) -> Self {
@@ -109,6 +110,7 @@ impl<B: Tensors, R: Tensors, F: FnMut(&B) -> Result<R>> Graphs<B, R, F> {
     }
 }
 
+#[derive::located]
 impl<B: Tensors, R: Tensors> GraphCache<B, R> {
     /// No captured step yet.
     pub fn new(device: &Device) -> Self {
@@ -167,14 +169,14 @@ impl<B: Tensors, R: Tensors> GraphCache<B, R> {
         batch: &B,
         tensors: &[Tensor],
         mut step: impl FnMut(&B) -> Result<R>,
-    ) -> Result<(&FormGraph<B, R>, bool)> {
+    ) -> Result<(&CapturedBatch<B, R>, bool)> {
         Capture::none("replay")?;
-        let form = Form::of(batch, tensors);
+        let form = BatchSignature::of(batch, tensors);
         let known = self.kept.iter().position(|kept| kept.form == form);
         match known {
             Some(known) => self.kept[known..].rotate_left(1),
             None => {
-                let fresh = FormGraph::capture(&self.device, self.options, form, batch, &mut step)?;
+                let fresh = CapturedBatch::capture(&self.device, self.options, form, batch, &mut step)?;
                 let too_many = (self.kept.len() + 1).saturating_sub(self.most);
                 self.kept.drain(..too_many);
                 self.kept.push(fresh);
@@ -195,18 +197,18 @@ fn parts<B: Tensors>(batch: &B) -> Result<(B, Vec<Tensor>, Vec<u64>)> {
     Ok((batch, tensors, seeds))
 }
 
-impl<B: Tensors, R: Tensors> FormGraph<B, R> {
+impl<B: Tensors, R: Tensors> CapturedBatch<B, R> {
     fn capture(
         device: &Device,
         options: GraphOptions,
-        form: Form,
+        form: BatchSignature,
         batch: &B,
         step: &mut impl FnMut(&B) -> Result<R>,
     ) -> Result<Self> {
         let own =
             batch.rebuild(&mut |tensor| Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device()))?;
         let (mut own, tensors, _) = parts(&own)?;
-        if Form::of(&own, &tensors).tensors != form.tensors {
+        if BatchSignature::of(&own, &tensors).tensors != form.tensors {
             let value = "a batch that shows others when it is rebuilt";
             let expected = "the same tensors in the same order each time";
             return Err(Error::invalid("replay", "batch", expected, value));
@@ -217,7 +219,7 @@ impl<B: Tensors, R: Tensors> FormGraph<B, R> {
             seeds.push(*seed);
         });
         let graph = Graph::capture_with(device, options, || step(&own))?;
-        Ok(FormGraph { form, tensors, seeds, graph, _batch: own })
+        Ok(CapturedBatch { form, tensors, seeds, graph, _batch: own })
     }
 
     fn replay(&self, tensors: &[Tensor], seeds: &[u64]) -> Result<R> {

@@ -1,10 +1,10 @@
 //! Images: warps and blurs of whole batches, without gradient.
 
-use device::{Error, Result};
+use device::Result;
 use kernels::{Layout, Sampling};
 
 use crate::Tensor;
-use crate::check::same_device;
+use crate::check::{same_device, wrong_shape};
 
 #[derive::located]
 impl Tensor {
@@ -32,7 +32,7 @@ impl Tensor {
         const OP: &str = "warp";
         same_device(OP, self, matrices)?;
         let &[samples, channels, ..] = self.shape() else {
-            return Err(Error::invalid(OP, "images", "of rank 4", format_args!("shape {:?}", self.shape())));
+            return Err(wrong_shape(OP, "images", "of rank 4", self));
         };
         let (x, matrices) = (self.contiguous()?, matrices.contiguous()?);
         let layout = Layout::contiguous(&[samples, channels, size[0], size[1]]);
@@ -60,7 +60,7 @@ impl Tensor {
     pub fn blur_normalized(&self, weights: &Tensor, mean: f64, std: f64) -> Result<Tensor> {
         same_device("blur", self, weights)?;
         let (x, weights) = (self.contiguous()?, weights.contiguous()?);
-        Tensor::produce(self.device(), Layout::contiguous(self.shape()), self.dtype(), |stream, out| {
+        self.produce_like(self.shape(), |stream, out| {
             kernels::blur(stream, x.view(), weights.view(), (mean as f32, std as f32), out)
         })
     }

@@ -4,7 +4,9 @@ use device::{DType, Error, ErrorKind, Result, Stream};
 use kernels::{Dims, Layout, normalize_axis};
 
 use crate::Tensor;
-use crate::check::{has_dtype, is_number, same_device, same_kind};
+use crate::check::{
+    elements_of, has_dtype, has_shape, is_number, resized_axis, same_device, same_kind, wrong_shape,
+};
 
 /// An index or label that the axis does not have.
 #[cold]
@@ -18,10 +20,7 @@ pub(crate) fn check_indices(op: &'static str, indices: &Tensor, size: usize) -> 
     if indices.is_empty() {
         return Ok(());
     }
-    match crate::bytes::first_outside(indices, size) {
-        Some(index) => Err(out_of_range(op, index, size)),
-        None => Ok(()),
-    }
+    crate::bytes::first_outside(indices, size).map_or(Ok(()), |index| Err(out_of_range(op, index, size)))
 }
 
 /// Refuses an axis of `x`, other than `except`, that is shorter than in `shape`; the ranks agree.
@@ -59,7 +58,7 @@ impl Tensor {
             // What does not fit is refused below.
             shape[at] = shape[at].saturating_add(x.shape()[at]);
         }
-        crate::check::elements_of(op, &shape)?;
+        elements_of(op, &shape)?;
         Stream::with_current(first.device(), |stream| {
             let out = Tensor::allocate(stream, Layout::contiguous(&shape), dtype)?;
             let mut start = 0;
@@ -103,8 +102,7 @@ impl Tensor {
         has_dtype(op, indices, DType::I64)?;
         let at = normalize_axis(op, axis, self.rank())?;
         if indices.rank() != 1 {
-            let value = format_args!("shape {:?}", indices.shape());
-            return Err(Error::invalid(op, "indices", "of rank 1", value));
+            return Err(wrong_shape(op, "indices", "of rank 1", indices));
         }
         Ok(at)
     }
@@ -134,10 +132,8 @@ impl Tensor {
         const OP: &str = "index_select";
         let at = self.vector_index(OP, axis, indices)?;
         check_indices(OP, indices, self.shape()[at])?;
-        let mut shape = Dims::from_slice(self.shape());
-        shape[at] = indices.elements();
-        crate::check::elements_of(OP, &shape)?;
-        Tensor::produce(self.device(), Layout::contiguous(&shape), self.dtype, |stream, out| {
+        let shape = resized_axis(OP, self, at, indices.elements())?;
+        self.produce_like(&shape, |stream, out| {
             kernels::index_select(stream, self.view(), at as isize, indices.view(), out)
         })
     }
@@ -164,7 +160,7 @@ impl Tensor {
         }
         covers(OP, self, indices.shape(), Some(at))?;
         check_indices(OP, indices, self.shape()[at])?;
-        Tensor::produce(self.device(), Layout::contiguous(indices.shape()), self.dtype, |stream, out| {
+        self.produce_like(indices.shape(), |stream, out| {
             kernels::gather(stream, self.view(), at as isize, indices.view(), out)
         })
     }
@@ -195,11 +191,7 @@ impl Tensor {
     ) -> Result<Tensor> {
         same_kind(op, self, src)?;
         is_number(op, self)?;
-        let mut shape = Dims::from_slice(self.shape());
-        shape[at] = indices.elements();
-        if src.shape() != &shape[..] {
-            return Err(Error::shape_mismatch(op, &shape, src.shape()));
-        }
+        has_shape(op, &resized_axis(op, self, at, indices.elements())?, src)?;
         check_indices(op, indices, self.shape()[at])?;
         let out = start(self)?;
         Stream::with_current(self.device(), |stream| {
@@ -257,9 +249,7 @@ impl Tensor {
     pub fn pad_narrow(&self, axis: isize, start: usize, size: usize) -> Result<Tensor> {
         const OP: &str = "pad_narrow";
         let at = normalize_axis(OP, axis, self.rank())?;
-        let mut shape = Dims::from_slice(self.shape());
-        shape[at] = size;
-        crate::check::elements_of(OP, &shape)?;
+        let shape = resized_axis(OP, self, at, size)?;
         let part = Layout::contiguous(&shape).narrow(OP, axis, start, self.shape()[at])?;
         let out = Tensor::zeros(&shape, self.dtype, self.device())?;
         if !self.is_empty() {
@@ -272,12 +262,8 @@ impl Tensor {
 
     /// Labels or indices of one per row, checked as far as the host knows them.
     pub(crate) fn check_labels(&self, op: &'static str, rows: usize, classes: usize) -> Result<()> {
-        if self.dtype != DType::I64 {
-            return Err(Error::dtype_mismatch(op, DType::I64, self.dtype));
-        }
-        if self.shape() != [rows] {
-            return Err(Error::shape_mismatch(op, &[rows], self.shape()));
-        }
+        has_dtype(op, self, DType::I64)?;
+        has_shape(op, &[rows], self)?;
         check_indices(op, self, classes)
     }
 }
@@ -289,9 +275,7 @@ impl Tensor {
 pub fn index_select_grad(g: &Tensor, axis: isize, indices: &Tensor, size: usize) -> Result<Tensor> {
     const OP: &str = "index_select_grad";
     let at = g.vector_index(OP, axis, indices)?;
-    let mut shape = Dims::from_slice(g.shape());
-    shape[at] = size;
-    crate::check::elements_of(OP, &shape)?;
+    let shape = resized_axis(OP, g, at, size)?;
     // Stands for the zeros in the checks, without their memory.
     let target = g.with_layout(Layout::contiguous(&shape));
     let zeros = |_: &Tensor| Tensor::zeros(&shape, g.dtype, g.device());
@@ -304,7 +288,7 @@ pub fn index_select_grad(g: &Tensor, axis: isize, indices: &Tensor, size: usize)
 /// As [`Tensor::scatter_add`].
 pub fn gather_grad(g: &Tensor, axis: isize, indices: &Tensor, shape: &[usize]) -> Result<Tensor> {
     const OP: &str = "gather_grad";
-    crate::check::elements_of(OP, shape)?;
+    elements_of(OP, shape)?;
     let target = g.with_layout(Layout::contiguous(shape));
     let zeros = |_: &Tensor| Tensor::zeros(shape, g.dtype, g.device());
     target.scatter_add_with(OP, axis, indices, g, zeros)

@@ -65,9 +65,7 @@ impl Tensor {
         }
         self.writable(name)?;
         let rhs = self.source(name, rhs)?;
-        self.write(name, Some(&rhs), |stream, x, rhs| {
-            kernels::binary(stream, op, x.view(), rhs.view(), x.view())
-        })
+        self.write(name, Some(&rhs), |s, x, rhs| kernels::binary(s, op, x.view(), rhs.view(), x.view()))
     }
 
     fn number_(&self, name: &'static str, op: UnaryOp) -> Result<()> {

@@ -1,10 +1,10 @@
 //! The fused cross-entropy.
 
-use device::{Error, Result, Stream};
+use device::{Result, Stream};
 use kernels::Layout;
 
 use crate::Tensor;
-use crate::check::{has_shape, is_float, same_device, same_kind};
+use crate::check::{has_shape, is_float, same_device, same_kind, wrong_shape};
 
 #[derive::located]
 impl Tensor {
@@ -47,7 +47,7 @@ impl Tensor {
         is_float(op, self)?;
         match *self.shape() {
             [n, c] => Ok((n, c)),
-            ref shape => Err(Error::invalid(op, "logits", "of rank 2", format_args!("shape {shape:?}"))),
+            _ => Err(wrong_shape(op, "logits", "of rank 2", self)),
         }
     }
 }
@@ -69,7 +69,7 @@ pub fn cross_entropy_grad(logits: &Tensor, log_sums: &Tensor, labels: &Tensor, g
     same_kind(OP, g, log_sums)?;
     has_shape(OP, &[n], log_sums)?;
     let log_sums = log_sums.contiguous()?;
-    Tensor::produce(logits.device(), Layout::contiguous(&[n, c]), logits.dtype, |stream, out| {
+    logits.produce_like(&[n, c], |stream, out| {
         kernels::cross_entropy_grad(stream, logits.view(), log_sums.view(), labels.view(), g.view(), out)
     })
 }

@@ -1,6 +1,6 @@
 //! Products of matrices.
 
-use device::{DType, Error, Result, Stream};
+use device::{Error, Result, Stream};
 use kernels::{Accumulate, Activation, Dims, Layout, MatrixProduct, broadcast_shapes};
 
 use crate::Tensor;
@@ -108,7 +108,7 @@ impl Tensor {
     /// One launch: both operands have the batch axes of `shape` already.
     #[inline]
     fn product(&self, rhs: &Tensor, shape: &[usize]) -> Result<Tensor> {
-        Tensor::produce(self.device(), Layout::contiguous(shape), self.dtype, |stream, out| {
+        self.produce_like(shape, |stream, out| {
             launch(stream, kernels::matmul(stream, self.view(), rhs.view(), out, Accumulate::Overwrite)?)
         })
     }
@@ -173,11 +173,6 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Ac
 /// Launches a product with memory for it to work in.
 #[inline]
 fn launch(stream: &Stream, product: MatrixProduct<'_>) -> Result<()> {
-    match product.workspace() {
-        0 => product.launch(None),
-        bytes => {
-            let memory = Tensor::allocate(stream, Layout::contiguous(&[bytes]), DType::U8)?;
-            product.launch(Some(memory.view()))
-        }
-    }
+    let memory = Tensor::workspace(stream, product.workspace())?;
+    product.launch(memory.as_ref().map(Tensor::view))
 }

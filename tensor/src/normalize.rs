@@ -4,16 +4,21 @@ use device::{DType, Error, Result, Stream};
 use kernels::{Layout, NormGrads, NormInput, NormRows, normalize_workspace};
 
 use crate::Tensor;
-use crate::check::{in_compute_dtype, is_float, same_kind};
+use crate::check::{has_shape, in_compute_dtype, is_float, same_kind, wrong_shape};
 
 /// Which elements of a tensor are normalized together: made for one shape by [`Norm::layer`], [`Norm::rms`] or
 /// [`Norm::group`].
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Norm {
-    op: &'static str,
-    rows: NormRows,
-    centred: bool,
-    eps: f64,
+    /// The name of the op.
+    pub op: &'static str,
+    /// How the tensor is cut into rows.
+    pub rows: NormRows,
+    /// Whether the mean of each row is subtracted.
+    pub centred: bool,
+    /// The number added to the variance.
+    pub eps: f64,
 }
 
 /// What a normalization gives: its result, and the statistics that its gradient needs.
@@ -68,8 +73,7 @@ impl Norm {
         const OP: &str = "group_norm";
         is_float(OP, x)?;
         let &[_, channels, ref inner @ ..] = x.shape() else {
-            let value = format_args!("shape {:?}", x.shape());
-            return Err(Error::invalid(OP, "input", "of rank 2 or more", value));
+            return Err(wrong_shape(OP, "input", "of rank 2 or more", x));
         };
         if groups == 0 || channels % groups != 0 {
             let value = format_args!("{groups} for {channels} channels");
@@ -77,26 +81,6 @@ impl Norm {
         }
         let rows = NormRows { groups, channels: channels / groups, inner: inner.iter().product() };
         Ok(Norm { op: OP, rows, centred: true, eps })
-    }
-
-    /// The name of the op.
-    pub fn op(&self) -> &'static str {
-        self.op
-    }
-
-    /// How the tensor is cut into rows.
-    pub fn rows(&self) -> NormRows {
-        self.rows
-    }
-
-    /// Whether the mean of each row is subtracted.
-    pub fn is_centred(&self) -> bool {
-        self.centred
-    }
-
-    /// What is added to the variance.
-    pub fn eps(&self) -> f64 {
-        self.eps
     }
 
     /// Normalizes, multiplies with the weight and adds the bias.
@@ -140,9 +124,7 @@ impl Norm {
         wanted: [bool; 3],
     ) -> Result<NormGradients> {
         same_kind(self.op, x, g)?;
-        if g.shape() != x.shape() {
-            return Err(Error::shape_mismatch(self.op, x.shape(), g.shape()));
-        }
+        has_shape(self.op, x.shape(), g)?;
         let (g, x, weight) = (g.contiguous()?, x.contiguous()?, self.parameter(x, weight)?);
         Stream::with_current(x.device(), |stream| {
             let allocate = |wanted: bool, shape: &[usize], dtype| {

@@ -45,6 +45,7 @@ impl<'a> Update<'a> {
 ///
 /// # Errors
 /// As for [`optimizer_step`].
+#[derive::located]
 pub fn accumulate(pairs: &[(Tensor, Tensor)]) -> Result<()> {
     let step = RuleStep::new(Accumulated, [], []);
     let mut updates = Vec::with_capacity(pairs.len());
@@ -91,6 +92,7 @@ pub fn accumulate(pairs: &[(Tensor, Tensor)]) -> Result<()> {
 /// # Errors
 /// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `DeviceMismatch`; `InvalidArgument` if there are not as many
 /// states as the rule has, or for an expanded target. Nothing on that device is changed then.
+#[derive::located]
 pub fn optimizer_step(updates: &[Update<'_>]) -> Result<()> {
     for Update { param, grad, master, states, step } in updates {
         states

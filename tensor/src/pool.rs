@@ -4,7 +4,7 @@ use device::{Error, Result, Stream};
 use kernels::{Dims, Layout, Means, Window, max_pool2d_index_dtype};
 
 use crate::Tensor;
-use crate::check::{elements_of, has_shape, is_float, same_device};
+use crate::check::{elements_of, has_shape, is_float, same_device, wrong_shape};
 
 /// The window of [`Tensor::max_pool2d`]; every pair is for the axes `[h, w]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,9 +79,7 @@ fn image_of(op: &'static str, x: &Tensor) -> Result<[usize; 2]> {
     is_float(op, x)?;
     match *x.shape() {
         [.., h, w] if h > 0 && w > 0 => Ok([h, w]),
-        ref shape => {
-            Err(Error::invalid(op, "input", "[.., h, w] with pixels", format_args!("shape {shape:?}")))
-        }
+        _ => Err(wrong_shape(op, "input", "[.., h, w] with pixels", x)),
     }
 }
 
@@ -181,18 +179,14 @@ impl Tensor {
     fn means(&self, op: &'static str, means: Means, shape: &[usize]) -> Result<Tensor> {
         elements_of(op, shape)?;
         let x = self.contiguous()?;
-        Tensor::produce(self.device(), Layout::contiguous(shape), self.dtype, |stream, out| {
-            kernels::avg_pool2d(stream, x.view(), means, out)
-        })
+        self.produce_like(shape, |stream, out| kernels::avg_pool2d(stream, x.view(), means, out))
     }
 
     fn means_grad(&self, op: &'static str, means: Means, image: [usize; 2]) -> Result<Tensor> {
         let shape = resized(self, image);
         elements_of(op, &shape)?;
         let g = self.contiguous()?;
-        Tensor::produce(self.device(), Layout::contiguous(&shape), self.dtype, |stream, out| {
-            kernels::avg_pool2d_grad(stream, g.view(), means, out)
-        })
+        self.produce_like(&shape, |stream, out| kernels::avg_pool2d_grad(stream, g.view(), means, out))
     }
 }
 
@@ -207,9 +201,7 @@ pub fn max_pool2d_grad(g: &Tensor, index: &Tensor, pool: &MaxPool, image: [usize
     let shape = resized(g, image);
     elements_of(OP, &shape)?;
     let (g, index) = (g.contiguous()?, index.contiguous()?);
-    Tensor::produce(g.device(), Layout::contiguous(&shape), g.dtype, |stream, out| {
-        kernels::max_pool2d_grad(stream, g.view(), index.view(), pool.window(), out)
-    })
+    g.produce_like(&shape, |s, out| kernels::max_pool2d_grad(s, g.view(), index.view(), pool.window(), out))
 }
 
 /// The elements of `x` where the maxima of another tensor were, by the index that [`Tensor::max_pool2d`] gave.
@@ -221,7 +213,7 @@ pub fn max_pool2d_pick(x: &Tensor, index: &Tensor, pool: &MaxPool) -> Result<Ten
     image_of(OP, x)?;
     same_device(OP, x, index)?;
     let (x, index) = (x.contiguous()?, index.contiguous()?);
-    Tensor::produce(x.device(), Layout::contiguous(index.shape()), x.dtype, |stream, out| {
+    x.produce_like(index.shape(), |stream, out| {
         kernels::max_pool2d_pick(stream, x.view(), index.view(), pool.window(), out)
     })
 }
@@ -245,7 +237,7 @@ pub fn adaptive_avg_pool2d_grad(g: &Tensor, image: [usize; 2]) -> Result<Tensor>
     const OP: &str = "adaptive_avg_pool2d_grad";
     is_float(OP, g)?;
     if g.rank() < 2 {
-        return Err(Error::invalid(OP, "gradient", "[.., h, w]", format_args!("shape {:?}", g.shape())));
+        return Err(wrong_shape(OP, "gradient", "[.., h, w]", g));
     }
     g.means_grad(OP, Means::Adaptive, image)
 }

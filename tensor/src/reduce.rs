@@ -266,9 +266,7 @@ impl Tensor {
     /// # Errors
     /// `AxisOutOfRange`; `DTypeUnsupported` unless the elements are floats.
     pub fn softmax(&self, axis: isize) -> Result<Tensor> {
-        self.along("softmax", axis, |stream, x, axis, out| {
-            kernels::softmax(stream, x.view(), axis as isize, out)
-        })
+        self.along("softmax", axis, |s, x, axis, out| kernels::softmax(s, x.view(), axis as isize, out))
     }
 
     /// `x - logsumexp(x)` along `axis`: the logarithm of [`Tensor::softmax`].
@@ -287,12 +285,7 @@ impl Tensor {
 /// # Errors
 /// As [`Tensor::softmax`], and `DeviceMismatch`, `DTypeMismatch`, `ShapeMismatch`.
 pub fn softmax_grad(y: &Tensor, g: &Tensor, axis: isize) -> Result<Tensor> {
-    same_kind("softmax_grad", y, g)?;
-    has_shape("softmax_grad", y.shape(), g)?;
-    y.along("softmax_grad", axis, |stream, y, axis, out| {
-        let g = g.with_layout(g.layout.expand("softmax_grad", y.shape())?);
-        kernels::softmax_grad(stream, y.view(), g.view(), axis as isize, out)
-    })
+    along_with("softmax_grad", y, g, axis, kernels::softmax_grad)
 }
 
 /// `g - e ^ y * sum(g)` along `axis`, for the result `y` of [`Tensor::log_softmax`].
@@ -300,10 +293,21 @@ pub fn softmax_grad(y: &Tensor, g: &Tensor, axis: isize) -> Result<Tensor> {
 /// # Errors
 /// As [`softmax_grad`].
 pub fn log_softmax_grad(y: &Tensor, g: &Tensor, axis: isize) -> Result<Tensor> {
-    same_kind("log_softmax_grad", y, g)?;
-    has_shape("log_softmax_grad", y.shape(), g)?;
-    y.along("log_softmax_grad", axis, |stream, y, axis, out| {
-        let g = g.with_layout(g.layout.expand("log_softmax_grad", y.shape())?);
-        kernels::log_softmax_grad(stream, y.view(), g.view(), axis as isize, out)
+    along_with("log_softmax_grad", y, g, axis, kernels::log_softmax_grad)
+}
+
+/// One command along `axis` with a second operand of the same shape.
+fn along_with(
+    op: &'static str,
+    y: &Tensor,
+    g: &Tensor,
+    axis: isize,
+    launch: fn(&Stream, View<'_>, View<'_>, isize, View<'_>) -> Result<()>,
+) -> Result<Tensor> {
+    same_kind(op, y, g)?;
+    has_shape(op, y.shape(), g)?;
+    y.along(op, axis, |stream, y, axis, out| {
+        let g = g.with_layout(g.layout.expand(op, y.shape())?);
+        launch(stream, y.view(), g.view(), axis as isize, out)
     })
 }

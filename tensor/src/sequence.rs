@@ -1,10 +1,10 @@
 //! Cumulative sums, and rotation by place.
 
-use device::{DType, Error, Result};
-use kernels::{Dims, Layout, Rotation, normalize_axis};
+use device::{DType, Result};
+use kernels::{Dims, Rotation, normalize_axis};
 
 use crate::Tensor;
-use crate::check::{is_float, same_kind};
+use crate::check::{is_float, same_kind, wrong_shape};
 
 #[derive::located]
 impl Tensor {
@@ -45,9 +45,7 @@ impl Tensor {
             normalize_axis("cumsum", axis, 1)?;
             return Ok(self.clone());
         }
-        Tensor::produce(self.device(), Layout::contiguous(self.shape()), self.dtype, |stream, out| {
-            kernels::cumsum(stream, self.view(), axis, reverse, out)
-        })
+        self.produce_like(self.shape(), |s, out| kernels::cumsum(s, self.view(), axis, reverse, out))
     }
 
     /// Rotates the pairs `(i, i + d / 2)` of the last axis, or `(2 i, 2 i + 1)` if `interleaved`, by the angles whose
@@ -72,13 +70,10 @@ impl Tensor {
         let mut shape = Dims::from_slice(self.shape());
         match shape.last_mut() {
             Some(width) if width.is_multiple_of(2) => *width /= 2,
-            _ => {
-                let value = format_args!("shape {:?}", self.shape());
-                return Err(Error::invalid(OP, "input", "an even last axis", value));
-            }
+            _ => return Err(wrong_shape(OP, "input", "an even last axis", self)),
         }
         let (cos, sin) = (cos.expand(&shape)?, sin.expand(&shape)?);
-        Tensor::produce(self.device(), Layout::contiguous(self.shape()), self.dtype, |stream, out| {
+        self.produce_like(self.shape(), |stream, out| {
             let rotation = Rotation { interleaved, inverse };
             kernels::rotary(stream, self.view(), (cos.view(), sin.view()), rotation, out)
         })

@@ -59,6 +59,16 @@ impl Tensor {
         Ok(Tensor { storage, layout, dtype })
     }
 
+    /// A fresh contiguous tensor of this one's type and device, written by one command.
+    #[inline]
+    pub(crate) fn produce_like(
+        &self,
+        shape: &[usize],
+        launch: impl FnOnce(&Stream, View<'_>) -> Result<()>,
+    ) -> Result<Tensor> {
+        Tensor::produce(self.device(), Layout::contiguous(shape), self.dtype, launch)
+    }
+
     /// Workspace for a command on `stream`; none for 0 bytes.
     pub(crate) fn workspace(stream: &Stream, bytes: usize) -> Result<Option<Tensor>> {
         if bytes == 0 {

@@ -1,11 +1,11 @@
 //! Between host and device, between devices, between element types.
 
-use device::{Capture, DType, Device, Element, Error, Result, Stream, from_bytes, from_bytes_mut};
+use device::{AtCaller, Capture, DType, Device, Element, Error, Result, Stream, from_bytes, from_bytes_mut};
 use kernels::Layout;
 
 use crate::Tensor;
 use crate::bytes::read;
-use crate::check::has_dtype;
+use crate::check::{elements_of, has_dtype, wrong_shape};
 
 #[derive::located]
 impl Tensor {
@@ -42,9 +42,7 @@ impl Tensor {
         const OP: &str = "item";
         has_dtype(OP, self, T::DTYPE)?;
         let first = if self.elements() == 1 { read(self, from_bytes::<T>)?.first().copied() } else { None };
-        first.ok_or_else(|| {
-            Error::invalid(OP, "self", "exactly one element", format_args!("shape {:?}", self.shape()))
-        })
+        first.ok_or_else(|| wrong_shape(OP, "self", "exactly one element", self))
     }
 
     /// The same values in another element type; `self` if it has that type already. Dense tensors keep the order of
@@ -67,9 +65,7 @@ impl Tensor {
     /// # Errors
     /// `OutOfMemory`, or what the launch reports.
     pub fn copy(&self) -> Result<Tensor> {
-        Tensor::produce(self.device(), Layout::contiguous(self.shape()), self.dtype, |stream, out| {
-            kernels::copy(stream, self.view(), out)
-        })
+        self.produce_like(self.shape(), |stream, out| kernels::copy(stream, self.view(), out))
     }
 
     /// The same elements on another device; `self` if they are there already.
@@ -173,6 +169,7 @@ impl Tensor {
         let elements = |bytes: &mut [u8]| {
             // What a closure that panics has written counts, too.
             self.storage.bump_version();
+            let _user = AtCaller::leave();
             // Storages begin where an element of any type may.
             update(bytes.get_mut(range).and_then(from_bytes_mut).unwrap_or_default())
         };
@@ -205,6 +202,7 @@ impl Tensor {
         if Capture::is_current() || !host.storage.is_idle() {
             // What runs on the stream is not waited for.
             let mut values = vec![T::default(); host.elements()];
+            let _user = AtCaller::leave();
             fill(&mut values)?;
             return Tensor::from_slice(&values, shape, device);
         }
@@ -232,8 +230,15 @@ impl Tensor {
         Ok(HostCopy(if on_host { self.copy()? } else { self.to_device(&self.device().host())? }))
     }
 
-    /// A fresh tensor with these bytes; the host may reuse them at once.
-    pub(crate) fn from_bytes(bytes: &[u8], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    /// A copy of host bytes, those of elements in row-major order: the reverse of [`to_bytes`](Self::to_bytes).
+    ///
+    /// # Errors
+    /// `ShapeMismatch` if the shape does not have as many elements; `OutOfMemory`.
+    pub fn from_bytes(bytes: &[u8], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+        const OP: &str = "from_bytes";
+        if elements_of(OP, shape)? * dtype.size_bytes() != bytes.len() {
+            return Err(Error::shape_mismatch(OP, shape, &[bytes.len() / dtype.size_bytes()]));
+        }
         Tensor::produce(device, Layout::contiguous(shape), dtype, |stream, out| {
             if bytes.is_empty() { Ok(()) } else { stream.upload("upload", out.buffer, 0, bytes) }
         })

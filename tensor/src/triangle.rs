@@ -1,8 +1,9 @@
 //! The lower and the upper triangle of matrices.
 
-use device::{DType, Error, Result};
+use device::{DType, Result};
 
 use crate::Tensor;
+use crate::check::wrong_shape;
 
 #[derive::located]
 impl Tensor {
@@ -28,8 +29,7 @@ impl Tensor {
 
     fn triangle(&self, op: &'static str, diagonal: i64, upper: bool) -> Result<Tensor> {
         let &[.., rows, columns] = self.shape() else {
-            let shape = format_args!("shape {:?}", self.shape());
-            return Err(Error::invalid(op, "input", "of two axes at least", shape));
+            return Err(wrong_shape(op, "input", "of two axes at least", self));
         };
         let numbers = |len: usize, start: i64| {
             Tensor::arange(start, start.saturating_add(len as i64), 1, DType::I64, self.device())

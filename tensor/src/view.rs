@@ -4,7 +4,7 @@ use device::{Error, Result};
 use kernels::{Dims, normalize_axis};
 
 use crate::Tensor;
-use crate::check::elements_of;
+use crate::check::{elements_of, wrong_shape};
 
 #[derive::located]
 impl Tensor {
@@ -246,8 +246,7 @@ impl Tensor {
     pub fn channels_last(&self) -> Result<Tensor> {
         const OP: &str = "channels_last";
         if self.layout.rank() != 4 {
-            let value = format_args!("shape {:?}", self.shape());
-            return Err(Error::invalid(OP, "input", "[n, c, h, w]", value));
+            return Err(wrong_shape(OP, "input", "[n, c, h, w]", self));
         }
         if self.layout.is_channels_last() {
             return Ok(self.clone());

@@ -2,7 +2,7 @@
 
 use tensor::Result;
 
-use super::binary::{promoted, record_binary};
+use super::binary::record_binary;
 use super::one;
 use crate::{Var, record};
 
@@ -15,9 +15,7 @@ impl Var {
     /// As for [`Tensor::add`](tensor::Tensor::add).
     #[inline]
     pub fn add(&self, rhs: &Var) -> Result<Var> {
-        if self.dtype() != rhs.dtype() {
-            return promoted(self, rhs, Var::add);
-        }
+        promote!(self, rhs, Var::add);
         let value = self.value().add(rhs.value())?;
         Ok(record_binary("add", self, rhs, &[], value, |ctx, g| {
             Ok([ctx.needs(0).then(|| g.clone()), ctx.needs(1).then(|| g.clone())])

@@ -59,19 +59,15 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
         of("overlapping", &[1, 2, 4, 5], overlapping)?,
         of("padding_left_out", &[1, 2, 4, 5], AvgPool { count_include_pad: false, ..overlapping })?,
         of("own_divisor", &[1, 1, 4, 4], AvgPool { divisor: Some(3), ..halves })?,
-        sample("transposed", [d.normal(&[1, 4, 6])?.transpose(1, 2)?], move |v| v[0].avg_pool2d(&halves)),
     ])
 }
 
 pub(super) fn adaptive_samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, shape: &[usize], size| -> Result<Sample> {
-        Ok(sample(name, [d.normal(shape)?], move |v| v[0].adaptive_avg_pool2d(size)?.square()))
-    };
-    Ok(vec![
-        of("whole", &[2, 3, 4, 5], [1, 1])?,
-        of("even", &[1, 1, 4, 6], [2, 3])?,
-        of("overlapping", &[1, 2, 5, 7], [3, 4])?,
-        of("enlarging", &[2, 2, 3], [3, 5])?,
+    d.samples(&[
+        ("whole", &[&[2, 3, 4, 5]], |v| v[0].adaptive_avg_pool2d([1, 1])?.square()),
+        ("even", &[&[1, 1, 4, 6]], |v| v[0].adaptive_avg_pool2d([2, 3])?.square()),
+        ("overlapping", &[&[1, 2, 5, 7]], |v| v[0].adaptive_avg_pool2d([3, 4])?.square()),
+        ("enlarging", &[&[2, 2, 3]], |v| v[0].adaptive_avg_pool2d([3, 5])?.square()),
     ])
 }
 

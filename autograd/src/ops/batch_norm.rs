@@ -7,7 +7,7 @@ use tensor::{BatchStatistics, CompareOp, Result, Tensor, grad};
 
 use super::normalize::parameter;
 use super::samples::{Draw, Sample, sample};
-use crate::{Grads, Save, Var, Vjp, is_recording, record};
+use crate::{Save, Var, Vjp, is_recording, record};
 
 #[derive::located]
 impl Var {
@@ -72,16 +72,9 @@ pub fn batch_norm(
             has_weight.then(|| ctx.saved(3)),
             (has_bias && relu).then(|| ctx.saved(3 + usize::from(has_weight))),
         ];
-        let [x_grad, weight_grad, bias_grad] = gradients(ctx, g, affine, training, eps, activation)?;
-        let mut grads = Grads::new();
-        grads.push(Some(x_grad));
-        if has_weight {
-            grads.push(Some(weight_grad));
-        }
-        if has_bias {
-            grads.push(Some(bias_grad));
-        }
-        Ok(grads)
+        let grads = gradients(ctx, g, affine, training, eps, activation)?;
+        let of_inputs = grads.into_iter().zip([true, has_weight, has_bias]);
+        Ok(of_inputs.filter(|(_, is_input)| *is_input).map(|(grad, _)| Some(grad)).collect())
     });
     Ok((y, statistics))
 }
@@ -157,58 +150,33 @@ fn expressed(
     Ok([x_grad, with_x.reshape(&[c])?, sum.reshape(&[c])?])
 }
 
-pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
+pub(super) fn samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
     const EPS: f64 = 1e-2;
     let of = |name, shape: &[usize]| -> Result<Sample> {
-        let c = &shape[1..2];
-        let inputs = [d.normal(shape)?, d.normal(c)?, d.normal(c)?];
-        Ok(sample(name, inputs, |v| v[0].batch_norm(Some(&v[1]), Some(&v[2]), EPS).map(|(y, _)| y)))
+        let inputs = [d.normal(shape)?, d.normal(&shape[1..2])?, d.normal(&shape[1..2])?];
+        let run = move |v: &[Var]| batch_norm(&v[0], None, [Some(&v[1]), Some(&v[2])], EPS, activation);
+        Ok(sample(name, inputs, move |v| Ok(run(v)?.0)))
     };
-    let (mean, var) = (d.normal(&[2])?, d.positive(&[2])?);
-    let (same_mean, same_var) = (mean.clone(), var.clone());
+    let (given, same) = ([d.normal(&[2])?, d.positive(&[2])?], [d.normal(&[2])?, d.positive(&[2])?]);
     Ok(vec![
         of("images", &[2, 3, 2, 2])?,
         of("rows", &[5, 2])?,
         of("one_channel", &[1, 1, 4])?,
-        sample("plain", [d.normal(&[3, 2, 2])?], |v| v[0].batch_norm(None, None, EPS)?.0.square()),
-        sample("only_a_bias", [d.normal(&[2, 2, 3])?, d.normal(&[2])?], |v| {
-            Ok(v[0].batch_norm(None, Some(&v[1]), EPS)?.0)
+        sample("plain", [d.normal(&[3, 2, 2])?], move |v| {
+            batch_norm(&v[0], None, [None; 2], EPS, activation)?.0.square()
         }),
-        sample("transposed", [d.normal(&[2, 3, 2])?.transpose(0, 1)?, d.normal(&[2])?], |v| {
-            Ok(v[0].batch_norm(Some(&v[1]), None, EPS)?.0)
+        sample("only_a_bias", [d.normal(&[2, 2, 3])?, d.normal(&[2])?], move |v| {
+            Ok(batch_norm(&v[0], None, [None, Some(&v[1])], EPS, activation)?.0)
         }),
-        sample("given", [d.normal(&[3, 2, 2])?, d.normal(&[2])?, d.normal(&[2])?], move |v| {
-            v[0].batch_norm_with(&mean, &var, Some(&v[1]), Some(&v[2]), EPS)
-        }),
-        sample("given_plain", [d.normal(&[2, 2, 2, 1])?], move |v| {
-            v[0].batch_norm_with(&same_mean, &same_var, None, None, EPS)?.square()
-        }),
-    ])
-}
-
-/// Positive parts whose bends are far from where differences are taken.
-pub(super) fn relu_samples(d: &Draw) -> Result<Vec<Sample>> {
-    const EPS: f64 = 1e-2;
-    let (mean, var) = (d.normal(&[2])?, d.positive(&[2])?);
-    let same = [mean.clone(), var.clone()];
-    Ok(vec![
-        sample("images", [d.normal(&[2, 3, 2, 2])?, d.normal(&[3])?, d.normal(&[3])?], |v| {
-            Ok(batch_norm(&v[0], None, [Some(&v[1]), Some(&v[2])], EPS, Activation::Relu)?.0)
-        }),
-        sample("plain", [d.normal(&[3, 2, 2])?], |v| {
-            batch_norm(&v[0], None, [None; 2], EPS, Activation::Relu)?.0.square()
-        }),
-        sample("only_a_bias", [d.normal(&[2, 2, 3])?, d.normal(&[2])?], |v| {
-            Ok(batch_norm(&v[0], None, [None, Some(&v[1])], EPS, Activation::Relu)?.0)
-        }),
-        sample("transposed", [d.normal(&[2, 3, 2])?.transpose(0, 1)?, d.normal(&[2])?], |v| {
-            Ok(batch_norm(&v[0], None, [Some(&v[1]), None], EPS, Activation::Relu)?.0)
+        sample("only_a_weight", [d.normal(&[3, 2, 2])?, d.normal(&[2])?], move |v| {
+            Ok(batch_norm(&v[0], None, [Some(&v[1]), None], EPS, activation)?.0)
         }),
         sample("given", [d.normal(&[3, 2, 2])?, d.normal(&[2])?, d.normal(&[2])?], move |v| {
-            Ok(batch_norm(&v[0], Some([&mean, &var]), [Some(&v[1]), Some(&v[2])], EPS, Activation::Relu)?.0)
+            let affine = [Some(&v[1]), Some(&v[2])];
+            Ok(batch_norm(&v[0], Some(given.each_ref()), affine, EPS, activation)?.0)
         }),
         sample("given_plain", [d.normal(&[2, 2, 2, 1])?], move |v| {
-            batch_norm(&v[0], Some(same.each_ref()), [None; 2], EPS, Activation::Relu)?.0.square()
+            batch_norm(&v[0], Some(same.each_ref()), [None; 2], EPS, activation)?.0.square()
         }),
     ])
 }
@@ -242,7 +210,9 @@ mod tests {
     #[test]
     fn the_expression_gives_what_the_kernel_does() -> Result<()> {
         let device = Device::cpu();
-        for sample in samples(&Draw::new(&device))?.into_iter().chain(relu_samples(&Draw::new(&device))?) {
+        let [plain, relu] =
+            [Activation::None, Activation::Relu].map(|activation| samples(&Draw::new(&device), activation));
+        for sample in plain?.into_iter().chain(relu?) {
             let leaves: Vec<Var> = sample.inputs.iter().cloned().map(Var::leaf).collect();
             let weights = Var::constant((sample.run)(&leaves)?.value().sin()?);
             let gradients = |create_graph| {

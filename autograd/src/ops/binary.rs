@@ -1,6 +1,5 @@
 //! What the elementwise ops of two operands share: broadcasting and what they save.
 
-use smallvec::SmallVec;
 use tensor::{BinaryGradOp, CompareOp, Result, Tensor, grad};
 
 use super::{Dims, scalar_like};
@@ -25,7 +24,7 @@ where
     if lhs.value().layout().same_shape(rhs.value().layout()) {
         return record(op, &[lhs, rhs], saved, value, move |ctx, g| Ok(Grads::from_buf(vjp(ctx, g)?)));
     }
-    let shapes: [Dims; 2] = [SmallVec::from_slice(lhs.shape()), SmallVec::from_slice(rhs.shape())];
+    let shapes = [Dims::from_slice(lhs.shape()), Dims::from_slice(rhs.shape())];
     record(op, &[lhs, rhs], saved, value, move |ctx, g| {
         // Sums of 16-bit floats are rounded, their terms are not.
         let [lhs, rhs] = vjp(ctx, &g.to_dtype(g.dtype().compute_dtype())?)?;
@@ -57,7 +56,7 @@ pub(super) fn binary_slope(op: BinaryGradOp, x: &Var, y: &Var, g: &Var) -> Resul
     let (x, y) = (&x.to_dtype(g.dtype())?, &y.to_dtype(g.dtype())?);
     let value = grad::binary(op, x.value(), y.value(), g.value())?;
     let saved = [Save::Input(0), Save::Input(1), Save::Input(2)];
-    let shapes: [Dims; 2] = [SmallVec::from_slice(x.shape()), SmallVec::from_slice(y.shape())];
+    let shapes = [Dims::from_slice(x.shape()), Dims::from_slice(y.shape())];
     Ok(record(op.name(), &[x, y, g], &saved, value, move |ctx, h| {
         let (x, y, g) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
         let both = |at| if ctx.needs(at) { h.mul(&g).map(Some) } else { Ok(None) };

@@ -5,7 +5,7 @@ use tensor::{DType, Result, Tensor};
 
 use super::binary::if_needed;
 use super::position;
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Sample};
 use crate::{Var, record};
 
 #[derive::located]
@@ -48,31 +48,24 @@ fn tensors<'a>(vars: &[&'a Var]) -> SmallVec<[&'a Tensor; 4]> {
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let constant = Var::constant(d.normal(&[2])?);
-    Ok(vec![
-        sample("rows", [d.normal(&[2, 3])?, d.normal(&[1, 3])?], |v| Var::cat(&[&v[0], &v[1]], 0)),
-        sample("columns", [d.normal(&[2, 1])?, d.normal(&[2, 3])?, d.normal(&[2, 2])?], |v| {
-            Var::cat(&[&v[0], &v[1], &v[2]], -1)
-        }),
-        sample("one", [d.normal(&[3])?], |v| Var::cat(&[&v[0]], 0)),
-        sample("same_twice", [d.normal(&[3])?], |v| Var::cat(&[&v[0], &v[0].square()?, &v[0]], 0)?.square()),
-        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?, d.normal(&[2, 3])?], |v| {
-            Var::cat(&[&v[0], &v[1]], 1)
-        }),
-        sample("between_constants", [d.normal(&[3])?], move |v| {
+    d.samples(&[
+        ("rows", &[&[2, 3], &[1, 3]], |v| Var::cat(&[&v[0], &v[1]], 0)?.square()),
+        ("columns", &[&[2, 1], &[2, 3], &[2, 2]], |v| Var::cat(&[&v[0], &v[1], &v[2]], -1)),
+        ("one", &[&[3]], |v| Var::cat(&[&v[0]], 0)),
+        ("same_twice", &[&[3]], |v| Var::cat(&[&v[0], &v[0].square()?, &v[0]], 0)?.square()),
+        ("between_constants", &[&[3]], |v| {
+            let constant = Var::constant(v[0].value().ones_like()?);
             Var::cat(&[&constant, &v[0], &constant], 0)?.square()
         }),
     ])
 }
 
 pub(super) fn stack_samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("first", [d.normal(&[2, 3])?, d.normal(&[2, 3])?], |v| Var::stack(&[&v[0], &v[1]], 0)),
-        sample("last", [d.normal(&[2, 3])?, d.normal(&[2, 3])?], |v| Var::stack(&[&v[0], &v[1]], -1)),
-        sample("scalars", [d.normal(&[])?, d.normal(&[])?], |v| Var::stack(&[&v[0], &v[1], &v[0]], 0)),
-        sample("middle", [d.normal(&[2, 3])?, d.normal(&[2, 3])?], |v| {
-            Var::stack(&[&v[0], &v[1]], 1)?.square()
-        }),
+    d.samples(&[
+        ("first", &[&[2, 3], &[2, 3]], |v| Var::stack(&[&v[0], &v[1]], 0)),
+        ("last", &[&[2, 3], &[2, 3]], |v| Var::stack(&[&v[0], &v[1]], -1)),
+        ("scalars", &[&[], &[]], |v| Var::stack(&[&v[0], &v[1], &v[0]], 0)),
+        ("middle", &[&[2, 3], &[2, 3]], |v| Var::stack(&[&v[0], &v[1]], 1)?.square()),
     ])
 }
 

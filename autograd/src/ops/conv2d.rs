@@ -3,12 +3,12 @@
 //! `Y = W * X + b`: `X' = transposed(W) * G`, `W' = G * X`, `b' = Σ G` over images and places.
 
 use tensor::fused::{self, Activation};
-use tensor::{ConvOptions, Error, Result, Tensor, grad};
+use tensor::{ConvOptions, Error, Result, grad};
 
 use super::binary::if_needed;
-use super::crossed::{Crossed, record_crossed};
+use super::crossed::{Crossed, Product, record_crossed};
 use super::samples::{Draw, Sample, sample};
-use crate::{Grads, Var};
+use crate::{Var, Vjp};
 
 #[derive::located]
 impl Var {
@@ -71,7 +71,7 @@ pub fn conv_transpose2d(
     batched(x, |x| {
         let (images, filters, b) = (x.value(), weight.value(), bias.map(Var::value));
         let value = fused::conv_transpose2d(images, filters, b, output_padding, options, activation)?;
-        transposed(op, [x, weight], bias, (value, activation), *options)
+        transposed(Product { op, value, activation }, [x, weight], bias, *options)
     })
 }
 
@@ -108,75 +108,70 @@ fn convolution(
 ) -> Result<Var> {
     let op = activation.op("conv2d", "conv2d_relu");
     let value = fused::conv2d(x.value(), weight.value(), bias.map(Var::value), &options, activation)?;
-    let crossed = Crossed::new(x, weight);
     let (image, kernel) = (last_two(op, x)?, last_two(op, weight)?);
-    let has_bias = bias.is_some();
-    Ok(record_crossed(op, [x, weight], bias, (value, activation), move |ctx, g| {
-        let g = &crossed.slope(ctx, activation, g)?;
-        let mut grads = Grads::new();
-        grads.push(if_needed(ctx, 0, || input_gradient(g, &crossed.rhs(ctx), image, options))?);
-        grads.push(if_needed(ctx, 1, || weight_gradient(&crossed.lhs(ctx), g, kernel, options))?);
-        if has_bias {
-            grads.push(if_needed(ctx, 2, || g.sum(&[0, 2, 3], false))?);
-        }
-        Ok(grads)
-    }))
+    let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, g: &Var| {
+        Ok([
+            if_needed(ctx, 0, || input_gradient(g, &crossed.rhs(ctx), image, options))?,
+            if_needed(ctx, 1, || weight_gradient(&crossed.lhs(ctx), g, kernel, options))?,
+        ])
+    };
+    Ok(record_crossed(Product { op, value, activation }, [x, weight], bias, vjp, channel_sums))
+}
+
+/// The gradient of a bias.
+fn channel_sums(g: &Var) -> Result<Var> {
+    g.sum(&[0, 2, 3], false)
 }
 
 /// The gradient with respect to images.
 fn input_gradient(g: &Var, weight: &Var, image: [usize; 2], options: ConvOptions) -> Result<Var> {
     let value = grad::conv2d_input(g.value(), weight.value(), None, image, &options)?;
-    transposed("conv2d_input_grad", [g, weight], None, (value, Activation::None), options)
+    let product = Product { op: "conv2d_input_grad", value, activation: Activation::None };
+    transposed(product, [g, weight], None, options)
 }
 
-/// Records images that a transposed convolution made, and their activation.
+/// Records images that a transposed convolution made.
 fn transposed(
-    op: &'static str,
+    product: Product,
     [g, weight]: [&Var; 2],
     bias: Option<&Var>,
-    (value, activation): (Tensor, Activation),
     options: ConvOptions,
 ) -> Result<Var> {
-    let crossed = Crossed::new(g, weight);
-    let (places, kernel) = (last_two(op, g)?, last_two(op, weight)?);
-    let has_bias = bias.is_some();
-    Ok(record_crossed(op, [g, weight], bias, (value, activation), move |ctx, h| {
-        let h = &crossed.slope(ctx, activation, h)?;
-        let mut grads = Grads::new();
-        grads.push(if_needed(ctx, 0, || at_places(h, &crossed.rhs(ctx), places, options))?);
-        grads.push(if_needed(ctx, 1, || weight_gradient(h, &crossed.lhs(ctx), kernel, options))?);
-        if has_bias {
-            grads.push(if_needed(ctx, 2, || h.sum(&[0, 2, 3], false))?);
-        }
-        Ok(grads)
-    }))
+    let (places, kernel) = (last_two(product.op, g)?, last_two(product.op, weight)?);
+    let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, h: &Var| {
+        Ok([
+            if_needed(ctx, 0, || at_places(h, &crossed.rhs(ctx), places, options))?,
+            if_needed(ctx, 1, || weight_gradient(h, &crossed.lhs(ctx), kernel, options))?,
+        ])
+    };
+    Ok(record_crossed(product, [g, weight], bias, vjp, channel_sums))
 }
 
 fn weight_gradient(x: &Var, g: &Var, kernel: [usize; 2], options: ConvOptions) -> Result<Var> {
     const OP: &str = "conv2d_weight_grad";
     let value = grad::conv2d_weight(x.value(), g.value(), kernel, &options)?;
-    let crossed = Crossed::new(x, g);
     let (image, places) = (last_two(OP, x)?, last_two(OP, g)?);
-    Ok(record_crossed(OP, [x, g], None, (value, Activation::None), move |ctx, h| {
-        Ok(Grads::from_buf([
+    let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, h: &Var| {
+        Ok([
             if_needed(ctx, 0, || input_gradient(&crossed.rhs(ctx), h, image, options))?,
             if_needed(ctx, 1, || at_places(&crossed.lhs(ctx), h, places, options))?,
-        ]))
-    }))
+        ])
+    };
+    let product = Product { op: OP, value, activation: Activation::None };
+    Ok(record_crossed(product, [x, g], None, vjp, channel_sums))
 }
 
 fn options(stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups: usize) -> ConvOptions {
     ConvOptions { stride, padding, dilation, groups }
 }
 
-pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
+pub(super) fn samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
     let of = |name, x: &[usize], weight: &[usize], options: ConvOptions| -> Result<Sample> {
         let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&weight[..1])?];
-        Ok(sample(name, inputs, move |v| v[0].conv2d(&v[1], Some(&v[2]), &options)))
+        Ok(sample(name, inputs, move |v| conv2d(&v[0], &v[1], Some(&v[2]), &options, activation)))
     };
     let plain = ConvOptions::default();
-    let fixed = Var::constant(d.normal(&[2, 2, 3, 3])?);
-    let filters = Var::constant(d.normal(&[2, 1, 2, 2])?);
+    let several = options([1, 1], [1, 0], [1, 1], 2);
     Ok(vec![
         of("plain", &[2, 2, 4, 3], &[3, 2, 2, 2], plain)?,
         of("one", &[1, 1, 1, 1], &[1, 1, 1, 1], plain)?,
@@ -188,83 +183,33 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
         of("pointwise", &[2, 3, 2, 2], &[2, 3, 1, 1], plain)?,
         of("groups", &[1, 4, 3, 3], &[4, 2, 2, 2], options([1, 1], [0, 1], [1, 1], 2))?,
         of("depthwise", &[1, 2, 4, 4], &[2, 1, 3, 3], options([2, 1], [1, 1], [1, 1], 2))?,
-        of(
-            "depthwise_with_several_filters",
-            &[1, 2, 3, 3],
-            &[4, 1, 2, 2],
-            options([1, 1], [1, 0], [1, 1], 2),
-        )?,
-        sample("without_bias", [d.normal(&[1, 1, 3, 3])?, d.normal(&[2, 1, 2, 2])?], |v| {
-            v[0].conv2d(&v[1], None, &ConvOptions::default())?.mul(&v[0].narrow(2, 0, 2)?.narrow(3, 0, 2)?)
-        }),
-        sample("transposed", [d.normal(&[1, 2, 3, 4])?.transpose(2, 3)?, d.normal(&[2, 2, 2, 2])?], |v| {
-            v[0].conv2d(&v[1].transpose(0, 1)?, None, &ConvOptions::default())
-        }),
-        sample("constant_images", [d.normal(&[2, 2, 2, 2])?], move |v| {
-            fixed.conv2d(&v[0], None, &ConvOptions::default())
-        }),
-        sample("constant_weight", [d.normal(&[1, 1, 3, 3])?], move |v| {
-            v[0].conv2d(&filters, None, &ConvOptions::default())?.square()
+        of("depthwise_with_several_filters", &[1, 2, 3, 3], &[4, 1, 2, 2], several)?,
+        sample("without_bias", [d.normal(&[1, 1, 3, 3])?, d.normal(&[2, 1, 2, 2])?], move |v| {
+            let y = conv2d(&v[0], &v[1], None, &plain, activation)?;
+            y.mul(&v[0].narrow(2, 0, 2)?.narrow(3, 0, 2)?)
         }),
     ])
 }
 
-pub(super) fn relu_samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, x: &[usize], weight: &[usize], options: ConvOptions| -> Result<Sample> {
-        let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&weight[..1])?];
-        Ok(sample(name, inputs, move |v| conv2d(&v[0], &v[1], Some(&v[2]), &options, Activation::Relu)))
-    };
-    let plain = ConvOptions::default();
-    Ok(vec![
-        of("plain", &[2, 2, 4, 3], &[3, 2, 2, 2], plain)?,
-        of("one_image", &[2, 4, 3], &[2, 2, 3, 2], plain)?,
-        of("strided", &[1, 1, 5, 6], &[2, 1, 2, 3], options([2, 3], [1, 0], [1, 1], 1))?,
-        of("patches", &[2, 1, 4, 6], &[2, 1, 2, 3], options([2, 3], [0, 0], [1, 1], 1))?,
-        of("depthwise", &[1, 2, 4, 4], &[2, 1, 3, 3], options([2, 1], [1, 1], [1, 1], 2))?,
-        sample("without_bias", [d.normal(&[1, 1, 3, 3])?, d.normal(&[2, 1, 2, 2])?], |v| {
-            conv2d(&v[0], &v[1], None, &ConvOptions::default(), Activation::Relu)?.square()
-        }),
-    ])
-}
-
-pub(super) fn transpose_samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of =
-        |name, x: &[usize], weight: &[usize], out: usize, extra, options: ConvOptions| -> Result<Sample> {
-            let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&[out])?];
-            Ok(sample(name, inputs, move |v| v[0].conv_transpose2d(&v[1], Some(&v[2]), extra, &options)))
-        };
-    let plain = ConvOptions::default();
-    let strided = options([2, 3], [1, 0], [1, 1], 1);
-    let dilated = options([1, 1], [1, 0], [2, 2], 1);
-    Ok(vec![
-        of("plain", &[2, 2, 2, 3], &[2, 3, 2, 2], 3, [0, 0], plain)?,
-        of("one_image", &[2, 2, 2], &[2, 1, 3, 2], 1, [0, 0], plain)?,
-        of("strided", &[1, 2, 2, 2], &[2, 1, 3, 2], 1, [1, 2], strided)?,
-        of("upsampling", &[1, 2, 2, 3], &[2, 2, 2, 2], 2, [0, 0], options([2, 2], [0, 0], [1, 1], 1))?,
-        of("more_output_than_places", &[1, 1, 3, 2], &[1, 2, 2, 2], 2, [1, 1], dilated)?,
-        of("groups", &[1, 4, 2, 2], &[4, 1, 2, 2], 2, [0, 0], options([1, 1], [0, 0], [1, 1], 2))?,
-        of("depthwise", &[1, 2, 3, 2], &[2, 1, 3, 2], 2, [1, 0], options([2, 1], [1, 0], [1, 1], 2))?,
-    ])
-}
-
-pub(super) fn transpose_relu_samples(d: &Draw) -> Result<Vec<Sample>> {
+pub(super) fn transpose_samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
     let of = |name, x: &[usize], weight: &[usize], extra, options: ConvOptions| -> Result<Sample> {
-        let out = weight[1] * options.groups;
-        let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&[out])?];
-        let made =
-            move |v: &[Var]| conv_transpose2d(&v[0], &v[1], Some(&v[2]), extra, &options, Activation::Relu);
-        Ok(sample(name, inputs, made))
+        let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&[weight[1] * options.groups])?];
+        Ok(sample(name, inputs, move |v| {
+            conv_transpose2d(&v[0], &v[1], Some(&v[2]), extra, &options, activation)
+        }))
     };
     let plain = ConvOptions::default();
-    let strided = options([2, 3], [1, 0], [1, 1], 1);
+    let dilated = options([1, 1], [1, 0], [2, 2], 1);
     Ok(vec![
         of("plain", &[2, 2, 2, 3], &[2, 3, 2, 2], [0, 0], plain)?,
         of("one_image", &[2, 2, 2], &[2, 1, 3, 2], [0, 0], plain)?,
-        of("strided", &[1, 2, 2, 2], &[2, 1, 3, 2], [1, 2], strided)?,
+        of("strided", &[1, 2, 2, 2], &[2, 1, 3, 2], [1, 2], options([2, 3], [1, 0], [1, 1], 1))?,
         of("upsampling", &[1, 2, 2, 3], &[2, 2, 2, 2], [0, 0], options([2, 2], [0, 0], [1, 1], 1))?,
+        of("more_output_than_places", &[1, 1, 3, 2], &[1, 2, 2, 2], [1, 1], dilated)?,
+        of("groups", &[1, 4, 2, 2], &[4, 1, 2, 2], [0, 0], options([1, 1], [0, 0], [1, 1], 2))?,
         of("depthwise", &[1, 2, 3, 2], &[2, 1, 3, 2], [1, 0], options([2, 1], [1, 0], [1, 1], 2))?,
         sample("without_bias", [d.normal(&[1, 2, 2, 2])?, d.normal(&[2, 1, 2, 2])?], move |v| {
-            conv_transpose2d(&v[0], &v[1], None, [0, 0], &plain, Activation::Relu)?.square()
+            conv_transpose2d(&v[0], &v[1], None, [0, 0], &plain, activation)?.square()
         }),
     ])
 }

@@ -222,7 +222,7 @@ pub(super) fn by_label(d: &Draw, f: fn(&Var, &Tensor, Reduction) -> Result<Var>)
         let labels = d.indices(labels, labels_shape)?;
         Ok(sample(name, [d.normal(shape)?], move |v| f(&v[0], &labels, reduction)))
     };
-    let (four, three) = (d.indices(&[1, 0, 2, 2], &[4])?, d.indices(&[1, 0, 1], &[3])?);
+    let three = d.indices(&[1, 0, 1], &[3])?;
     Ok(vec![
         of("mean", &[3, 4], &[2, 0, 3], &[3], Reduction::Mean)?,
         of("sum", &[3, 4], &[2, 2, 1], &[3], Reduction::Sum)?,
@@ -231,9 +231,6 @@ pub(super) fn by_label(d: &Draw, f: fn(&Var, &Tensor, Reduction) -> Result<Var>)
         of("vector", &[3], &[1], &[], Reduction::Mean)?,
         of("image", &[2, 3, 2], &[0, 1, 2, 0], &[2, 2], Reduction::Mean)?,
         of("odd", &[5, 17], &[16, 0, 7, 8, 16], &[5], Reduction::Mean)?,
-        sample("transposed", [d.normal(&[3, 4])?.transpose(0, 1)?], move |v| {
-            f(&v[0], &four, Reduction::None)?.square()
-        }),
         sample("used_twice", [d.normal(&[3, 2])?], move |v| f(&v[0], &three, Reduction::Sum)?.mul(&v[0])),
     ])
 }

@@ -4,6 +4,7 @@ use smallvec::{SmallVec, smallvec};
 use tensor::fused::Activation;
 use tensor::{Result, Tensor, UnaryOp};
 
+use super::binary::if_needed;
 use super::function::straight_slope;
 use crate::{Grads, Save, Var, Vjp, record};
 
@@ -39,32 +40,48 @@ impl Crossed {
     pub(super) fn lhs(self, ctx: &Vjp<'_>) -> Var {
         ctx.saved(usize::from(self.lhs_wants))
     }
-
-    /// The gradient of the product, from the gradient `g` of its activation.
-    pub(super) fn slope(self, ctx: &Vjp<'_>, activation: Activation, g: &Var) -> Result<Var> {
-        if activation.is_relu() {
-            straight_slope(&ctx.saved(self.saved().len()), UnaryOp::Relu, g)
-        } else {
-            Ok(g.clone())
-        }
-    }
 }
 
-/// Records a product of two operands, with a bias or without one, of which the gradient of each keeps the other one. With a ReLU as
-/// part of the op, the result is kept, too: see [`Crossed::slope`].
-pub(super) fn record_crossed<F>(
-    op: &'static str,
+/// A product whose activation is part of the op.
+pub(super) struct Product {
+    pub(super) op: &'static str,
+    pub(super) value: Tensor,
+    pub(super) activation: Activation,
+}
+
+/// Records a product of two operands, with a bias or without one. `vjp` returns the gradients of the operands, each of which keeps
+/// the other one, and `of_bias` that of the bias, both from the gradient of the product before its activation.
+pub(super) fn record_crossed<F, B>(
+    product: Product,
     [lhs, rhs]: [&Var; 2],
     bias: Option<&Var>,
-    (value, activation): (Tensor, Activation),
     vjp: F,
+    of_bias: B,
 ) -> Var
 where
-    F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
+    F: Fn(&Vjp<'_>, Crossed, &Var) -> Result<[Option<Var>; 2]> + Send + Sync + 'static,
+    B: Fn(&Var) -> Result<Var> + Send + Sync + 'static,
 {
-    let mut saved: SmallVec<[Save<'_>; 3]> = Crossed::new(lhs, rhs).saved().iter().copied().collect();
+    let Product { op, value, activation } = product;
+    let crossed = Crossed::new(lhs, rhs);
+    let operands = crossed.saved();
+    let mut saved: SmallVec<[Save<'_>; 3]> = operands.iter().copied().collect();
     saved.extend(activation.is_relu().then_some(Save::Output));
     let mut inputs: SmallVec<[&Var; 3]> = smallvec![lhs, rhs];
     inputs.extend(bias);
-    record(op, &inputs, &saved, value, vjp)
+    let has_bias = bias.is_some();
+    record(op, &inputs, &saved, value, move |ctx, g| {
+        let of_product;
+        let g = if activation.is_relu() {
+            of_product = straight_slope(&ctx.saved(operands.len()), UnaryOp::Relu, g)?;
+            &of_product
+        } else {
+            g
+        };
+        let mut grads = Grads::from_buf(vjp(ctx, crossed, g)?);
+        if has_bias {
+            grads.push(if_needed(ctx, 2, || of_bias(g))?);
+        }
+        Ok(grads)
+    })
 }

@@ -3,7 +3,7 @@
 use tensor::Result;
 
 use super::one;
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Sample};
 use crate::{Var, record};
 
 #[derive::located]
@@ -27,16 +27,13 @@ fn from_end(x: &Var, axis: isize) -> Result<Var> {
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let along = |name, shape: &[usize], axis| -> Result<Sample> {
-        Ok(sample(name, [d.normal(shape)?], move |v| v[0].cumsum(axis)))
-    };
-    Ok(vec![
-        along("vector", &[5], 0)?,
-        along("first", &[3, 2], 0)?,
-        along("last", &[2, 35], -1)?,
-        along("middle", &[2, 3, 2], 1)?,
-        along("scalar", &[], 0)?,
-        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], |v| v[0].cumsum(1)?.mul(&v[0])),
+    d.samples(&[
+        ("vector", &[&[5]], |v| v[0].cumsum(0)),
+        ("first", &[&[3, 2]], |v| v[0].cumsum(0)),
+        ("last", &[&[2, 35]], |v| v[0].cumsum(-1)),
+        ("middle", &[&[2, 3, 2]], |v| v[0].cumsum(1)),
+        ("scalar", &[&[]], |v| v[0].cumsum(0)),
+        ("used_twice", &[&[2, 3]], |v| v[0].cumsum(1)?.mul(&v[0])),
     ])
 }
 

@@ -2,7 +2,7 @@
 
 use tensor::{BinaryGradOp, Result};
 
-use super::binary::{binary_slope, if_needed, promoted, record_binary};
+use super::binary::{binary_slope, if_needed, record_binary};
 use super::one;
 use crate::{Save, Var, record};
 
@@ -13,9 +13,7 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::div`](tensor::Tensor::div).
     pub fn div(&self, rhs: &Var) -> Result<Var> {
-        if self.dtype() != rhs.dtype() {
-            return promoted(self, rhs, Var::div);
-        }
+        promote!(self, rhs, Var::div);
         let value = self.value().div(rhs.value())?;
         let saved: &[Save<'_>] =
             if rhs.requires_grad() { &[Save::Input(1), Save::Input(0)] } else { &[Save::Input(1)] };

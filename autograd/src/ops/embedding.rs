@@ -1,9 +1,8 @@
 //! `embedding`: rows of a table by number; the gradient is added back there, in the order of the indices.
 
-use smallvec::SmallVec;
 use tensor::{CompareOp, Error, Result, Tensor, grad};
 
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Sample, indices};
 use super::{Dims, one};
 use crate::{Save, Var, record};
 
@@ -18,13 +17,14 @@ impl Var {
     /// `IndexOutOfRange`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` unless `self` has rank 2, and for a
     /// `padding_idx` that is no row.
     pub fn embedding(&self, indices: &Tensor, padding_idx: Option<isize>) -> Result<Var> {
-        let (rows, width) = table(self)?;
-        let padding = padding_idx.map(|index| padding_row(index, rows)).transpose()?;
+        const OP: &str = "embedding";
+        let (rows, width) = table(OP, self)?;
+        let padding = padding_idx.map(|index| padding_row(OP, index, rows)).transpose()?;
         let flat = indices.reshape(&[indices.elements()])?;
-        let mut shape: Dims = SmallVec::from_slice(indices.shape());
+        let mut shape = Dims::from_slice(indices.shape());
         shape.push(width);
         let value = self.value().index_select(0, &flat)?.reshape(&shape)?;
-        Ok(record("embedding", &[self], &[Save::Tensor(&flat)], value, move |ctx, g| {
+        Ok(record(OP, &[self], &[Save::Tensor(&flat)], value, move |ctx, g| {
             let indices = ctx.saved(0);
             let g = g.reshape(&[indices.value().elements(), width])?;
             Ok(one(embedding_grad(&g, indices.value(), rows, padding)?))
@@ -52,40 +52,41 @@ fn embedding_grad(g: &Var, indices: &Tensor, rows: usize, padding: Option<usize>
 }
 
 /// Rows and width of a table.
-pub(super) fn table(weight: &Var) -> Result<(usize, usize)> {
+pub(super) fn table(op: &'static str, weight: &Var) -> Result<(usize, usize)> {
     match *weight.shape() {
         [rows, width] => Ok((rows, width)),
-        ref shape => Err(Error::invalid("embedding", "weight", "of rank 2", format_args!("shape {shape:?}"))),
+        ref shape => Err(Error::invalid(op, "weight", "of rank 2", format_args!("shape {shape:?}"))),
     }
 }
 
-/// A row that may be counted from the end.
-pub(super) fn padding_row(index: isize, rows: usize) -> Result<usize> {
+/// The row of a table with this number, which counts from the end if it is negative.
+///
+/// # Errors
+/// `InvalidArgument` if there is no such row.
+#[doc(hidden)]
+pub fn padding_row(op: &'static str, index: isize, rows: usize) -> Result<usize> {
     let row = if index < 0 { index.checked_add_unsigned(rows) } else { Some(index) };
     match row.and_then(|row| usize::try_from(row).ok()).filter(|&row| row < rows) {
         Some(row) => Ok(row),
-        None => Err(Error::invalid(
-            "embedding",
-            "padding_idx",
-            "one of the rows",
-            format_args!("{index} of {rows} rows"),
-        )),
+        None => {
+            let value = format_args!("{index} of {rows} rows");
+            Err(Error::invalid(op, "padding_idx", "one of the rows", value))
+        }
     }
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, indices: &[i64], shape: &[usize]| -> Result<Sample> {
-        let indices = d.indices(indices, shape)?;
-        Ok(sample(name, [d.normal(&[4, 3])?], move |v| v[0].embedding(&indices, None)?.square()))
-    };
-    // The padding is a constant: differences see it, gradients do not.
-    let (constant, padded) = (Var::constant(d.normal(&[1, 3])?), d.indices(&[3, 0, 2, 3, 2], &[5])?);
-    Ok(vec![
-        of("vector", &[2, 0], &[2])?,
-        of("matrix", &[3, 1, 1, 0, 3, 3], &[2, 3])?,
-        of("scalar", &[2], &[])?,
-        sample("padding", [d.normal(&[3, 3])?], move |v| {
-            Var::cat(&[&v[0], &constant], 0)?.embedding(&padded, Some(-1))?.square()
+    d.samples(&[
+        ("vector", &[&[4, 3]], |v| v[0].embedding(&indices(v, &[2, 0], &[2])?, None)?.square()),
+        ("matrix", &[&[4, 3]], |v| {
+            v[0].embedding(&indices(v, &[3, 1, 1, 0, 3, 3], &[2, 3])?, None)?.square()
+        }),
+        ("scalar", &[&[4, 3]], |v| v[0].embedding(&indices(v, &[2], &[])?, None)?.square()),
+        // The padding is a constant: differences see it, gradients do not.
+        ("padding", &[&[3, 3]], |v| {
+            let padding = Var::constant(v[0].value().narrow(0, 0, 1)?.full_like(0.5)?);
+            let table = Var::cat(&[&v[0], &padding], 0)?;
+            table.embedding(&indices(v, &[3, 0, 2, 3, 2], &[5])?, Some(-1))?.square()
         }),
     ])
 }

@@ -1,9 +1,8 @@
 //! `expand`: repeats along axes; the gradient is summed back over them.
 
-use smallvec::SmallVec;
 use tensor::Result;
 
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Sample};
 use super::{Dims, one};
 use crate::{Var, record};
 
@@ -19,18 +18,18 @@ impl Var {
             return Ok(self.clone());
         }
         let value = self.value().expand(shape)?;
-        let from: Dims = SmallVec::from_slice(self.shape());
+        let from = Dims::from_slice(self.shape());
         Ok(record("expand", &[self], &[], value, move |_, g| Ok(one(g.sum_to(&from)?))))
     }
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("rows", [d.normal(&[3])?], |v| v[0].expand(&[2, 3])),
-        sample("columns", [d.normal(&[2, 1])?], |v| v[0].expand(&[2, 3])),
-        sample("scalar", [d.normal(&[])?], |v| v[0].expand(&[2, 3])?.mul(&v[0])),
-        sample("middle", [d.normal(&[2, 1, 2])?], |v| v[0].expand(&[3, 2, 4, 2])),
-        sample("same", [d.normal(&[2, 3])?], |v| v[0].expand(&[2, 3])),
+    d.samples(&[
+        ("rows", &[&[3]], |v| v[0].expand(&[2, 3])),
+        ("columns", &[&[2, 1]], |v| v[0].expand(&[2, 3])),
+        ("scalar", &[&[]], |v| v[0].expand(&[2, 3])?.mul(&v[0])),
+        ("middle", &[&[2, 1, 2]], |v| v[0].expand(&[3, 2, 4, 2])),
+        ("same", &[&[2, 3]], |v| v[0].expand(&[2, 3])),
     ])
 }
 

@@ -3,7 +3,7 @@
 use tensor::{Norm, Result};
 
 use super::normalize::normalize;
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Sample};
 use crate::Var;
 
 #[derive::located]
@@ -28,19 +28,13 @@ impl Var {
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, shape: &[usize], groups: usize| -> Result<Sample> {
-        let inputs = [d.normal(shape)?, d.normal(&[shape[1]])?, d.normal(&[shape[1]])?];
-        Ok(sample(name, inputs, move |v| v[0].group_norm(groups, Some(&v[1]), Some(&v[2]), 1e-5)))
-    };
-    Ok(vec![
-        of("images", &[2, 4, 3, 2], 2)?,
-        of("one_group", &[2, 2, 3], 1)?,
-        of("group_of_one_channel", &[2, 3, 5], 3)?,
-        of("no_inner_axes", &[3, 6], 2)?,
-        sample("plain", [d.normal(&[2, 4, 2])?], |v| v[0].group_norm(2, None, None, 1e-5)),
-        sample("transposed", [d.normal(&[4, 2, 3])?.transpose(0, 1)?], |v| {
-            v[0].group_norm(2, None, None, 1e-5)?.mul(&v[0])
-        }),
+    d.samples(&[
+        ("images", &[&[2, 4, 3, 2], &[4], &[4]], |v| v[0].group_norm(2, Some(&v[1]), Some(&v[2]), 1e-5)),
+        ("one_group", &[&[2, 2, 3], &[2], &[2]], |v| v[0].group_norm(1, Some(&v[1]), Some(&v[2]), 1e-5)),
+        ("group_of_one_channel", &[&[2, 3, 5], &[3]], |v| v[0].group_norm(3, Some(&v[1]), None, 1e-5)),
+        ("no_inner_axes", &[&[3, 6], &[6], &[6]], |v| v[0].group_norm(2, Some(&v[1]), Some(&v[2]), 1e-5)),
+        ("plain", &[&[2, 4, 2]], |v| v[0].group_norm(2, None, None, 1e-5)),
+        ("used_twice", &[&[2, 4, 3]], |v| v[0].group_norm(2, None, None, 1e-5)?.mul(&v[0])),
     ])
 }
 

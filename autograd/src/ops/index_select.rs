@@ -2,8 +2,8 @@
 
 use tensor::{Result, Tensor, grad};
 
-use super::binary::{if_needed, promoted};
-use super::samples::{Draw, Sample, sample};
+use super::binary::if_needed;
+use super::samples::{Draw, Sample, indices};
 use super::{one, position};
 use crate::{Grads, Save, Var, record};
 
@@ -28,9 +28,7 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::index_add`], but for `DTypeMismatch` of `src`.
     pub fn index_add(&self, axis: isize, indices: &Tensor, src: &Var) -> Result<Var> {
-        if self.dtype() != src.dtype() {
-            return promoted(self, src, |x, src| x.index_add(axis, indices, src));
-        }
+        promote!(self, src, |x, src| x.index_add(axis, indices, src));
         let value = self.value().index_add(axis, indices, src.value())?;
         Ok(record("index_add", &[self, src], &[Save::Tensor(indices)], value, move |ctx, g| {
             Ok(Grads::from_buf([
@@ -50,33 +48,22 @@ fn index_select_grad(g: &Var, axis: isize, indices: &Tensor, size: usize) -> Res
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let along = |name, shape: &[usize], axis, indices: &[i64]| -> Result<Sample> {
-        let indices = d.indices(indices, &[indices.len()])?;
-        Ok(sample(name, [d.normal(shape)?], move |v| v[0].index_select(axis, &indices)))
-    };
-    let indices = d.indices(&[1, 1, 0], &[3])?;
-    Ok(vec![
-        along("rows", &[4, 3], 0, &[2, 0])?,
-        along("repeated", &[3, 2], 0, &[1, 1, 2, 1])?,
-        along("last_axis", &[2, 3], -1, &[2, 0, 2])?,
-        along("middle", &[2, 3, 2], 1, &[0])?,
-        along("vector", &[5], 0, &[4, 4, 1])?,
-        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], move |v| {
-            v[0].index_select(0, &indices)?.square()
-        }),
+    d.samples(&[
+        ("rows", &[&[4, 3]], |v| v[0].index_select(0, &indices(v, &[2, 0], &[2])?)),
+        ("repeated", &[&[3, 2]], |v| v[0].index_select(0, &indices(v, &[1, 1, 2, 1], &[4])?)?.square()),
+        ("last_axis", &[&[2, 3]], |v| v[0].index_select(-1, &indices(v, &[2, 0, 2], &[3])?)),
+        ("middle", &[&[2, 3, 2]], |v| v[0].index_select(1, &indices(v, &[0], &[1])?)),
+        ("vector", &[&[5]], |v| v[0].index_select(0, &indices(v, &[4, 4, 1], &[3])?)),
     ])
 }
 
 pub(super) fn add_samples(d: &Draw) -> Result<Vec<Sample>> {
-    let rows = d.indices(&[2, 0, 2], &[3])?;
-    let columns = d.indices(&[1], &[1])?;
-    let inner = rows.clone();
-    Ok(vec![
-        sample("rows", [d.normal(&[3, 2])?, d.normal(&[3, 2])?], move |v| v[0].index_add(0, &rows, &v[1])),
-        sample("columns", [d.normal(&[2, 3])?, d.normal(&[2, 1])?], move |v| {
-            v[0].index_add(1, &columns, &v[1])
+    d.samples(&[
+        ("rows", &[&[3, 2], &[3, 2]], |v| v[0].index_add(0, &indices(v, &[2, 0, 2], &[3])?, &v[1])),
+        ("columns", &[&[2, 3], &[2, 1]], |v| v[0].index_add(1, &indices(v, &[1], &[1])?, &v[1])),
+        ("both_used_twice", &[&[3]], |v| {
+            v[0].index_add(0, &indices(v, &[2, 0, 2], &[3])?, &v[0])?.mul(&v[0])
         }),
-        sample("both_used_twice", [d.normal(&[3])?], move |v| v[0].index_add(0, &inner, &v[0])?.mul(&v[0])),
     ])
 }
 

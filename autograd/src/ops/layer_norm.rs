@@ -3,7 +3,7 @@
 use tensor::{Norm, Result};
 
 use super::normalize::normalize;
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Program, Sample};
 use crate::Var;
 
 #[derive::located]
@@ -28,31 +28,16 @@ impl Var {
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, shape: &[usize], normalized: &'static [usize]| -> Result<Sample> {
-        let inputs = [d.normal(shape)?, d.normal(normalized)?, d.normal(normalized)?];
-        Ok(sample(name, inputs, |v| v[0].layer_norm(normalized, Some(&v[1]), Some(&v[2]), 1e-5)))
-    };
-    let still = Var::constant(d.normal(&[3, 4])?);
-    let weight = Var::constant(d.normal(&[4])?);
-    Ok(vec![
-        of("rows", &[3, 5], &[5])?,
-        of("odd", &[2, 37], &[37])?,
-        of("two_axes", &[2, 3, 4], &[3, 4])?,
-        of("vector", &[6], &[6])?,
-        sample("plain", [d.normal(&[3, 4])?], |v| v[0].layer_norm(&[4], None, None, 1e-5)),
-        sample("only_a_bias", [d.normal(&[3, 4])?, d.normal(&[4])?], |v| {
-            v[0].layer_norm(&[4], None, Some(&v[1]), 1e-5)
-        }),
-        sample("large_eps", [d.normal(&[3, 4])?], |v| v[0].layer_norm(&[4], None, None, 0.5)),
-        sample("transposed", [d.normal(&[4, 3])?.transpose(0, 1)?], |v| {
-            v[0].layer_norm(&[4], None, None, 1e-5)?.mul(&v[0])
-        }),
-        sample("constant_input", [d.normal(&[4])?, d.normal(&[4])?], move |v| {
-            still.layer_norm(&[4], Some(&v[0]), Some(&v[1]), 1e-5)?.square()
-        }),
-        sample("constant_weight", [d.normal(&[3, 4])?], move |v| {
-            v[0].layer_norm(&[4], Some(&weight), None, 1e-5)
-        }),
+    let of: Program = |v| v[0].layer_norm(v[1].shape(), Some(&v[1]), Some(&v[2]), 1e-5);
+    d.samples(&[
+        ("rows", &[&[3, 5], &[5], &[5]], of),
+        ("odd", &[&[2, 37], &[37], &[37]], of),
+        ("two_axes", &[&[2, 3, 4], &[3, 4], &[3, 4]], of),
+        ("vector", &[&[6], &[6], &[6]], of),
+        ("plain", &[&[3, 4]], |v| v[0].layer_norm(&[4], None, None, 1e-5)),
+        ("only_a_bias", &[&[3, 4], &[4]], |v| v[0].layer_norm(&[4], None, Some(&v[1]), 1e-5)),
+        ("large_eps", &[&[3, 4]], |v| v[0].layer_norm(&[4], None, None, 0.5)),
+        ("used_twice", &[&[3, 4]], |v| v[0].layer_norm(&[4], None, None, 1e-5)?.mul(&v[0])),
     ])
 }
 

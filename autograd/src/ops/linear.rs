@@ -1,14 +1,13 @@
 //! `Y = X Wᵀ + b`; `X' = G W`, `W' = Gᵀ X`, `b' = Σ G` over the rows. With a ReLU, `G` counts where the result is positive.
 
-use smallvec::SmallVec;
 use tensor::Result;
 use tensor::fused::{self, Activation};
 
 use super::Dims;
 use super::binary::if_needed;
-use super::crossed::{Crossed, record_crossed};
+use super::crossed::{Crossed, Product, record_crossed};
 use super::samples::{Draw, Sample, sample};
-use crate::{Grads, Var, Vjp};
+use crate::{Var, Vjp};
 
 #[derive::located]
 impl Var {
@@ -30,95 +29,61 @@ pub fn linear(x: &Var, weight: &Var, bias: Option<&Var>, activation: Activation)
     let op = activation.op("linear", "linear_relu");
     autocast!("linear", [x, weight, bias], |x, weight, bias| linear(&x, &weight, bias.as_ref(), activation));
     let value = fused::linear(x.value(), weight.value(), bias.map(Var::value), activation)?;
-    let crossed = Crossed::new(x, weight);
-    let shape: Dims = SmallVec::from_slice(x.shape());
+    let shape = Dims::from_slice(x.shape());
     // The gradient of a weight that is stored transposed is made in the same order, so that an update walks
     // both straight through.
     let transposed = matches!(weight.value().strides(), [rows, columns] if rows < columns);
-    let has_bias = bias.is_some();
-    let vjp = move |ctx: &Vjp<'_>, g: &Var| {
+    let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, g: &Var| {
         let (rows, inputs, outputs) = sizes(&shape, g.shape());
-        let g = crossed.slope(ctx, activation, g)?;
-        let g2 = g.reshape(&[rows, outputs])?;
-        let mut grads = Grads::new();
-        grads.push(if_needed(ctx, 0, || g2.matmul(&crossed.rhs(ctx))?.reshape(&shape))?);
-        grads.push(if_needed(ctx, 1, || {
-            let x = crossed.lhs(ctx).reshape(&[rows, inputs])?;
-            if transposed { x.t()?.matmul(&g2)?.t() } else { g2.t()?.matmul(&x) }
-        })?);
-        if has_bias {
-            grads.push(if_needed(ctx, 2, || g2.sum(&[0], false))?);
-        }
-        Ok(grads)
+        let g = g.reshape(&[rows, outputs])?;
+        Ok([
+            if_needed(ctx, 0, || g.matmul(&crossed.rhs(ctx))?.reshape(&shape))?,
+            if_needed(ctx, 1, || {
+                let x = crossed.lhs(ctx).reshape(&[rows, inputs])?;
+                if transposed { x.t()?.matmul(&g)?.t() } else { g.t()?.matmul(&x) }
+            })?,
+        ])
     };
-    Ok(record_crossed(op, [x, weight], bias, (value, activation), vjp))
+    let of_bias = |g: &Var| {
+        let (rows, _, outputs) = sizes(g.shape(), g.shape());
+        g.reshape(&[rows, outputs])?.sum(&[0], false)
+    };
+    Ok(record_crossed(Product { op, value, activation }, [x, weight], bias, vjp, of_bias))
 }
 
 /// The number of rows of `x`, and the sizes of one row of `x` and of the result.
 fn sizes(x: &[usize], result: &[usize]) -> (usize, usize, usize) {
     let rows = x.iter().rev().skip(1).product();
-    (rows, x.last().copied().unwrap_or(1), result.last().copied().unwrap_or(1))
+    (rows, last(x), last(result))
 }
 
-pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let with_bias = |name, x: &[usize], out: usize| -> Result<Sample> {
-        let inputs = x.last().copied().unwrap_or(1);
-        let inputs = [d.normal(x)?, d.normal(&[out, inputs])?, d.normal(&[out])?];
-        Ok(sample(name, inputs, |v| v[0].linear(&v[1], Some(&v[2]))))
+fn last(shape: &[usize]) -> usize {
+    shape.last().copied().unwrap_or(1)
+}
+
+pub(super) fn samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
+    let of = |name, x: &[usize], out: usize| -> Result<Sample> {
+        let inputs = [d.normal(x)?, d.normal(&[out, x[x.len() - 1]])?, d.normal(&[out])?];
+        Ok(sample(name, inputs, move |v| linear(&v[0], &v[1], Some(&v[2]), activation)))
     };
-    let fixed_x = Var::constant(d.normal(&[2, 3])?);
-    let still_x = fixed_x.clone();
-    let fixed_weight = Var::constant(d.normal(&[4, 3])?);
-    let fixed_bias = Var::constant(d.normal(&[4])?);
+    let (x, weight) = (Var::constant(d.normal(&[2, 3])?), Var::constant(d.normal(&[4, 3])?));
     Ok(vec![
-        with_bias("rows", &[2, 3], 4)?,
-        with_bias("one", &[1, 1], 1)?,
-        with_bias("vector", &[3], 2)?,
-        with_bias("stack", &[2, 2, 3], 2)?,
-        with_bias("odd", &[3, 17], 3)?,
-        sample("without_bias", [d.normal(&[2, 3])?, d.normal(&[4, 3])?], |v| v[0].linear(&v[1], None)),
-        sample(
-            "weight_stored_transposed",
-            [d.normal(&[2, 3])?, d.normal(&[3, 4])?.transpose(0, 1)?, d.normal(&[4])?],
-            |v| v[0].linear(&v[1], Some(&v[2])),
-        ),
-        sample("transposed_input", [d.normal(&[3, 2])?, d.normal(&[4, 3])?, d.normal(&[4])?], |v| {
-            v[0].t()?.linear(&v[1], Some(&v[2]))
+        of("rows", &[2, 3], 4)?,
+        of("one", &[1, 1], 1)?,
+        of("vector", &[3], 2)?,
+        of("stack", &[2, 2, 3], 2)?,
+        of("odd", &[3, 17], 3)?,
+        sample("without_bias", [d.normal(&[2, 3])?, d.normal(&[4, 3])?], move |v| {
+            linear(&v[0], &v[1], None, activation)
         }),
-        sample("constant_input", [d.normal(&[4, 3])?, d.normal(&[4])?], move |v| {
-            fixed_x.linear(&v[0], Some(&v[1]))
-        }),
-        sample("constant_weight", [d.normal(&[2, 3])?, d.normal(&[4])?], {
-            let weight = fixed_weight.clone();
-            move |v| v[0].linear(&weight, Some(&v[1]))
-        }),
-        sample("constant_bias", [d.normal(&[2, 3])?], {
-            let (weight, bias) = (fixed_weight.clone(), fixed_bias);
-            move |v| v[0].linear(&weight, Some(&bias))
+        sample("weight_stored_transposed", [d.normal(&[2, 3])?, d.normal(&[3, 4])?.t()?], move |v| {
+            linear(&v[0], &v[1], None, activation)?.square()
         }),
         sample("only_the_bias", [d.normal(&[4])?], move |v| {
-            still_x.linear(&fixed_weight, Some(&v[0]))?.square()
+            linear(&x, &weight, Some(&v[0]), activation)?.square()
         }),
-        sample("one_value_for_all", [d.normal(&[2, 2])?], |v| v[0].linear(&v[0], Some(&v[0].select(0, 0)?))),
-    ])
-}
-
-pub(super) fn relu_samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("rows", [d.normal(&[2, 3])?, d.normal(&[4, 3])?, d.normal(&[4])?], |v| {
-            linear(&v[0], &v[1], Some(&v[2]), Activation::Relu)
-        }),
-        sample("stack", [d.normal(&[2, 2, 3])?, d.normal(&[2, 3])?, d.normal(&[2])?], |v| {
-            linear(&v[0], &v[1], Some(&v[2]), Activation::Relu)?.square()
-        }),
-        sample("without_bias", [d.normal(&[2, 3])?, d.normal(&[4, 3])?], |v| {
-            linear(&v[0], &v[1], None, Activation::Relu)
-        }),
-        sample("weight_stored_transposed", [d.normal(&[2, 3])?, d.normal(&[3, 4])?.transpose(0, 1)?], |v| {
-            linear(&v[0], &v[1], None, Activation::Relu)
-        }),
-        sample("one_value_for_all", [d.normal(&[2, 2])?], |v| {
-            linear(&v[0], &v[0], Some(&v[0].select(0, 0)?), Activation::Relu)
+        sample("one_value_for_all", [d.normal(&[2, 2])?], move |v| {
+            linear(&v[0], &v[0], Some(&v[0].select(0, 0)?), activation)
         }),
     ])
 }

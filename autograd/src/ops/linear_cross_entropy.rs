@@ -7,7 +7,7 @@ use tensor::{Error, Result, Tensor};
 
 use super::Reduction;
 use super::cross_entropy::{cross_entropy_grad, not_empty};
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Sample, indices};
 use crate::{Grads, Save, Var, Vjp, record};
 
 #[derive::located]
@@ -142,20 +142,21 @@ fn add(sum: &mut Option<Var>, part: Var, is_recorded: bool) -> Result<()> {
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, rows: &[usize], labels: &[i64], chunk, reduction| -> Result<Sample> {
-        let labels = d.indices(labels, rows)?;
-        let x = [rows, &[2]].concat();
-        let inputs = [d.normal(&x)?, d.normal(&[3, 2])?, d.normal(&[3])?];
-        Ok(sample(name, inputs, move |v| {
-            v[0].linear_cross_entropy(&v[1], Some(&v[2]), &labels, reduction, chunk)
-        }))
-    };
-    let labels = d.indices(&[1, 0, 2, 2], &[4])?;
-    Ok(vec![
-        of("whole", &[3], &[2, 0, 1], 8, Reduction::Mean)?,
-        of("chunks", &[5], &[2, 0, 1, 1, 0], 2, Reduction::Mean)?,
-        of("single_rows", &[2, 2], &[2, 0, 1, 1], 1, Reduction::None)?,
-        sample("without_bias", [d.normal(&[4, 2])?, d.normal(&[3, 2])?], move |v| {
+    d.samples(&[
+        ("whole", &[&[3, 2], &[3, 2], &[3]], |v| {
+            let labels = indices(v, &[2, 0, 1], &[3])?;
+            v[0].linear_cross_entropy(&v[1], Some(&v[2]), &labels, Reduction::Mean, 8)
+        }),
+        ("chunks", &[&[5, 2], &[3, 2], &[3]], |v| {
+            let labels = indices(v, &[2, 0, 1, 1, 0], &[5])?;
+            v[0].linear_cross_entropy(&v[1], Some(&v[2]), &labels, Reduction::Mean, 2)
+        }),
+        ("single_rows", &[&[2, 2, 2], &[3, 2], &[3]], |v| {
+            let labels = indices(v, &[2, 0, 1, 1], &[2, 2])?;
+            v[0].linear_cross_entropy(&v[1], Some(&v[2]), &labels, Reduction::None, 1)
+        }),
+        ("without_bias", &[&[4, 2], &[3, 2]], |v| {
+            let labels = indices(v, &[1, 0, 2, 2], &[4])?;
             v[0].linear_cross_entropy(&v[1], None, &labels, Reduction::Sum, 3)
         }),
     ])

@@ -1,12 +1,11 @@
 //! `Y = A B`; `A' = G Bᵀ`, `B' = Aᵀ G`, summed over the axes along which a stack was broadcast.
 
-use smallvec::SmallVec;
 use tensor::Result;
 
 use super::Dims;
 use super::binary::if_needed;
 use super::crossed::Crossed;
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Program, Sample};
 use crate::{Grads, Var, record};
 
 #[derive::located]
@@ -46,7 +45,7 @@ struct Shapes {
 
 impl Shapes {
     fn new(lhs: &Var, rhs: &Var) -> Self {
-        Shapes { lhs: SmallVec::from_slice(lhs.shape()), rhs: SmallVec::from_slice(rhs.shape()) }
+        Shapes { lhs: Dims::from_slice(lhs.shape()), rhs: Dims::from_slice(rhs.shape()) }
     }
 
     /// The left shape with a vector as one row.
@@ -90,40 +89,26 @@ impl Shapes {
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, lhs: &[usize], rhs: &[usize]| -> Result<Sample> {
-        Ok(sample(name, [d.normal(lhs)?, d.normal(rhs)?], |v| v[0].matmul(&v[1])))
-    };
-    let (left, right) = (Var::constant(d.normal(&[3, 2])?), Var::constant(d.normal(&[3, 4])?));
-    Ok(vec![
-        of("matrices", &[2, 3], &[3, 4])?,
-        of("one", &[1, 1], &[1, 1])?,
-        of("odd", &[3, 17], &[17, 1])?,
-        of("dot", &[3], &[3])?,
-        of("vector_matrix", &[3], &[3, 2])?,
-        of("matrix_vector", &[2, 3], &[3])?,
-        of("stacks", &[2, 2, 3], &[2, 3, 2])?,
-        of("stack_by_matrix", &[2, 2, 3], &[3, 2])?,
-        of("matrix_by_stack", &[2, 3], &[2, 3, 2])?,
-        of("stack_by_vector", &[2, 2, 3], &[3])?,
-        of("vector_by_stack", &[3], &[2, 3, 2])?,
-        of("stacks_broadcast", &[2, 1, 2, 3], &[3, 3, 1])?,
-        of("stack_of_one", &[1, 2, 3], &[2, 3, 2])?,
-        of("wide_stack_of_one", &[2, 2, 3], &[1, 3, 2])?,
-        sample(
-            "transposed",
-            [d.normal(&[3, 2])?.transpose(0, 1)?, d.normal(&[4, 3])?.transpose(0, 1)?],
-            |v| v[0].matmul(&v[1]),
-        ),
-        sample("transposed_inside", [d.normal(&[3, 2])?, d.normal(&[4, 3])?], |v| {
-            v[0].t()?.matmul(&v[1].t()?)
-        }),
-        sample("transposed_stack", [d.normal(&[2, 3, 2])?, d.normal(&[3, 2])?], |v| {
-            v[0].transpose(1, 2)?.matmul(&v[1])
-        }),
-        sample("squared", [d.normal(&[3, 3])?], |v| v[0].matmul(&v[0])),
-        sample("gram", [d.normal(&[2, 3])?], |v| v[0].matmul(&v[0].t()?)),
-        sample("constant_left", [d.normal(&[2, 3])?], move |v| left.matmul(&v[0])),
-        sample("constant_right", [d.normal(&[2, 3])?], move |v| v[0].matmul(&right)),
+    let of: Program = |v| v[0].matmul(&v[1]);
+    d.samples(&[
+        ("matrices", &[&[2, 3], &[3, 4]], of),
+        ("one", &[&[1, 1], &[1, 1]], of),
+        ("odd", &[&[3, 17], &[17, 1]], of),
+        ("dot", &[&[3], &[3]], of),
+        ("vector_matrix", &[&[3], &[3, 2]], of),
+        ("matrix_vector", &[&[2, 3], &[3]], of),
+        ("stacks", &[&[2, 2, 3], &[2, 3, 2]], of),
+        ("stack_by_matrix", &[&[2, 2, 3], &[3, 2]], of),
+        ("matrix_by_stack", &[&[2, 3], &[2, 3, 2]], of),
+        ("stack_by_vector", &[&[2, 2, 3], &[3]], of),
+        ("vector_by_stack", &[&[3], &[2, 3, 2]], of),
+        ("stacks_broadcast", &[&[2, 1, 2, 3], &[3, 3, 1]], of),
+        ("stack_of_one", &[&[1, 2, 3], &[2, 3, 2]], of),
+        ("wide_stack_of_one", &[&[2, 2, 3], &[1, 3, 2]], of),
+        ("transposed_inside", &[&[3, 2], &[4, 3]], |v| v[0].t()?.matmul(&v[1].t()?)),
+        ("transposed_stack", &[&[2, 3, 2], &[3, 2]], |v| v[0].transpose(1, 2)?.matmul(&v[1])),
+        ("squared", &[&[3, 3]], |v| v[0].matmul(&v[0])),
+        ("gram", &[&[2, 3]], |v| v[0].matmul(&v[0].t()?)),
     ])
 }
 

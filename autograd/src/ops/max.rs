@@ -83,14 +83,13 @@ pub(super) fn indices_samples(d: &Draw) -> Result<Vec<Sample>> {
     let along = |name, shape: &[usize], axis, keepdim| -> Result<Sample> {
         Ok(sample(name, [d.distinct(shape)?], move |v| Ok(v[0].max_with_indices(axis, keepdim)?.0)))
     };
+    let twice = |v: &[Var]| v[0].max_with_indices(1, true)?.0.mul(&v[0]);
     Ok(vec![
         along("first", &[3, 5], 0, false)?,
         along("last", &[3, 5], -1, false)?,
         along("middle_kept", &[2, 3, 2], 1, true)?,
         along("one", &[1], 0, false)?,
-        sample("used_twice", [d.distinct(&[3, 5])?.transpose(0, 1)?], |v| {
-            v[0].max_with_indices(1, true)?.0.mul(&v[0])
-        }),
+        sample("used_twice", [d.distinct(&[5, 3])?], twice),
     ])
 }
 

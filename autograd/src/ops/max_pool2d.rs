@@ -61,7 +61,6 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
         of("dilated", &[1, 1, 6, 5], MaxPool { dilation: [2, 1], stride: [1, 1], ..halves })?,
         of("many_elements", &[1, 2, 18], many)?,
         of("one", &[1, 1, 1, 1], MaxPool::new([1, 1]))?,
-        sample("transposed", [d.distinct(&[1, 4, 6])?.transpose(1, 2)?], move |v| v[0].max_pool2d(&halves)),
     ])
 }
 

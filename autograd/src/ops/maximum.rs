@@ -1,8 +1,8 @@
 //! `y = max(a, b)` or `min(a, b)`; the gradient goes to the chosen operand, half to each where they are equal.
 
-use tensor::{Result, Tensor};
+use tensor::{CompareOp, Result, Tensor};
 
-use super::binary::{if_needed, promoted, record_binary};
+use super::binary::{if_needed, record_binary};
 use super::samples::{Draw, Sample, binary};
 use super::scalar_like;
 use crate::{Save, Var};
@@ -17,18 +17,9 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::maximum`].
     pub fn maximum(&self, rhs: &Var) -> Result<Var> {
-        if self.dtype() != rhs.dtype() {
-            return promoted(self, rhs, Var::maximum);
-        }
+        promote!(self, rhs, Var::maximum);
         let value = self.value().maximum(rhs.value())?;
-        Ok(record_binary("maximum", self, rhs, BOTH, value, |ctx, g| {
-            let (lhs, rhs) = (ctx.saved(0), ctx.saved(1));
-            let (lhs, rhs) = (lhs.value(), rhs.value());
-            Ok([
-                if_needed(ctx, 0, || share(g, &lhs.lt(rhs)?, &lhs.eq(rhs)?))?,
-                if_needed(ctx, 1, || share(g, &rhs.lt(lhs)?, &lhs.eq(rhs)?))?,
-            ])
-        }))
+        Ok(record_choice("maximum", self, rhs, value, CompareOp::Lt))
     }
 
     /// The smaller of each pair, with broadcasting. Where both are equal, each gets half of the gradient. See
@@ -37,19 +28,22 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::minimum`].
     pub fn minimum(&self, rhs: &Var) -> Result<Var> {
-        if self.dtype() != rhs.dtype() {
-            return promoted(self, rhs, Var::minimum);
-        }
+        promote!(self, rhs, Var::minimum);
         let value = self.value().minimum(rhs.value())?;
-        Ok(record_binary("minimum", self, rhs, BOTH, value, |ctx, g| {
-            let (lhs, rhs) = (ctx.saved(0), ctx.saved(1));
-            let (lhs, rhs) = (lhs.value(), rhs.value());
-            Ok([
-                if_needed(ctx, 0, || share(g, &lhs.gt(rhs)?, &lhs.eq(rhs)?))?,
-                if_needed(ctx, 1, || share(g, &rhs.gt(lhs)?, &lhs.eq(rhs)?))?,
-            ])
-        }))
+        Ok(record_choice("minimum", self, rhs, value, CompareOp::Gt))
     }
+}
+
+/// Records a choice between two operands, of which one `loses` where it compares so to the other.
+fn record_choice(op: &'static str, lhs: &Var, rhs: &Var, value: Tensor, loses: CompareOp) -> Var {
+    record_binary(op, lhs, rhs, BOTH, value, move |ctx, g| {
+        let (lhs, rhs) = (ctx.saved(0), ctx.saved(1));
+        let part = |own: &Var, other: &Var| {
+            let (own, other) = (own.value(), other.value());
+            share(g, &own.compare(loses, other)?, &own.eq(other)?)
+        };
+        Ok([if_needed(ctx, 0, || part(&lhs, &rhs))?, if_needed(ctx, 1, || part(&rhs, &lhs))?])
+    })
 }
 
 /// 0 where the other operand was chosen, half of `g` where they are equal, `g` elsewhere.

@@ -1,6 +1,5 @@
 //! `y = Σ x / n` over axes; the gradient repeats `g / n` along them.
 
-use smallvec::SmallVec;
 use tensor::Result;
 
 use super::{Dims, kept_shape, one, reduced_elements, spread};
@@ -14,7 +13,7 @@ impl Var {
     /// As for [`Tensor::mean`](tensor::Tensor::mean).
     pub fn mean(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
         let value = self.value().mean(axes, keepdim)?;
-        let shape: Dims = SmallVec::from_slice(self.shape());
+        let shape = Dims::from_slice(self.shape());
         let kept = kept_shape(&shape, axes);
         let scale = (reduced_elements(&shape, axes) as f64).recip();
         Ok(record("mean", &[self], &[], value, move |_, g| {

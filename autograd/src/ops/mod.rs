@@ -21,6 +21,15 @@ macro_rules! autocast {
     };
 }
 
+/// Where operands differ in type, returns the op of operands in the type that they promote to.
+macro_rules! promote {
+    ($lhs:expr, $rhs:expr, $op:expr) => {
+        if $lhs.dtype() != $rhs.dtype() {
+            return $crate::ops::binary::promoted($lhs, $rhs, $op);
+        }
+    };
+}
+
 mod abs;
 mod add;
 mod attention;
@@ -82,6 +91,7 @@ mod variance;
 mod where_cond;
 
 use smallvec::SmallVec;
+use tensor::fused::Activation;
 use tensor::{Device, Gelu, Result, Tensor};
 
 /// Ops with their activation in the same command, for layers.
@@ -97,6 +107,8 @@ pub mod fused {
 pub use crate::autocast::Autocast;
 pub use attention::AttentionOptions;
 pub use cross_entropy::CrossEntropy;
+#[doc(hidden)]
+pub use embedding::padding_row;
 pub use embedding_bag::{BagMode, BagOptions};
 pub use pad::PadMode;
 pub use reduction::Reduction;
@@ -119,12 +131,22 @@ pub struct OpEntry {
 }
 
 impl OpEntry {
-    /// Draws the samples on a device, the same numbers on every device.
+    /// Draws the samples on a device, the same numbers on every device. The first one comes again with its inputs in column-major
+    /// order in memory, and with each of several inputs as a constant.
     ///
     /// # Errors
     /// Those of the ops that draw.
     pub fn samples(&self, device: &Device) -> Result<Vec<Sample>> {
-        (self.samples)(&Draw::new(device))
+        let drawn = || (self.samples)(&Draw::new(device));
+        let mut samples = drawn()?;
+        // The first sample stands for all in how memory is ordered, and in which operands are constants.
+        let first = |samples: Vec<Sample>| samples.into_iter().next();
+        samples.extend(first(drawn()?).map(Sample::column_major).transpose()?);
+        let inputs = samples.first().map_or(0, |first| first.inputs.len());
+        for at in (0..inputs).filter(|_| inputs > 1) {
+            samples.extend(first(drawn()?).map(|first| first.with_constant(at)));
+        }
+        Ok(samples)
     }
 }
 
@@ -188,16 +210,16 @@ const OPS: &[OpEntry] = &[
     op("add_scalar", Operands, |d| unary(d, Draw::normal, |x| x.add_scalar(-1.5))),
     op("attention", Half, attention::samples),
     op("avg_pool2d", Operands, avg_pool2d::samples),
-    op("batch_norm", Operands, batch_norm::samples),
-    op("batch_norm_relu", Operands, batch_norm::relu_samples),
+    op("batch_norm", Operands, |d| batch_norm::samples(d, Activation::None)),
+    op("batch_norm_relu", Operands, |d| batch_norm::samples(d, Activation::Relu)),
     op("bce_with_logits", F32, |d| mse_loss::by_element(d, Var::bce_with_logits)),
     op("cat", Operands, cat::samples),
     op("clamp", Operands, clamp::samples),
     op("contiguous", Operands, convert::contiguous_samples),
-    op("conv2d", Half, conv2d::samples),
-    op("conv2d_relu", Half, conv2d::relu_samples),
-    op("conv_transpose2d", Half, conv2d::transpose_samples),
-    op("conv_transpose2d_relu", Half, conv2d::transpose_relu_samples),
+    op("conv2d", Half, |d| conv2d::samples(d, Activation::None)),
+    op("conv2d_relu", Half, |d| conv2d::samples(d, Activation::Relu)),
+    op("conv_transpose2d", Half, |d| conv2d::transpose_samples(d, Activation::None)),
+    op("conv_transpose2d_relu", Half, |d| conv2d::transpose_samples(d, Activation::Relu)),
     op("cross_entropy", F32, |d| cross_entropy::by_label(d, Var::cross_entropy)),
     op("cross_entropy_with", F32, cross_entropy::option_samples),
     op("linear_cross_entropy", Half, linear_cross_entropy::samples),
@@ -218,8 +240,8 @@ const OPS: &[OpEntry] = &[
     op("l1_loss", F32, l1_loss::samples),
     op("layer_norm", F32, layer_norm::samples),
     op("leaky_relu", Operands, |d| unary(d, Draw::nonzero, |x| x.leaky_relu(0.1))),
-    op("linear", Half, linear::samples),
-    op("linear_relu", Half, linear::relu_samples),
+    op("linear", Half, |d| linear::samples(d, Activation::None)),
+    op("linear_relu", Half, |d| linear::samples(d, Activation::Relu)),
     op("log_softmax", F32, |d| softmax::along_axes(d, Var::log_softmax)),
     op("logsumexp", F32, |d| sum::reductions(d, Draw::normal, Var::logsumexp)),
     op("masked_fill", Operands, where_cond::masked_fill_samples),

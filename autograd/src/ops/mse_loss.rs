@@ -39,7 +39,6 @@ pub(super) fn by_element(d: &Draw, f: fn(&Var, &Var, Reduction) -> Result<Var>) 
     let of = |name, shape: &[usize], reduction| -> Result<Sample> {
         Ok(sample(name, [d.nonzero(shape)?, target(shape)?], move |v| f(&v[0], &v[1], reduction)))
     };
-    let fixed = Var::constant(target(&[2, 3])?);
     Ok(vec![
         of("mean", &[2, 3], Reduction::Mean)?,
         of("sum", &[2, 3], Reduction::Sum)?,
@@ -47,10 +46,6 @@ pub(super) fn by_element(d: &Draw, f: fn(&Var, &Var, Reduction) -> Result<Var>) 
         of("one", &[1], Reduction::Mean)?,
         of("odd", &[17], Reduction::Mean)?,
         of("scalar", &[], Reduction::Mean)?,
-        sample("transposed", [d.nonzero(&[3, 2])?.transpose(0, 1)?, target(&[2, 3])?], move |v| {
-            f(&v[0], &v[1], Reduction::None)
-        }),
-        sample("constant_target", [d.nonzero(&[2, 3])?], move |v| f(&v[0], &fixed, Reduction::Mean)),
     ])
 }
 

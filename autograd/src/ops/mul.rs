@@ -2,7 +2,7 @@
 
 use tensor::Result;
 
-use super::binary::{if_needed, promoted, record_binary};
+use super::binary::{if_needed, record_binary};
 use super::crossed::Crossed;
 use super::one;
 use crate::{Var, record};
@@ -14,9 +14,7 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::mul`](tensor::Tensor::mul).
     pub fn mul(&self, rhs: &Var) -> Result<Var> {
-        if self.dtype() != rhs.dtype() {
-            return promoted(self, rhs, Var::mul);
-        }
+        promote!(self, rhs, Var::mul);
         let value = self.value().mul(rhs.value())?;
         let crossed = Crossed::new(self, rhs);
         Ok(record_binary("mul", self, rhs, crossed.saved(), value, move |ctx, g| {

@@ -1,9 +1,8 @@
 //! `narrow`, `select`, `split`, `unbind`: part of an axis; the gradient is 0 elsewhere.
 
-use smallvec::SmallVec;
 use tensor::{Error, ErrorKind, Result};
 
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Sample};
 use super::{Dims, one, position};
 use crate::{Var, record};
 
@@ -25,7 +24,7 @@ impl Var {
     /// As for [`Tensor::select`](tensor::Tensor::select).
     pub fn select(&self, axis: isize, index: usize) -> Result<Var> {
         let value = self.value().select(axis, index)?;
-        let mut kept: Dims = SmallVec::from_slice(self.shape());
+        let mut kept = Dims::from_slice(self.shape());
         let at = position(axis, kept.len());
         let size = std::mem::replace(&mut kept[at], 1);
         Ok(record("select", &[self], &[], value, move |_, g| {
@@ -84,44 +83,37 @@ impl Var {
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("first_axis", [d.normal(&[4, 3])?], |v| v[0].narrow(0, 1, 2)),
-        sample("last_axis", [d.normal(&[2, 5])?], |v| v[0].narrow(-1, 2, 3)),
-        sample("whole", [d.normal(&[2, 3])?], |v| v[0].narrow(1, 0, 3)?.mul(&v[0])),
-        sample("one_place", [d.normal(&[2, 3, 2])?], |v| v[0].narrow(1, 2, 1)),
-        sample("overlapping", [d.normal(&[5])?], |v| v[0].narrow(0, 0, 3)?.mul(&v[0].narrow(0, 2, 3)?)),
-        sample("transposed", [d.normal(&[3, 4])?.transpose(0, 1)?], |v| v[0].narrow(0, 1, 2)),
+    d.samples(&[
+        ("first_axis", &[&[4, 3]], |v| v[0].narrow(0, 1, 2)),
+        ("last_axis", &[&[2, 5]], |v| v[0].narrow(-1, 2, 3)),
+        ("whole", &[&[2, 3]], |v| v[0].narrow(1, 0, 3)?.mul(&v[0])),
+        ("one_place", &[&[2, 3, 2]], |v| v[0].narrow(1, 2, 1)),
+        ("overlapping", &[&[5]], |v| v[0].narrow(0, 0, 3)?.mul(&v[0].narrow(0, 2, 3)?)),
     ])
 }
 
 pub(super) fn select_samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("row", [d.normal(&[3, 2])?], |v| v[0].select(0, 1)),
-        sample("column", [d.normal(&[3, 2])?], |v| v[0].select(-1, 0)?.mul(&v[0].select(1, 1)?)),
-        sample("to_scalar", [d.normal(&[3])?], |v| v[0].select(0, 2)),
+    d.samples(&[
+        ("row", &[&[3, 2]], |v| v[0].select(0, 1)),
+        ("column", &[&[3, 2]], |v| v[0].select(-1, 0)?.mul(&v[0].select(1, 1)?)),
+        ("to_scalar", &[&[3]], |v| v[0].select(0, 2)),
     ])
 }
 
 pub(super) fn unbind_samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("product_of_rows", [d.normal(&[3, 2])?], |v| {
-            let rows = v[0].unbind(0)?;
-            rows[0].mul(&rows[1])?.mul(&rows[2])
-        }),
-        sample("one_of_the_columns", [d.normal(&[2, 3])?], |v| Ok(v[0].unbind(-1)?[1].clone())),
+    d.samples(&[
+        ("product_of_rows", &[&[2, 3]], |v| v[0].unbind(0)?[0].mul(&v[0].unbind(0)?[1])),
+        ("one_of_the_columns", &[&[2, 3]], |v| Ok(v[0].unbind(-1)?[1].clone())),
     ])
 }
 
 pub(super) fn split_samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("product_of_parts", [d.normal(&[5, 2])?], |v| {
+    d.samples(&[
+        ("product_of_parts", &[&[5, 2]], |v| {
             let parts = v[0].split(&[2, 1, 2], 0)?;
             parts[0].mul(&parts[1])?.mul(&parts[2])
         }),
-        sample("one_of_the_parts", [d.normal(&[2, 3])?], |v| {
-            let parts = v[0].split(&[1, 2], -1)?;
-            Ok(parts[1].clone())
-        }),
+        ("one_of_the_parts", &[&[2, 3]], |v| Ok(v[0].split(&[1, 2], -1)?[1].clone())),
     ])
 }
 

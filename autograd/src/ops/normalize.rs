@@ -33,7 +33,7 @@ pub(super) fn normalize(norm: Norm, x: &Var, weight: Option<&Var>, bias: Option<
     inputs.extend(bias);
     let shape_of = |parameter: Option<&Var>| parameter.map(|parameter| Dims::from_slice(parameter.shape()));
     let parameters = Parameters { norm, weight: shape_of(weight), bias: shape_of(bias) };
-    Ok(record(norm.op(), &inputs, &saved, value.out, move |ctx, g| {
+    Ok(record(norm.op, &inputs, &saved, value.out, move |ctx, g| {
         if is_recording() { parameters.composite(ctx, g) } else { parameters.fused(ctx, g) }
     }))
 }
@@ -53,7 +53,7 @@ impl Parameters {
     }
 
     fn weight(&self, ctx: &Vjp<'_>) -> Option<Var> {
-        self.weight.as_ref().map(|_| ctx.saved(2 + usize::from(self.norm.is_centred())))
+        self.weight.as_ref().map(|_| ctx.saved(2 + usize::from(self.norm.centred)))
     }
 
     /// The gradients of the inputs that there are.
@@ -70,7 +70,7 @@ impl Parameters {
 
     fn fused(&self, ctx: &Vjp<'_>, g: &Var) -> Result<Grads> {
         let (x, rstd) = (ctx.saved(0), ctx.saved(1));
-        let mean = self.norm.is_centred().then(|| ctx.saved(2));
+        let mean = self.norm.centred.then(|| ctx.saved(2));
         let weight = self.weight(ctx);
         let [needs_weight, needs_bias] = self.needs(ctx);
         let statistics = (mean.as_ref().map(Var::value), rstd.value());
@@ -82,22 +82,22 @@ impl Parameters {
     }
 
     fn composite(&self, ctx: &Vjp<'_>, g: &Var) -> Result<Grads> {
-        let (x, rows) = (ctx.saved(0), self.norm.rows());
+        let (x, rows) = (ctx.saved(0), self.norm.rows);
         let together = rows.weights() * rows.inner;
         let n = x.value().elements().checked_div(together).unwrap_or(0);
         let by_rows = |v: &Var| v.reshape(&[n, rows.groups, rows.channels, rows.inner]);
         let mean = |v: &Var| v.mean(&[2, 3], true);
         let computed = |v: &Var| v.to_dtype(x.dtype().compute_dtype());
         let (x4, g4) = (by_rows(&computed(&x)?)?, by_rows(&computed(g)?)?);
-        let deviation = if self.norm.is_centred() { x4.sub(&mean(&x4)?)? } else { x4 };
-        let rstd = mean(&deviation.square()?)?.add_scalar(self.norm.eps())?.rsqrt()?;
+        let deviation = if self.norm.centred { x4.sub(&mean(&x4)?)? } else { x4 };
+        let rstd = mean(&deviation.square()?)?.add_scalar(self.norm.eps)?.rsqrt()?;
         let h = deviation.mul(&rstd)?;
         let weighted = match self.weight(ctx) {
             Some(weight) => g4.mul(&weight.reshape(&[rows.groups, rows.channels, 1])?)?,
             None => g4.clone(),
         };
         let slope = h.mul(&mean(&weighted.mul(&h)?)?)?;
-        let shifted = if self.norm.is_centred() { weighted.sub(&mean(&weighted)?)? } else { weighted };
+        let shifted = if self.norm.centred { weighted.sub(&mean(&weighted)?)? } else { weighted };
         let dx = shifted.sub(&slope)?.mul(&rstd)?.reshape(x.shape())?.to_dtype(x.dtype())?;
         let [needs_weight, needs_bias] = self.needs(ctx);
         let over_rows = |v: Var| v.sum(&[0, 3], false);

@@ -4,7 +4,7 @@
 use tensor::{Error, Result, Tensor};
 
 use super::one;
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Sample};
 use crate::{Var, record};
 
 /// What [`Var::pad`] puts around a tensor.
@@ -103,17 +103,12 @@ fn constant(x: &Var, axis: usize, [before, behind]: [usize; 2], value: f64) -> R
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, shape: &[usize], borders: &'static [[isize; 2]], mode| -> Result<Sample> {
-        Ok(sample(name, [d.normal(shape)?], move |v| v[0].pad(borders, mode)?.square()))
-    };
-    let two = PadMode::Constant(2.0);
-    Ok(vec![
-        of("constant", &[2, 3], &[[1, 2], [0, 1]], two)?,
-        of("constant_one_axis", &[2, 3], &[[1, 0]], two)?,
-        of("cut", &[4, 5], &[[-1, 1], [2, -2]], two)?,
-        of("reflect", &[2, 3, 4], &[[2, 3], [1, 1]], PadMode::Reflect)?,
-        of("replicate", &[2, 3], &[[2, 1], [1, 3]], PadMode::Replicate)?,
-        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], move |v| v[0].pad(&[[1, 1]], two)),
+    d.samples(&[
+        ("constant", &[&[2, 3]], |v| v[0].pad(&[[1, 2], [0, 1]], PadMode::Constant(2.0))?.square()),
+        ("constant_one_axis", &[&[2, 3]], |v| v[0].pad(&[[1, 0]], PadMode::Constant(2.0))?.square()),
+        ("cut", &[&[4, 5]], |v| v[0].pad(&[[-1, 1], [2, -2]], PadMode::Constant(2.0))?.square()),
+        ("reflect", &[&[2, 3, 4]], |v| v[0].pad(&[[2, 3], [1, 1]], PadMode::Reflect)?.square()),
+        ("replicate", &[&[2, 3]], |v| v[0].pad(&[[2, 1], [1, 3]], PadMode::Replicate)?.square()),
     ])
 }
 

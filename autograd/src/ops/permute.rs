@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use tensor::Result;
 
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Sample};
 use super::{one, position};
 use crate::{Var, record};
 
@@ -45,23 +45,22 @@ impl Var {
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("cycle", [d.normal(&[2, 3, 4])?], |v| v[0].permute(&[2, 0, 1])),
-        sample("negative_axes", [d.normal(&[2, 3, 1, 2])?], |v| v[0].permute(&[-1, 0, -2, 1])),
-        sample("same", [d.normal(&[2, 3])?], |v| v[0].permute(&[0, 1])?.mul(&v[0])),
-        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], |v| v[0].permute(&[1, 0])),
-        sample("scalar", [d.normal(&[])?], |v| v[0].permute(&[])),
+    d.samples(&[
+        ("cycle", &[&[2, 3, 4]], |v| v[0].permute(&[2, 0, 1])),
+        ("negative_axes", &[&[2, 3, 1, 2]], |v| v[0].permute(&[-1, 0, -2, 1])),
+        ("same", &[&[2, 3]], |v| v[0].permute(&[0, 1])?.mul(&v[0])),
+        ("scalar", &[&[]], |v| v[0].permute(&[])),
     ])
 }
 
 pub(super) fn transpose_samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("matrix", [d.normal(&[2, 3])?], |v| v[0].transpose(0, 1)),
-        sample("outer_axes", [d.normal(&[2, 3, 4])?], |v| v[0].transpose(0, -1)),
-        sample("same_axis", [d.normal(&[2, 3])?], |v| v[0].transpose(1, 1)),
-        sample("gram", [d.normal(&[3, 3])?], |v| v[0].transpose(0, 1)?.mul(&v[0])),
-        sample("t", [d.normal(&[2, 3])?], |v| v[0].t()),
-        sample("t_of_vector", [d.normal(&[3])?], |v| v[0].t()?.square()),
+    d.samples(&[
+        ("matrix", &[&[2, 3]], |v| v[0].transpose(0, 1)),
+        ("outer_axes", &[&[2, 3, 4]], |v| v[0].transpose(0, -1)),
+        ("same_axis", &[&[2, 3]], |v| v[0].transpose(1, 1)),
+        ("gram", &[&[3, 3]], |v| v[0].transpose(0, 1)?.mul(&v[0])),
+        ("t", &[&[2, 3]], |v| v[0].t()),
+        ("t_of_vector", &[&[3]], |v| v[0].t()?.square()),
     ])
 }
 

@@ -2,7 +2,7 @@
 
 use tensor::{BinaryGradOp, Result, UnaryOp};
 
-use super::binary::{binary_slope, if_needed, promoted, record_binary};
+use super::binary::{binary_slope, if_needed, record_binary};
 use super::function::function;
 use super::samples::{Draw, Sample, sample, unary};
 use crate::{Save, Var};
@@ -18,9 +18,7 @@ impl Var {
     /// As for [`Tensor::pow`](tensor::Tensor::pow).
     pub fn pow(&self, exponent: &Var) -> Result<Var> {
         autocast!("pow", [self, exponent], |x, exponent| x.pow(&exponent));
-        if self.dtype() != exponent.dtype() {
-            return promoted(self, exponent, Var::pow);
-        }
+        promote!(self, exponent, Var::pow);
         let value = self.value().pow(exponent.value())?;
         let saved = [Save::Input(0), Save::Input(1)];
         Ok(record_binary("pow", self, exponent, &saved, value, |ctx, g| {

@@ -1,10 +1,9 @@
 //! `reshape`, `flatten`, `squeeze`, `unsqueeze`: the same elements in the same order; the gradient takes the old
 //! shape.
 
-use smallvec::SmallVec;
 use tensor::{Result, Tensor};
 
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Sample};
 use super::{Dims, one};
 use crate::{Var, record};
 
@@ -46,45 +45,42 @@ impl Var {
     }
 
     fn record_reshape(&self, op: &'static str, value: Tensor) -> Var {
-        let from: Dims = SmallVec::from_slice(self.shape());
+        let from = Dims::from_slice(self.shape());
         record(op, &[self], &[], value, move |_, g| Ok(one(g.reshape(&from)?)))
     }
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("to_rows", [d.normal(&[2, 3])?], |v| v[0].reshape(&[3, 2])),
-        sample("to_vector", [d.normal(&[2, 3, 1])?], |v| v[0].reshape(&[6])),
-        sample("same", [d.normal(&[2, 3])?], |v| v[0].reshape(&[2, 3])),
-        sample("scalar", [d.normal(&[1, 1])?], |v| v[0].reshape(&[])),
-        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], |v| v[0].reshape(&[6])),
-        sample("copying_inside", [d.normal(&[2, 3])?], |v| {
-            v[0].transpose(0, 1)?.reshape(&[2, 3])?.mul(&v[0])
-        }),
+    d.samples(&[
+        ("to_rows", &[&[2, 3]], |v| v[0].reshape(&[3, 2])),
+        ("to_vector", &[&[2, 3, 1]], |v| v[0].reshape(&[6])),
+        ("same", &[&[2, 3]], |v| v[0].reshape(&[2, 3])),
+        ("scalar", &[&[1, 1]], |v| v[0].reshape(&[])),
+        ("copying_inside", &[&[2, 3]], |v| v[0].t()?.reshape(&[2, 3])?.mul(&v[0])),
     ])
 }
 
 pub(super) fn flatten_samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("all", [d.normal(&[2, 3])?], |v| v[0].flatten(0, -1)),
-        sample("middle", [d.normal(&[2, 3, 2, 1])?], |v| v[0].flatten(1, 2)),
-        sample("scalar", [d.normal(&[])?], |v| v[0].flatten(0, -1)),
+    d.samples(&[
+        ("all", &[&[2, 3]], |v| v[0].flatten(0, -1)),
+        ("middle", &[&[2, 3, 2, 1]], |v| v[0].flatten(1, 2)),
+        ("scalar", &[&[]], |v| v[0].flatten(0, -1)),
     ])
 }
 
 pub(super) fn squeeze_samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("first", [d.normal(&[1, 3])?], |v| v[0].squeeze(0)),
-        sample("last", [d.normal(&[3, 1])?], |v| v[0].squeeze(-1)?.square()),
-        sample("not_one", [d.normal(&[3, 2])?], |v| v[0].squeeze(1)),
+    d.samples(&[
+        ("first", &[&[1, 3]], |v| v[0].squeeze(0)),
+        ("last", &[&[3, 1]], |v| v[0].squeeze(-1)?.square()),
+        ("not_one", &[&[3, 2]], |v| v[0].squeeze(1)),
     ])
 }
 
 pub(super) fn unsqueeze_samples(d: &Draw) -> Result<Vec<Sample>> {
-    Ok(vec![
-        sample("first", [d.normal(&[3])?], |v| v[0].unsqueeze(0)),
-        sample("last", [d.normal(&[3])?], |v| v[0].unsqueeze(-1)?.mul(&v[0])),
-        sample("scalar", [d.normal(&[])?], |v| v[0].unsqueeze(0)),
+    d.samples(&[
+        ("first", &[&[3]], |v| v[0].unsqueeze(0)),
+        ("last", &[&[3]], |v| v[0].unsqueeze(-1)?.mul(&v[0])),
+        ("scalar", &[&[]], |v| v[0].unsqueeze(0)),
     ])
 }
 

@@ -3,7 +3,7 @@
 use tensor::{Norm, Result};
 
 use super::normalize::normalize;
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Program, Sample};
 use crate::Var;
 
 #[derive::located]
@@ -24,18 +24,13 @@ impl Var {
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, shape: &[usize], normalized: &'static [usize]| -> Result<Sample> {
-        let inputs = [d.normal(shape)?, d.normal(normalized)?];
-        Ok(sample(name, inputs, |v| v[0].rms_norm(normalized, Some(&v[1]), None)))
-    };
-    Ok(vec![
-        of("rows", &[3, 5], &[5])?,
-        of("odd", &[2, 37], &[37])?,
-        of("two_axes", &[2, 3, 2], &[3, 2])?,
-        sample("plain", [d.normal(&[3, 4])?], |v| v[0].rms_norm(&[4], None, Some(1e-3))),
-        sample("transposed", [d.normal(&[4, 3])?.transpose(0, 1)?], |v| {
-            v[0].rms_norm(&[4], None, None)?.mul(&v[0])
-        }),
+    let of: Program = |v| v[0].rms_norm(v[1].shape(), Some(&v[1]), None);
+    d.samples(&[
+        ("rows", &[&[3, 5], &[5]], of),
+        ("odd", &[&[2, 37], &[37]], of),
+        ("two_axes", &[&[2, 3, 2], &[3, 2]], of),
+        ("plain", &[&[3, 4]], |v| v[0].rms_norm(&[4], None, Some(1e-3))),
+        ("used_twice", &[&[3, 4]], |v| v[0].rms_norm(&[4], None, None)?.mul(&v[0])),
     ])
 }
 

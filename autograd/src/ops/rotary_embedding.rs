@@ -72,18 +72,14 @@ pub fn rotary_angles(
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, shape: &[usize], pairs| -> Result<Sample> {
-        let [.., places, width] = *shape else { return Ok(sample(name, [d.normal(shape)?], |v| v[0].neg())) };
+        let [places, width] = [2, 1].map(|last| shape[shape.len() - last]);
         let (cos, sin) = rotary_angles(places, width, 10_000.0, DType::F64, &d.device)?;
-        Ok(sample(name, [d.normal(shape)?], move |v| v[0].rotary_embedding(&cos, &sin, pairs)))
+        Ok(sample(name, [d.normal(shape)?], move |v| v[0].rotary_embedding(&cos, &sin, pairs)?.mul(&v[0])))
     };
-    let (cos, sin) = rotary_angles(3, 4, 100.0, DType::F64, &d.device)?;
     Ok(vec![
         of("halves", &[2, 3, 4], RotaryPairs::Halves)?,
         of("neighbours", &[2, 3, 4], RotaryPairs::Neighbours)?,
         of("odd", &[5, 34], RotaryPairs::Halves)?,
-        sample("transposed", [d.normal(&[3, 2, 4])?.transpose(0, 1)?], move |v| {
-            v[0].rotary_embedding(&cos, &sin, RotaryPairs::Halves)?.mul(&v[0])
-        }),
     ])
 }
 

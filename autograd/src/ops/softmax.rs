@@ -67,19 +67,17 @@ pub(super) fn along_axes(d: &Draw, f: fn(&Var, isize) -> Result<Var>) -> Result<
     let along = |name, shape: &[usize], axis| -> Result<Sample> {
         Ok(sample(name, [d.normal(shape)?], move |v| f(&v[0], axis)))
     };
+    let expanded = move |v: &[Var]| f(&v[0], 1)?.narrow(1, 0, 2)?.sum(&[1], false);
     Ok(vec![
-        along("vector", &[5], 0)?,
         along("last", &[2, 3], -1)?,
+        along("vector", &[5], 0)?,
         along("first", &[3, 2], 0)?,
         along("middle", &[2, 3, 2], 1)?,
         along("odd", &[3, 17], 1)?,
         along("one", &[2, 1], 1)?,
         along("scalar", &[], -1)?,
-        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], move |v| f(&v[0], 1)),
         sample("used_twice", [d.normal(&[2, 3])?], move |v| f(&v[0], 1)?.mul(&v[0])),
-        sample("expanded_gradient", [d.normal(&[2, 3])?], move |v| {
-            f(&v[0], 1)?.narrow(1, 0, 2)?.sum(&[1], false)
-        }),
+        sample("expanded_gradient", [d.normal(&[2, 3])?], expanded),
     ])
 }
 

@@ -2,7 +2,7 @@
 
 use tensor::Result;
 
-use super::binary::{if_needed, promoted, record_binary};
+use super::binary::{if_needed, record_binary};
 use crate::Var;
 
 #[derive::located]
@@ -12,9 +12,7 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::sub`](tensor::Tensor::sub).
     pub fn sub(&self, rhs: &Var) -> Result<Var> {
-        if self.dtype() != rhs.dtype() {
-            return promoted(self, rhs, Var::sub);
-        }
+        promote!(self, rhs, Var::sub);
         let value = self.value().sub(rhs.value())?;
         Ok(record_binary("sub", self, rhs, &[], value, |ctx, g| {
             Ok([ctx.needs(0).then(|| g.clone()), if_needed(ctx, 1, || g.neg())?])

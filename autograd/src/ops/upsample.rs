@@ -4,7 +4,7 @@ use tensor::{DType, Error, Result, Tensor};
 
 use super::binary::widened;
 use super::max_pool2d::last_two;
-use super::samples::{Draw, Sample, sample};
+use super::samples::{Draw, Sample};
 use crate::Var;
 
 #[derive::located]
@@ -105,15 +105,12 @@ fn interpolated(x: &Var, axis: isize, n: usize, wanted: usize, align_corners: bo
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, shape: &[usize], f: fn(&Var) -> Result<Var>| -> Result<Sample> {
-        Ok(sample(name, [d.normal(shape)?], move |v| f(&v[0])?.square()))
-    };
-    Ok(vec![
-        of("nearest", &[1, 2, 2, 3], |x| x.upsample_nearest2d([4, 5]))?,
-        of("nearest_smaller", &[5, 4], |x| x.upsample_nearest2d([2, 3]))?,
-        of("bilinear", &[1, 2, 2, 3], |x| x.upsample_bilinear2d([4, 5], false))?,
-        of("bilinear_corners", &[2, 2, 3], |x| x.upsample_bilinear2d([3, 7], true))?,
-        of("bilinear_smaller", &[4, 5], |x| x.upsample_bilinear2d([1, 3], false))?,
+    d.samples(&[
+        ("nearest", &[&[1, 2, 2, 3]], |v| v[0].upsample_nearest2d([4, 5])?.square()),
+        ("nearest_smaller", &[&[5, 4]], |v| v[0].upsample_nearest2d([2, 3])?.square()),
+        ("bilinear", &[&[1, 2, 2, 3]], |v| v[0].upsample_bilinear2d([4, 5], false)?.square()),
+        ("bilinear_corners", &[&[2, 2, 3]], |v| v[0].upsample_bilinear2d([3, 7], true)?.square()),
+        ("bilinear_smaller", &[&[4, 5]], |v| v[0].upsample_bilinear2d([1, 3], false)?.square()),
     ])
 }
 

@@ -1,8 +1,9 @@
 //! What work for another thread, or for later, runs under.
 
+use std::panic::Location;
 use std::sync::Arc;
 
-use device::Panicked;
+use device::{AtCaller, Panicked};
 use tensor::{Error, ErrorKind, Generator, next_key, with_generator};
 
 use crate::autocast::Inherited;
@@ -14,12 +15,15 @@ pub(super) struct Around {
     generator: Generator,
     recording: bool,
     autocast: Option<Inherited>,
+    /// The call that the work is for.
+    caller: &'static Location<'static>,
 }
 
 impl Around {
     /// The modes of the calling thread.
     pub(super) fn new(generator: Generator) -> Around {
-        Around { generator, recording: is_recording(), autocast: Inherited::current() }
+        let (recording, autocast) = (is_recording(), Inherited::current());
+        Around { generator, recording, autocast, caller: AtCaller::location() }
     }
 
     /// The modes of now, for a step of many batches. One draw a step, whatever their number, so that steps differ.
@@ -41,6 +45,7 @@ impl Around {
 
     /// Runs `work`.
     pub(super) fn scope<R>(&self, generator: Generator, work: impl FnOnce() -> R) -> R {
+        let _at = AtCaller::enter_at(self.caller);
         let work = || with_recording(self.recording.into(), work);
         with_generator(generator, || Inherited::scope(self.autocast.as_ref(), work))
     }

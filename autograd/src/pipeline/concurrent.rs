@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use device::{Capture, Panicked, Placement, Priority, Schedule, SpinLock, StreamOptions, SyncMode, Team};
+use device::{
+    AtCaller, Capture, Panicked, Placement, Priority, Schedule, SpinLock, StreamOptions, SyncMode, Team,
+};
 use parking_lot::Mutex;
 use tensor::{Device, Error, ErrorKind, Result, Stream, Tensor, Tensors, preload};
 
@@ -83,6 +85,7 @@ pub struct Step {
     pub gradients: Gradients,
 }
 
+#[derive::located]
 impl ConcurrentBatches {
     /// Lanes on `device`, which share its threads evenly. They are used where they are faster: [`Lanes::Measured`].
     ///
@@ -162,7 +165,7 @@ impl ConcurrentBatches {
         let around = Around::next();
         let run = |index: usize, batch: B| {
             as_batch(&around, index, || {
-                let loss = loss(batch)?;
+                let loss = as_user(|| loss(batch))?;
                 let gradients = loss.backward()?;
                 Ok((loss.value().clone(), gradients))
             })
@@ -225,13 +228,13 @@ impl ConcurrentBatches {
         let (mut batches, later) = self.first("ConcurrentBatches::merged_step", batches)?;
         batches.extend(later);
         let (around, count) = (Around::next(), batches.len());
-        let forward = |index, item| as_batch(&around, index, || Ok(Cut::new(forward(item)?)));
+        let forward = |index, item| as_batch(&around, index, || Ok(Cut::new(as_user(|| forward(item))?)));
         let merged = |width| {
             let forward: Result<Vec<(Cut, Updates)>> =
                 self.each(width, 0, batches, &forward)?.into_iter().collect();
             let (cuts, mut updates): (Vec<Cut>, Vec<Updates>) = forward?.into_iter().unzip();
             let leaves: Vec<Var> = cuts.iter().map(|cut| cut.leaf.clone()).collect();
-            let (loss, own) = as_batch(&around, count, || loss(&leaves))?;
+            let (loss, own) = as_batch(&around, count, || as_user(|| loss(&leaves)))?;
             updates.push(own);
             let ends = Ends::shared_by(cuts.iter().map(|cut| &cut.value).chain([&loss]));
             let (mut gradients, mut at_ends) = backward_until(&loss, None, &ends)?;
@@ -310,15 +313,13 @@ impl ConcurrentBatches {
         let streams =
             if width == self.streams.len() { &self.streams[..] } else { std::slice::from_ref(&self.serial) };
         let lanes = width.min(items.len()).max(1);
-        let slots: Vec<SpinLock<Slot<I, T>>> =
-            items.into_iter().map(|item| SpinLock::new(Slot::Given(item))).collect();
+        let slot = |item| SpinLock::new((Some(item), None));
+        let slots: Vec<Slot<I, T>> = items.into_iter().map(slot).collect();
         let drive = |lane: usize| {
             for (at, slot) in slots.iter().enumerate().skip(lane).step_by(lanes) {
-                let taken = std::mem::replace(&mut *slot.lock(), Slot::Running);
-                if let Slot::Given(item) = taken {
-                    let done = self.caught(from + at, || work(from + at, item));
-                    *slot.lock() = Slot::Done(Box::new(done));
-                }
+                let item = slot.lock().0.take();
+                let done = item.map(|item| self.caught(from + at, || work(from + at, item)));
+                slot.lock().1 = done;
             }
         };
         // A profile learns from the ranges which thread waits for which.
@@ -327,27 +328,22 @@ impl ConcurrentBatches {
             self.team
                 .run_some(lanes - 1, &|lane| streams[lane].scope(|| device.range("lane", || drive(lane))))
         })?;
-        let done = slots.into_iter().enumerate().map(|(at, slot)| match slot.into_inner() {
-            Slot::Done(done) => *done,
-            _ => Err(Error::new(ErrorKind::LanePanicked {
-                lane: self.lane(from + at),
-                message: "the batch did not run".into(),
-            })),
+        let done = slots.into_iter().enumerate().map(|(at, slot)| {
+            let skipped = || Err(self.panicked(from + at, "the batch did not run".into()));
+            slot.into_inner().1.unwrap_or_else(skipped)
         });
         Ok(done.collect())
     }
 
     /// Turns a panic of what batch `index` does into an error that names its lane.
     fn caught<R>(&self, index: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
-        let named = |panicked: Panicked| {
-            Error::new(ErrorKind::LanePanicked { lane: self.lane(index), message: panicked.message })
-        };
-        Panicked::catch(f).unwrap_or_else(|panicked| Err(named(panicked)))
+        Panicked::catch(f).unwrap_or_else(|panicked| Err(self.panicked(index, panicked.message)))
     }
 
-    /// The lane of a batch, whatever lanes are used.
-    fn lane(&self, index: usize) -> usize {
-        index % self.streams.len()
+    #[cold]
+    fn panicked(&self, index: usize, message: Box<str>) -> Error {
+        // The batch's lane, whatever lanes are used.
+        Error::new(ErrorKind::LanePanicked { lane: index % self.streams.len(), message })
     }
 
     /// Does what each batch put off; none of them failed. A step within a batch of other lanes leaves it to that batch.
@@ -392,14 +388,17 @@ fn as_batch<R>(around: &Around, index: usize, f: impl FnOnce() -> Result<R>) -> 
     Ok((done?, updates))
 }
 
+/// Runs the user's `f`, whose errors have its own lines.
+pub(super) fn as_user<R>(f: impl FnOnce() -> R) -> R {
+    let _user = AtCaller::leave();
+    f()
+}
+
 /// What a batch put off.
 type Updates = Vec<Update>;
 
-enum Slot<I, T> {
-    Given(I),
-    Running,
-    Done(Box<Result<T>>),
-}
+/// An item until it is taken, and its result.
+type Slot<I, T> = SpinLock<(Option<I>, Option<Result<T>>)>;
 
 /// What the batches so far gave, in batch order.
 #[derive(Default)]

@@ -11,7 +11,7 @@ use device::{Event, HandOff, Panicked, Placement, Team};
 use tensor::{Device, Error, Generator, Result, Stream};
 
 use super::around::{Around, failed};
-use super::concurrent::{staged, streams};
+use super::concurrent::{as_user, staged, streams};
 
 /// What goes from one stage to the next.
 pub(super) type Item = Box<dyn Any + Send>;
@@ -26,18 +26,18 @@ pub(super) struct Stage<'a> {
 }
 
 /// Streams for groups of stages, and the threads that drive them: the last one is the caller's.
-pub(super) struct Lines {
+pub(super) struct StageThreads {
     pub(super) groups: Vec<Range<usize>>,
     pub(super) streams: Vec<Stream>,
     team: Team,
 }
 
-impl Lines {
+impl StageThreads {
     /// A stream for each group.
-    pub(super) fn new(device: &Device, groups: Vec<Range<usize>>) -> Result<Lines> {
+    pub(super) fn new(device: &Device, groups: Vec<Range<usize>>) -> Result<StageThreads> {
         let streams = streams(device, &staged(groups.len(), Placement::Caller))?;
         let team = Team::new("stage", groups.len() - 1)?;
-        Ok(Lines { groups, streams, team })
+        Ok(StageThreads { groups, streams, team })
     }
 }
 
@@ -45,7 +45,7 @@ impl Lines {
 fn through(around: &Around, stage: &mut Stage<'_>, number: usize, batch: usize, item: Item) -> Result<Item> {
     let generator = around.generator(batch).fork(number as u64);
     let Stage { name, body, device } = stage;
-    match around.run(generator, || device.range(name, || body(item))) {
+    match around.run(generator, || device.range(name, || as_user(|| body(item)))) {
         Ok(done) => done.map_err(|error| failed(&stage.name, batch, error)),
         Err(panicked) => Err(failed(&stage.name, batch, panicked)),
     }
@@ -90,15 +90,15 @@ fn keep(failure: &Failure, batch: usize, error: Error) {
 type Given = (usize, Item, Option<HandOff>);
 
 /// A group of stages at work.
-struct Part<'p, 'a> {
+struct GroupWork<'p, 'a> {
     stages: &'p mut [Stage<'a>],
     /// The number of its first stage.
     first: usize,
-    from: From<'p>,
-    to: To<'p>,
+    from: Upstream<'p>,
+    to: Downstream<'p>,
 }
 
-enum From<'p> {
+enum Upstream<'p> {
     /// The next of the run's batches, and how many more may be taken.
     Batches {
         next: &'p mut usize,
@@ -106,11 +106,11 @@ enum From<'p> {
         batches: &'p mut (dyn Iterator<Item = Item> + Send),
         is_over: &'p mut bool,
     },
-    Line(Receiver<Given>),
+    Channel(Receiver<Given>),
 }
 
-enum To<'p> {
-    Line(SyncSender<Given>),
+enum Downstream<'p> {
+    Channel(SyncSender<Given>),
     /// Results, and the ends of batches that the host has not seen pass.
     Outputs {
         outputs: &'p mut Vec<Item>,
@@ -119,17 +119,17 @@ enum To<'p> {
     },
 }
 
-impl From<'_> {
+impl Upstream<'_> {
     /// The next batch with its number; `None` if there is none, or the iterator panicked.
     fn next(&mut self, device: &Device, failure: &Failure) -> Option<(usize, Item)> {
         match self {
-            From::Line(line) => {
+            Upstream::Channel(line) => {
                 let (batch, item, from) = line.recv().ok()?;
                 device.take_over(from);
                 Some((batch, item))
             }
-            From::Batches { left: 0, .. } => None,
-            From::Batches { next, left, batches, is_over } => {
+            Upstream::Batches { left: 0, .. } => None,
+            Upstream::Batches { next, left, batches, is_over } => {
                 let batch = **next;
                 let item = taken(&mut **batches, batch).unwrap_or_else(|error| {
                     keep(failure, batch, error);
@@ -145,12 +145,12 @@ impl From<'_> {
     }
 }
 
-impl To<'_> {
+impl Downstream<'_> {
     /// Hands a batch over. `false` if nobody takes it any more.
     fn give(&mut self, stream: &Stream, batch: usize, item: Item) -> Result<bool> {
         match self {
-            To::Line(line) => Ok(line.send((batch, item, stream.device().hand_off())).is_ok()),
-            To::Outputs { outputs, pending, most } => {
+            Downstream::Channel(line) => Ok(line.send((batch, item, stream.device().hand_off())).is_ok()),
+            Downstream::Outputs { outputs, pending, most } => {
                 outputs.push(item);
                 pending.push_back(stream.record()?);
                 if pending.len() > *most
@@ -166,10 +166,10 @@ impl To<'_> {
 
 /// The next of the batches; what asking for it panicked with.
 pub(super) fn taken(batches: &mut dyn Iterator<Item = Item>, batch: usize) -> Result<Option<Item>> {
-    Panicked::catch(|| batches.next()).map_err(|panicked| failed("batches", batch, panicked))
+    Panicked::catch(|| as_user(|| batches.next())).map_err(|panicked| failed("batches", batch, panicked))
 }
 
-impl Part<'_, '_> {
+impl GroupWork<'_, '_> {
     /// Works until there is nothing left, or something failed.
     fn work(&mut self, stream: &Stream, around: &Around, failure: &Failure) {
         while let Some((batch, item)) = self.from.next(stream.device(), failure) {
@@ -199,7 +199,7 @@ impl<'r> Run<'r> {
     pub(super) fn go_on(
         &mut self,
         stages: &mut [Stage<'_>],
-        lines: &Lines,
+        lines: &StageThreads,
         depth: usize,
         count: usize,
     ) -> Result<()> {
@@ -207,7 +207,7 @@ impl<'r> Run<'r> {
         let failure = Failure::default();
         let mut parts = Vec::with_capacity(groups);
         let (mut rest, mut outputs) = (stages, Some(&mut self.outputs));
-        let mut from = From::Batches {
+        let mut from = Upstream::Batches {
             next: &mut self.next,
             left: count,
             batches: &mut *self.batches,
@@ -219,17 +219,17 @@ impl<'r> Run<'r> {
             let (to, next) = match outputs.take_if(|_| parts.len() == last) {
                 Some(outputs) => {
                     let pending = VecDeque::new();
-                    (To::Outputs { outputs, pending, most: 2 * groups + depth }, None)
+                    (Downstream::Outputs { outputs, pending, most: 2 * groups + depth }, None)
                 }
                 None => {
                     let (to, next) = sync_channel(depth);
-                    (To::Line(to), Some(next))
+                    (Downstream::Channel(to), Some(next))
                 }
             };
-            let part = Part { stages: own, first: group.start, from, to };
+            let part = GroupWork { stages: own, first: group.start, from, to };
             parts.push(Mutex::new(Some(part)));
             let Some(next) = next else { break };
-            from = From::Line(next);
+            from = Upstream::Channel(next);
         }
         let around = &self.around;
         let panicked = lines.team.run(&|thread| {
@@ -252,7 +252,7 @@ impl<'r> Run<'r> {
     }
 
     /// The mean milliseconds of each stage on a few batches, each of which ends before the next one begins.
-    pub(super) fn time_stages(&mut self, stages: &mut [Stage<'_>], lines: &Lines) -> Result<Vec<f64>> {
+    pub(super) fn time_stages(&mut self, stages: &mut [Stage<'_>], lines: &StageThreads) -> Result<Vec<f64>> {
         let mut times = vec![0.0; stages.len()];
         for _ in 0..TIMED {
             let batch = self.next;
@@ -276,7 +276,7 @@ impl<'r> Run<'r> {
     pub(super) fn timed(
         &mut self,
         stages: &mut [Stage<'_>],
-        lines: &Lines,
+        lines: &StageThreads,
         depth: usize,
         count: usize,
     ) -> Result<f64> {

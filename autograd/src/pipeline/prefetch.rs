@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use tensor::{Device, Error, Result, Stream, next_child};
 
 use super::around::{Around, failed};
+use super::concurrent::as_user;
 use super::measured::Trial;
 use super::stages::{MOST_DEPTH, PipelineSchedule};
 
@@ -45,7 +46,7 @@ const BLOCK_MS: f64 = if cfg!(test) { 0.0 } else { 4.0 };
 /// ```
 pub struct Prefetch<T> {
     device: Device,
-    lines: Vec<Line<T>>,
+    producers: Vec<Producer<T>>,
     /// The number of the next item, which the line takes that is as far along the list.
     next: usize,
     /// Asking for an item panicked.
@@ -95,6 +96,7 @@ impl fmt::Display for PrefetchReport {
     }
 }
 
+#[derive::located]
 impl<T: Send + 'static> Prefetch<T> {
     /// The items of `items`, at most two ahead; see [`PrefetchOptions`]. What they launch on `device` goes to a stream of
     /// the prefetch's own.
@@ -146,11 +148,11 @@ impl<T: Send + 'static> Prefetch<T> {
                 stream: device.new_stream_with(options)?,
                 around: Arc::clone(&around),
             };
-            Line::new(source, depth.div_ceil(count), is_ahead, schedule != PipelineSchedule::Serial)
+            Producer::new(source, depth.div_ceil(count), is_ahead, schedule != PipelineSchedule::Serial)
         };
         Ok(Prefetch {
             device: device.clone(),
-            lines: sources.into_iter().enumerate().map(line).collect::<Result<_>>()?,
+            producers: sources.into_iter().enumerate().map(line).collect::<Result<_>>()?,
             next: 0,
             is_over: false,
             blocks: (schedule == PipelineSchedule::Measured)
@@ -174,8 +176,8 @@ impl<T: Send + 'static> Prefetch<T> {
         let is_ahead = trial.several();
         [self.report.serial_ms, self.report.concurrent_ms] = trial.medians();
         self.blocks.take_if(|blocks| blocks.trial.pays.is_some());
-        self.report.threads = if is_ahead { self.lines.len() } else { 0 };
-        self.lines.iter().for_each(|line| line.shared.change(|state| state.is_ahead = is_ahead));
+        self.report.threads = if is_ahead { self.producers.len() } else { 0 };
+        self.producers.iter().for_each(|line| line.shared.change(|state| state.is_ahead = is_ahead));
     }
 }
 
@@ -186,7 +188,7 @@ impl<T: Send + 'static> Iterator for Prefetch<T> {
         if self.is_over {
             return None;
         }
-        let Made { item, from, is_last } = self.lines[self.next % self.lines.len()].shared.take()?;
+        let Made { item, from, is_last } = self.producers[self.next % self.producers.len()].shared.take()?;
         self.device.take_over(from);
         self.is_over = is_last;
         self.next += 1;
@@ -198,7 +200,7 @@ impl<T: Send + 'static> Iterator for Prefetch<T> {
 impl<T> Drop for Prefetch<T> {
     fn drop(&mut self) {
         // All are told before any is waited for.
-        self.lines.iter().for_each(|line| line.shared.change(|state| state.is_ended = true));
+        self.producers.iter().for_each(|line| line.shared.change(|state| state.is_ended = true));
     }
 }
 
@@ -209,7 +211,7 @@ impl<T> fmt::Debug for Prefetch<T> {
 }
 
 /// An iterator, and the thread that may ask it.
-struct Line<T> {
+struct Producer<T> {
     shared: Arc<Shared<T>>,
     /// Waited for when it drops.
     _thread: Option<Thread>,
@@ -240,21 +242,21 @@ struct State<T> {
 }
 
 /// A line that is alone, since another one was refused, ends too.
-impl<T> Drop for Line<T> {
+impl<T> Drop for Producer<T> {
     fn drop(&mut self) {
         self.shared.change(|state| state.is_ended = true);
     }
 }
 
-impl<T: Send + 'static> Line<T> {
-    fn new(source: Source<T>, depth: usize, is_ahead: bool, has_thread: bool) -> Result<Line<T>> {
+impl<T: Send + 'static> Producer<T> {
+    fn new(source: Source<T>, depth: usize, is_ahead: bool, has_thread: bool) -> Result<Producer<T>> {
         let (ready, source) = (VecDeque::with_capacity(depth + 1), Some(source));
         let state = State { ready, depth, source, is_over: false, is_ahead, is_ended: false };
         let shared =
             Arc::new(Shared { state: Mutex::new(state), room: Condvar::new(), made: Condvar::new() });
         let own = Arc::clone(&shared);
         let thread = has_thread.then(|| Thread::new("prefetch", move || own.serve())).transpose()?;
-        Ok(Line { shared, _thread: thread })
+        Ok(Producer { shared, _thread: thread })
     }
 }
 
@@ -359,7 +361,7 @@ impl<T> Source<T> {
 
     fn next(&mut self) -> Option<Made<T>> {
         let Source { items, number, stream, around, step } = self;
-        let ask = || items.as_mut().and_then(|items| items.next());
+        let ask = || as_user(|| items.as_mut().and_then(|items| items.next()));
         let asked = around.run(around.generator(*number), || stream.device().range("prefetch", ask));
         let made = |item, is_last| Some(Made { item, from: stream.device().hand_off(), is_last });
         let made = match asked {

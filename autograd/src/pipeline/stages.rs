@@ -8,7 +8,7 @@ use device::StreamId;
 use tensor::{Device, Error, Generator, Result, Stream, next_key};
 
 use super::deferred::is_in_batch;
-use super::lines::{Item, Lines, Run, Stage, all, each, even};
+use super::lines::{Item, Run, Stage, StageThreads, all, each, even};
 use super::measured::Trial;
 use super::progress::Progress;
 
@@ -56,7 +56,7 @@ pub struct Pipeline<'a, In, Out> {
     /// Which stages share the several streams, and the times of a batch, to which several short runs add.
     trial: Option<(Vec<Range<usize>>, Trial)>,
     /// What runs the stages, once that is decided.
-    lines: Option<Lines>,
+    lines: Option<StageThreads>,
     /// What goes on step by step.
     progress: Option<Progress>,
     ends: PhantomData<fn(In) -> Out>,
@@ -149,6 +149,7 @@ impl<In: Send + 'static> Pipeline<'_, In, In> {
     }
 }
 
+#[derive::located]
 impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
     fn of(device: Device, options: PipelineOptions, stages: Vec<Stage<'a>>) -> Self {
         Pipeline {
@@ -206,7 +207,7 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         let in_batch = is_in_batch();
         let lines = match self.lines.take_if(|_| !in_batch) {
             Some(lines) => lines,
-            None if in_batch => Lines::new(&self.device, all(self.stages.len()))?,
+            None if in_batch => StageThreads::new(&self.device, all(self.stages.len()))?,
             None => self.decide(&mut run)?,
         };
         self.report_on(&lines.groups, &lines.streams);
@@ -327,16 +328,16 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
     }
 
     /// Which stages share a stream.
-    fn decide(&mut self, run: &mut Run<'_>) -> Result<Lines> {
+    fn decide(&mut self, run: &mut Run<'_>) -> Result<StageThreads> {
         let count = self.stages.len();
-        let serial = Lines::new(&self.device, all(count))?;
+        let serial = StageThreads::new(&self.device, all(count))?;
         match self.options.schedule {
             // The recorder takes time, too, and its reader would be told of the waits: it is for a later run to measure.
             PipelineSchedule::Measured if count > 1 && !self.device.is_recording() => {
                 self.measure(run, serial)
             }
             PipelineSchedule::Stages | PipelineSchedule::Measured if count > 1 => {
-                Lines::new(&self.device, each(count))
+                StageThreads::new(&self.device, each(count))
             }
             _ => {
                 run.is_decided = true;
@@ -346,7 +347,7 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
     }
 
     /// Measures on the first batches.
-    fn measure(&mut self, run: &mut Run<'_>, serial: Lines) -> Result<Lines> {
+    fn measure(&mut self, run: &mut Run<'_>, serial: StageThreads) -> Result<StageThreads> {
         let depth = self.options.depth;
         run.go_on(&mut self.stages, &serial, depth, 1)?;
         let alone = run.time_stages(&mut self.stages, &serial)?;
@@ -366,7 +367,7 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         let trial =
             self.trial.take_if(|(known, _)| *known == groups).map_or(Trial::new(1, 0, 3), |(_, trial)| trial);
         let (_, trial) = self.trial.insert((groups.clone(), trial));
-        let several = Lines::new(&self.device, groups)?;
+        let several = StageThreads::new(&self.device, groups)?;
         let fill = several.groups.len();
         // What a stream does first takes longer.
         run.go_on(&mut self.stages, &several, depth, fill + 1)?;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use device::AtCaller;
 use tensor::Result;
 
 use super::Var;
@@ -24,6 +25,7 @@ impl Hook {
 
     /// What the hook puts in the gradient's place.
     pub(crate) fn call(&self, gradient: &Var) -> Result<Option<Var>> {
+        let _user = AtCaller::leave();
         self.0.upgrade().map_or(Ok(None), |hook| hook(gradient))
     }
 }

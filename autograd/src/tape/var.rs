@@ -27,6 +27,7 @@ pub struct Var {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VarId(pub(crate) usize);
 
+#[derive::located]
 impl Var {
     /// A value whose gradient is collected, such as a parameter. A tensor of another type than floats has no gradient and
     /// becomes a constant.

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use device::{Error, ErrorKind, Result};
+use device::Result;
 
-use super::InMemory;
+use super::{InMemory, malformed};
 use crate::file;
 
+#[derive::located]
 impl InMemory {
     /// Reads a file of comma-separated numbers, one row a line, the class last; values are multiplied by
     /// `scale`. Empty lines are skipped, and so is a first line that has no number in it (a heading).
@@ -22,9 +23,7 @@ impl InMemory {
 
 /// Parses `text`; `path` is for the messages.
 pub(super) fn parse(path: &str, text: &[u8], classes: usize, scale: f32) -> Result<InMemory> {
-    let wrong = |line: usize, what: String| {
-        Error::new(ErrorKind::Format { path: path.into(), detail: format!("line {line}: {what}").into() })
-    };
+    let wrong = |line: usize, what: String| malformed(path, format_args!("line {line}: {what}"));
     let mut inputs = Vec::new();
     let mut labels = Vec::new();
     let mut features = None;
@@ -62,10 +61,7 @@ pub(super) fn parse(path: &str, text: &[u8], classes: usize, scale: f32) -> Resu
             Err(_) => return Err(wrong(number, format!("label {label:?} is not an integer"))),
         }
     }
-    let Some(features) = features else {
-        return Err(Error::new(ErrorKind::Format { path: path.into(), detail: "no rows".into() }));
-    };
-    InMemory::new(inputs, features, labels, classes)
+    InMemory::new(inputs, features.ok_or_else(|| malformed(path, "no rows"))?, labels, classes)
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use std::io::Read;
 
-use device::{Error, ErrorKind, Result};
+use device::{Error, Result};
 
-use super::{InMemory, csv};
+use super::{InMemory, csv, malformed};
 
 const FILE: &[u8] = include_bytes!("../../data/digits.csv.gz");
 
@@ -56,7 +56,7 @@ fn read(compressed: &[u8]) -> Result<InMemory> {
     let mut text = Vec::new();
     flate2::read::GzDecoder::new(compressed)
         .read_to_end(&mut text)
-        .map_err(|e| Error::new(ErrorKind::Format { path: name.into(), detail: e.to_string().into() }))?;
+        .map_err(|error| malformed(name, error))?;
     csv::parse(name, &text, Digits::CLASSES, 1.0 / 16.0)
 }
 
@@ -83,6 +83,8 @@ fn enlarge(image: &[f32], size: usize, out: &mut Vec<f32>) {
 
 #[cfg(test)]
 mod tests {
+    use device::ErrorKind;
+
     use super::*;
 
     #[test]

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use device::{Device, Error, ErrorKind, Result};
+use device::{Device, Error, Result};
 
 use super::rows::Rows;
-use super::{Batch, Dataset, Ragged};
+use super::{Batch, Dataset, Ragged, check_below};
 use crate::random;
 
 /// Rows of features, each with the number of its class; cheap to clone.
@@ -29,6 +29,7 @@ pub struct InMemory {
     bags: Arc<[Ragged]>,
 }
 
+#[derive::located]
 impl InMemory {
     /// A data set of `labels.len()` rows with `features` values each, row after row.
     ///
@@ -84,13 +85,7 @@ impl InMemory {
         if !labels.len().is_multiple_of(labels_per_row) || Some(inputs.len()) != rows.checked_mul(features) {
             return Err(Error::shape_mismatch("data set", &[rows, features], &[inputs.len()]));
         }
-        if let Some(&index) = labels.iter().find(|&&l| usize::try_from(l).map_or(true, |l| l >= classes)) {
-            return Err(Error::new(ErrorKind::IndexOutOfRange {
-                op: "data set: labels",
-                index,
-                size: classes,
-            }));
-        }
+        check_below("data set: labels", &labels, classes)?;
         let shape = [labels_per_row];
         let shape = if labels_per_row == 1 { &[][..] } else { &shape };
         let (inputs, labels) = (Rows::new(inputs, rows, &[features]), Rows::new(labels, rows, shape));
@@ -205,6 +200,8 @@ const SPLIT: u64 = 0x73_706c_6974;
 
 #[cfg(test)]
 mod tests {
+    use device::ErrorKind;
+
     use super::*;
 
     fn small(rows: usize) -> InMemory {

@@ -123,7 +123,7 @@ pub struct Position {
 /// # }
 /// ```
 pub struct DataLoader<D: Dataset> {
-    plan: Arc<Plan<D>>,
+    plan: Arc<BatchPlan<D>>,
     /// What came to the end of an epoch, and may go on with the next one.
     kept: Arc<Mutex<Option<Running<D::Batch>>>>,
 }
@@ -154,17 +154,17 @@ struct Running<B> {
 }
 
 /// What batches follow from.
-struct Plan<D> {
+struct BatchPlan<D> {
     data: D,
     options: LoaderOptions,
     per_epoch: u64,
     /// The orders of an even and of an odd epoch: workers may be at the end of one and at the start of the next.
-    orders: [Mutex<Option<Order>>; 2],
+    orders: [Mutex<Option<EpochOrder>>; 2],
 }
 
 /// The rows of an epoch.
 #[derive(Clone)]
-struct Order {
+struct EpochOrder {
     epoch: u64,
     rows: Arc<[usize]>,
 }
@@ -176,7 +176,7 @@ const SHUFFLE: u64 = 0x73_6875_6666_6c65;
 /// Keeps the random numbers that a data set draws for a batch apart from those that the batch's key gives.
 const LOAD: u64 = 0x6c6f_6164;
 
-impl<D: Dataset> Plan<D> {
+impl<D: Dataset> BatchPlan<D> {
     fn new(data: D, options: LoaderOptions) -> Result<Self> {
         let LoaderOptions { batch, workers, prefetch, rank, ranks, drop_last, .. } = options;
         let rows = data.len();
@@ -200,7 +200,7 @@ impl<D: Dataset> Plan<D> {
             return Err(Error::invalid(OP, "ranks", "at most the number of batches", value));
         }
         let per_epoch = (all / ranks) as u64;
-        Ok(Plan { data, options, per_epoch, orders: [Mutex::new(None), Mutex::new(None)] })
+        Ok(BatchPlan { data, options, per_epoch, orders: [Mutex::new(None), Mutex::new(None)] })
     }
 
     /// The number of the batch at a position, counted from the start of epoch 0.
@@ -229,7 +229,7 @@ impl<D: Dataset> Plan<D> {
         } else {
             (0..self.data.len()).collect()
         };
-        *known = Some(Order { epoch, rows: Arc::clone(&rows) });
+        *known = Some(EpochOrder { epoch, rows: Arc::clone(&rows) });
         rows
     }
 
@@ -258,6 +258,7 @@ impl<D: Dataset> Plan<D> {
     }
 }
 
+#[derive::located]
 impl<D: Dataset + 'static> DataLoader<D> {
     /// A loader of `data`.
     ///
@@ -265,7 +266,7 @@ impl<D: Dataset + 'static> DataLoader<D> {
     /// `InvalidArgument` if a batch has no rows or more than the data set, for a rank that is not below `ranks` and more ranks
     /// than batches, for more than 1023 workers, and for workers with a `prefetch` of 0 or more than 1024.
     pub fn new(data: D, options: LoaderOptions) -> Result<Self> {
-        Ok(DataLoader { plan: Arc::new(Plan::new(data, options)?), kept: Arc::default() })
+        Ok(DataLoader { plan: Arc::new(BatchPlan::new(data, options)?), kept: Arc::default() })
     }
 
     /// The data set.

@@ -12,6 +12,10 @@ mod rows;
 mod tensors;
 mod text;
 
+use std::fmt::Display;
+
+use device::{DType, Error, ErrorKind, Result};
+
 pub use batch::Batch;
 pub use digits::Digits;
 pub use in_memory::InMemory;
@@ -19,3 +23,34 @@ pub use loader::{DataLoader, Dataset, LoaderIter, LoaderOptions, LoaderSteps, Po
 pub use ragged::{Ragged, RaggedBatch};
 pub use tensors::TensorDataset;
 pub use text::{Text, TextBatch, Windows};
+
+/// Elements' bytes in the order of files, from that of the host, and back.
+pub(crate) fn little_endian(mut bytes: Vec<u8>, dtype: DType) -> Vec<u8> {
+    if cfg!(target_endian = "big") {
+        bytes.chunks_exact_mut(dtype.size_bytes()).for_each(<[u8]>::reverse);
+    }
+    bytes
+}
+
+/// A file whose content is not what it should be.
+#[cold]
+#[track_caller]
+pub(crate) fn malformed(path: impl Display, detail: impl Display) -> Error {
+    Error::new(ErrorKind::Format { path: path.to_string().into(), detail: detail.to_string().into() })
+}
+
+/// A row that a data set does not have.
+#[cold]
+#[track_caller]
+fn no_row(op: &'static str, index: usize, size: usize) -> Error {
+    Error::new(ErrorKind::IndexOutOfRange { op, index: i64::try_from(index).unwrap_or(i64::MAX), size })
+}
+
+/// Refuses numbers outside `0..size`.
+#[track_caller]
+fn check_below(op: &'static str, numbers: &[i64], size: usize) -> Result<()> {
+    match numbers.iter().find(|&&number| usize::try_from(number).map_or(true, |number| number >= size)) {
+        Some(&index) => Err(Error::new(ErrorKind::IndexOutOfRange { op, index, size })),
+        None => Ok(()),
+    }
+}

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use device::{DType, Device, Error, ErrorKind, Result, f16};
+use device::{DType, Device, Error, Result};
 use tensor::Tensor;
 
+use super::{little_endian, malformed};
 use crate::file;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
@@ -30,6 +31,7 @@ const MAX_AXES: usize = 64;
 /// # Errors
 /// `Io` if the file cannot be read; `Format` for anything in it that is not such an array, whole and without bytes behind
 /// it; `OutOfMemory`.
+#[derive::located]
 pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<Tensor> {
     let path = path.as_ref();
     parse(&path.display().to_string(), &file::read(path)?, device)
@@ -40,21 +42,15 @@ pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<Tensor> {
 /// # Errors
 /// `Format`, `OutOfMemory`.
 pub fn parse(name: &str, bytes: &[u8], device: &Device) -> Result<Tensor> {
-    let (header, data) = split(bytes).map_err(|detail| format(name, detail))?;
-    let header = Header::parse(header).map_err(|detail| format(name, detail))?;
-    header.check(data).map_err(|detail| format(name, detail))?;
+    let (header, data) = split(bytes).map_err(|detail| malformed(name, detail))?;
+    let header = Header::parse(header).map_err(|detail| malformed(name, detail))?;
+    header.check(data).map_err(|detail| malformed(name, detail))?;
     let mut shape = header.shape;
     if header.fortran_order {
         shape.reverse();
     }
-    let array = match header.dtype {
-        DType::F32 => Tensor::from_slice(&numbers(data, f32::from_le_bytes), &shape, device)?,
-        DType::F64 => Tensor::from_slice(&numbers(data, f64::from_le_bytes), &shape, device)?,
-        DType::F16 => Tensor::from_slice(&numbers(data, f16::from_le_bytes), &shape, device)?,
-        DType::I64 => Tensor::from_slice(&numbers(data, i64::from_le_bytes), &shape, device)?,
-        DType::Bool => Tensor::from_slice(&numbers(data, |[byte]: [u8; 1]| byte != 0), &shape, device)?,
-        _ => Tensor::from_slice(data, &shape, device)?,
-    };
+    let data = little_endian(data.to_vec(), header.dtype);
+    let array = Tensor::from_bytes(&data, &shape, header.dtype, device)?;
     if !header.fortran_order {
         return Ok(array);
     }
@@ -67,7 +63,7 @@ pub fn parse(name: &str, bytes: &[u8], device: &Device) -> Result<Tensor> {
 ///
 /// # Errors
 /// As [`file::write`]; `DTypeUnsupported` for BF16; `Async` if a command that led to the tensor failed.
-#[track_caller]
+#[derive::located]
 pub fn save(path: impl AsRef<Path>, array: &Tensor) -> Result<()> {
     file::write(path, &to_bytes(array)?)
 }
@@ -76,7 +72,7 @@ pub fn save(path: impl AsRef<Path>, array: &Tensor) -> Result<()> {
 ///
 /// # Errors
 /// As [`save`], but for the file.
-#[track_caller]
+#[derive::located]
 pub fn to_bytes(array: &Tensor) -> Result<Vec<u8>> {
     // As Python writes a tuple: a single element is followed by a comma.
     let sizes = match array.shape() {
@@ -93,16 +89,8 @@ pub fn to_bytes(array: &Tensor) -> Result<Vec<u8>> {
         let shape = format!("{} axes", array.shape().len());
         return Err(Error::invalid("npy", "shape", "few enough axes for a header of 64 KiB", shape));
     };
-    let mut bytes = [MAGIC, &[1, 0], &length.to_le_bytes(), header.as_bytes()].concat();
-    match array.dtype() {
-        DType::F32 => bytes.extend(array.to_vec::<f32>()?.into_iter().flat_map(f32::to_le_bytes)),
-        DType::F64 => bytes.extend(array.to_vec::<f64>()?.into_iter().flat_map(f64::to_le_bytes)),
-        DType::F16 => bytes.extend(array.to_vec::<f16>()?.into_iter().flat_map(f16::to_le_bytes)),
-        DType::I64 => bytes.extend(array.to_vec::<i64>()?.into_iter().flat_map(i64::to_le_bytes)),
-        DType::Bool => bytes.extend(array.to_vec::<bool>()?.into_iter().map(u8::from)),
-        _ => bytes.extend(array.to_vec::<u8>()?),
-    }
-    Ok(bytes)
+    let data = little_endian(array.to_bytes()?, array.dtype());
+    Ok([MAGIC, &[1, 0], &length.to_le_bytes(), header.as_bytes(), &data].concat())
 }
 
 fn descr(dtype: DType) -> Result<&'static str> {
@@ -116,14 +104,6 @@ fn descr(dtype: DType) -> Result<&'static str> {
         // NumPy has no name for BF16.
         dtype => Err(Error::dtype_unsupported("npy", dtype)),
     }
-}
-
-fn numbers<T, const N: usize>(data: &[u8], of: impl Fn([u8; N]) -> T) -> Vec<T> {
-    data.as_chunks::<N>().0.iter().map(|&bytes| of(bytes)).collect()
-}
-
-fn format(name: &str, detail: String) -> Error {
-    Error::new(ErrorKind::Format { path: name.into(), detail: detail.into() })
 }
 
 /// The header's text and the elements' bytes.

@@ -1,3 +1,5 @@
+use device::ErrorKind;
+
 use super::*;
 
 fn cpu() -> Device {

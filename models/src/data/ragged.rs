@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use device::{Device, Error, ErrorKind, Result};
+use device::{Device, Result};
 use tensor::{Tensor, Tensors};
+
+use super::{check_below, no_row};
 
 /// A categorical feature with any number of values in each row, as numbers of rows of a table; cheap to clone.
 ///
@@ -39,6 +41,7 @@ impl Tensors for RaggedBatch {
     }
 }
 
+#[derive::located]
 impl Ragged {
     /// A list for each row, of numbers below `size`.
     ///
@@ -50,10 +53,7 @@ impl Ragged {
             values.extend(row);
             ends.push(values.len());
         }
-        let outside = |value: &&i64| usize::try_from(**value).map_or(true, |value| value >= size);
-        if let Some(&index) = values.iter().find(outside) {
-            return Err(Error::new(ErrorKind::IndexOutOfRange { op: "ragged", index, size }));
-        }
+        check_below("ragged", &values, size)?;
         Ok(Ragged { values: values.into(), ends: ends.into(), size })
     }
 
@@ -106,14 +106,7 @@ impl Ragged {
     fn gather(&self, indices: &[usize]) -> Result<(Vec<i64>, Vec<i64>)> {
         let (mut values, mut starts) = (Vec::new(), Vec::with_capacity(indices.len()));
         for &index in indices {
-            let Some(row) = self.row(index) else {
-                let index = i64::try_from(index).unwrap_or(i64::MAX);
-                return Err(Error::new(ErrorKind::IndexOutOfRange {
-                    op: "ragged: rows",
-                    index,
-                    size: self.len(),
-                }));
-            };
+            let row = self.row(index).ok_or_else(|| no_row("ragged: rows", index, self.len()))?;
             starts.push(values.len() as i64);
             values.extend_from_slice(row);
         }
@@ -123,6 +116,8 @@ impl Ragged {
 
 #[cfg(test)]
 mod tests {
+    use device::{Error, ErrorKind};
+
     use super::*;
 
     #[test]

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use device::{Device, Element, Error, ErrorKind, Result};
+use device::{Device, Element, Error, Result};
 use tensor::Tensor;
+
+use super::no_row;
 
 /// Rows of elements, one after the other; cheap to clone.
 #[derive(Clone, Debug)]
@@ -63,7 +65,6 @@ impl<T: Element> Rows<T> {
     }
 
     fn outside(&self, index: usize) -> Error {
-        let index = i64::try_from(index).unwrap_or(i64::MAX);
-        Error::new(ErrorKind::IndexOutOfRange { op: "data set: rows", index, size: self.count })
+        no_row("data set: rows", index, self.count)
     }
 }

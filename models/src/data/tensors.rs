@@ -31,13 +31,13 @@ pub struct TensorDataset {
     labels: Arc<dyn Column>,
 }
 
+#[derive::located]
 impl TensorDataset {
     /// The rows of `inputs` along its first axis, with those of `labels`. Waits for the last writes of both, and copies them.
     ///
     /// # Errors
     /// `ShapeMismatch` for tensors of rank 0 and another number of rows; `InvalidArgument` for no rows; `Async` if a command
     /// that led here failed.
-    #[track_caller]
     pub fn new(inputs: &Tensor, labels: &Tensor) -> Result<TensorDataset> {
         const OP: &str = "tensor data set";
         match (inputs.shape().first(), labels.shape().first()) {
@@ -69,9 +69,7 @@ trait Column: Send + Sync {
     fn batch(&self, rows: &[usize], device: &Device) -> Result<Tensor>;
 }
 
-#[track_caller]
 fn column(tensor: &Tensor) -> Result<Arc<dyn Column>> {
-    #[track_caller]
     fn of<T: Element>(tensor: &Tensor) -> Result<Arc<dyn Column>> {
         Ok(Arc::new(Rows::new(tensor.to_vec::<T>()?, tensor.shape()[0], &tensor.shape()[1..])))
     }

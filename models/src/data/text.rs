@@ -6,7 +6,7 @@ use std::sync::Arc;
 use device::{Device, Error, ErrorKind, Result};
 use tensor::{Generator, Tensor, Tensors};
 
-use super::InMemory;
+use super::{InMemory, malformed};
 use crate::file;
 use crate::random::{self, SplitMix};
 
@@ -69,6 +69,7 @@ impl Tensors for TextBatch {
     }
 }
 
+#[derive::located]
 impl Text {
     /// A text whose vocabulary is the characters that are in it, in their order.
     ///
@@ -91,12 +92,7 @@ impl Text {
     /// `Io` if the file cannot be read; `Format` if it is not UTF-8; as [`Text::new`].
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let text = String::from_utf8(file::read(path)?).map_err(|e| {
-            Error::new(ErrorKind::Format {
-                path: path.display().to_string().into(),
-                detail: e.to_string().into(),
-            })
-        })?;
+        let text = String::from_utf8(file::read(path)?).map_err(|error| malformed(path.display(), error))?;
         Self::new(&text)
     }
 
@@ -207,6 +203,7 @@ impl Text {
     }
 }
 
+#[derive::located]
 impl Windows {
     /// The batch of step `number`.
     ///

@@ -4,7 +4,6 @@ use autograd::Var;
 use autograd::ops::fused::Activation;
 use device::Result;
 
-use crate::module::Fusion;
 use crate::{Forward, Module};
 
 /// `y = max(x, 0)`, element by element; NaN stays NaN.
@@ -17,8 +16,8 @@ impl Forward for Relu {
         input.relu()
     }
 
-    fn fusion(&self) -> Fusion<'_> {
-        Fusion::Activation(Activation::Relu)
+    fn activation(&self) -> Activation {
+        Activation::Relu
     }
 }
 
@@ -39,35 +38,29 @@ impl Forward for Gelu {
     }
 }
 
-/// `y = x / (1 + exp(-x))`, element by element.
-#[derive(Clone, Copy, Debug, Default, Module)]
-pub struct Silu;
+/// Layers that are a method of [`Var`] without arguments.
+macro_rules! elementwise {
+    ($($(#[$doc:meta])* $layer:ident: $op:ident;)+) => {
+        $($(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, Module)]
+        pub struct $layer;
 
-#[derive::located]
-impl Forward for Silu {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        input.silu()
-    }
+        #[derive::located]
+        impl Forward for $layer {
+            fn forward(&self, input: &Var) -> Result<Var> {
+                input.$op()
+            }
+        })+
+    };
 }
 
-/// `y = tanh(x)`, element by element.
-#[derive(Clone, Copy, Debug, Default, Module)]
-pub struct Tanh;
+elementwise! {
+    /// `y = x / (1 + exp(-x))`, element by element.
+    Silu: silu;
 
-#[derive::located]
-impl Forward for Tanh {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        input.tanh()
-    }
-}
+    /// `y = tanh(x)`, element by element.
+    Tanh: tanh;
 
-/// `y = 1 / (1 + exp(-x))`, element by element.
-#[derive(Clone, Copy, Debug, Default, Module)]
-pub struct Sigmoid;
-
-#[derive::located]
-impl Forward for Sigmoid {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        input.sigmoid()
-    }
+    /// `y = 1 / (1 + exp(-x))`, element by element.
+    Sigmoid: sigmoid;
 }

@@ -49,6 +49,7 @@ pub struct MultiheadAttention {
     training: Training,
 }
 
+#[derive::located]
 impl MultiheadAttention {
     /// Attention of width `embed_dim` by `num_heads` heads, with biases, in F32.
     ///

@@ -5,8 +5,7 @@ use autograd::{Var, defer};
 use device::{DType, Device, Error, Result};
 use tensor::{BatchStatistics, Tensor};
 
-use super::parameters::expect_float;
-use crate::module::{Activated, Fusion};
+use super::parameters::{expect_float, filled};
 use crate::{Forward, Module, Training};
 
 /// Normalises each channel of images: `y = (x - mean) / sqrt(var + eps) weight + bias`.
@@ -72,6 +71,7 @@ impl Running {
     }
 }
 
+#[derive::located]
 impl BatchNorm2d {
     /// A layer for images of so many channels, with torch's defaults.
     ///
@@ -92,25 +92,19 @@ impl BatchNorm2d {
         if let Some(momentum) = momentum.filter(|momentum| !(0.0..=1.0).contains(momentum)) {
             return Err(Error::invalid(OP, "momentum", "between 0 and 1", momentum));
         }
-        let vector = |value: f64, dtype: DType| Tensor::full(&[channels], value, dtype, device);
-        let running = if track_running_stats {
-            let kept = dtype.compute_dtype();
-            let num_batches_tracked = Tensor::zeros(&[], DType::I64, device)?;
-            Some(Running {
-                running_mean: vector(0.0, kept)?,
-                running_var: vector(1.0, kept)?,
-                num_batches_tracked,
+        let statistic = |value: f64| Tensor::full(&[channels], value, dtype.compute_dtype(), device);
+        let running = || -> Result<Running> {
+            Ok(Running {
+                running_mean: statistic(0.0)?,
+                running_var: statistic(1.0)?,
+                num_batches_tracked: Tensor::zeros(&[], DType::I64, device)?,
             })
-        } else {
-            None
         };
-        let parameter = |value| -> Result<Option<Var>> {
-            if affine { Ok(Some(Var::leaf(vector(value, dtype)?))) } else { Ok(None) }
-        };
+        let parameter = |value| affine.then(|| filled(&[channels], value, dtype, device)).transpose();
         Ok(BatchNorm2d {
             weight: parameter(1.0)?,
             bias: parameter(0.0)?,
-            running,
+            running: track_running_stats.then(running).transpose()?,
             options,
             training: Training::default(),
         })
@@ -125,10 +119,8 @@ impl BatchNorm2d {
     pub fn bias(&self) -> Option<&Var> {
         self.bias.as_ref()
     }
-}
 
-impl Activated for BatchNorm2d {
-    fn activated(&self, input: &Var, activation: Activation) -> Result<Var> {
+    fn with_activation(&self, input: &Var, activation: Activation) -> Result<Var> {
         let &[n, _, h, w] = input.shape() else {
             let value = format_args!("shape {:?}", input.shape());
             return Err(Error::invalid("batch_norm", "input", "[n, c, h, w]", value));
@@ -150,10 +142,10 @@ impl Activated for BatchNorm2d {
 #[derive::located]
 impl Forward for BatchNorm2d {
     fn forward(&self, input: &Var) -> Result<Var> {
-        self.activated(input, Activation::None)
+        self.with_activation(input, Activation::None)
     }
 
-    fn fusion(&self) -> Fusion<'_> {
-        Fusion::Layer(self)
+    fn activated(&self, input: &Var, activation: Activation) -> Option<Result<Var>> {
+        Some(self.with_activation(input, activation))
     }
 }

@@ -6,7 +6,6 @@ use device::{DType, Device, Error, Result};
 use tensor::{ConvOptions, RandomKey};
 
 use super::parameters::{FirstValues, expect_float};
-use crate::module::{Activated, Fusion};
 use crate::{Forward, Module};
 
 /// How to make a [`Conv2d`] or a [`ConvTranspose2d`]; every pair is for the axes `[h, w]`.
@@ -101,6 +100,7 @@ pub struct Conv2d {
     options: ConvOptions,
 }
 
+#[derive::located]
 impl Conv2d {
     /// A layer with a bias, in F32, that moves by one step and pads nothing.
     ///
@@ -137,10 +137,8 @@ impl Conv2d {
     pub fn bias(&self) -> Option<&Var> {
         self.bias.as_ref()
     }
-}
 
-impl Activated for Conv2d {
-    fn activated(&self, input: &Var, activation: Activation) -> Result<Var> {
+    fn with_activation(&self, input: &Var, activation: Activation) -> Result<Var> {
         fused::conv2d(input, &self.weight, self.bias.as_ref(), &self.options, activation)
     }
 }
@@ -148,11 +146,11 @@ impl Activated for Conv2d {
 #[derive::located]
 impl Forward for Conv2d {
     fn forward(&self, input: &Var) -> Result<Var> {
-        self.activated(input, Activation::None)
+        self.with_activation(input, Activation::None)
     }
 
-    fn fusion(&self) -> Fusion<'_> {
-        Fusion::Layer(self)
+    fn activated(&self, input: &Var, activation: Activation) -> Option<Result<Var>> {
+        Some(self.with_activation(input, activation))
     }
 }
 
@@ -170,6 +168,7 @@ pub struct ConvTranspose2d {
     output_padding: [usize; 2],
 }
 
+#[derive::located]
 impl ConvTranspose2d {
     /// A layer with a bias, in F32, that moves by one step and pads nothing.
     ///
@@ -217,10 +216,8 @@ impl ConvTranspose2d {
     pub fn bias(&self) -> Option<&Var> {
         self.bias.as_ref()
     }
-}
 
-impl Activated for ConvTranspose2d {
-    fn activated(&self, input: &Var, activation: Activation) -> Result<Var> {
+    fn with_activation(&self, input: &Var, activation: Activation) -> Result<Var> {
         let (weight, bias) = (&self.weight, self.bias.as_ref());
         fused::conv_transpose2d(input, weight, bias, self.output_padding, &self.options, activation)
     }
@@ -229,10 +226,10 @@ impl Activated for ConvTranspose2d {
 #[derive::located]
 impl Forward for ConvTranspose2d {
     fn forward(&self, input: &Var) -> Result<Var> {
-        self.activated(input, Activation::None)
+        self.with_activation(input, Activation::None)
     }
 
-    fn fusion(&self) -> Fusion<'_> {
-        Fusion::Layer(self)
+    fn activated(&self, input: &Var, activation: Activation) -> Option<Result<Var>> {
+        Some(self.with_activation(input, activation))
     }
 }

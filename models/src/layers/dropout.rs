@@ -17,6 +17,7 @@ pub struct Dropout {
     training: Training,
 }
 
+#[derive::located]
 impl Dropout {
     /// A layer that drops each element with probability `p`, in training.
     ///

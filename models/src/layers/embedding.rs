@@ -1,8 +1,8 @@
 //! Tables of rows that are looked up by number.
 
 use autograd::Var;
-use autograd::ops::BagOptions;
-use device::{DType, Device, Error, Result};
+use autograd::ops::{BagMode, BagOptions, padding_row};
+use device::{DType, Device, Result};
 use tensor::{RandomKey, Tensor};
 
 use super::parameters::expect_float;
@@ -13,6 +13,8 @@ use crate::{Forward, Module};
 pub struct EmbeddingOptions {
     /// A row that starts at 0 and has no gradient; a negative one counts from the end.
     pub padding_idx: Option<isize>,
+    /// What an [`EmbeddingBag`] does with the rows of a bag.
+    pub mode: BagMode,
     /// The deviation of the first values, which are normal.
     pub deviation: f64,
     /// The parameter's type.
@@ -23,7 +25,13 @@ pub struct EmbeddingOptions {
 
 impl Default for EmbeddingOptions {
     fn default() -> Self {
-        EmbeddingOptions { padding_idx: None, deviation: 1.0, dtype: DType::F32, key: None }
+        EmbeddingOptions {
+            padding_idx: None,
+            mode: BagMode::default(),
+            deviation: 1.0,
+            dtype: DType::F32,
+            key: None,
+        }
     }
 }
 
@@ -35,6 +43,7 @@ pub struct Embedding {
     padding_idx: Option<isize>,
 }
 
+#[derive::located]
 impl Embedding {
     /// A table of `rows` rows of `width` elements in F32, normally distributed with variance 1.
     ///
@@ -54,7 +63,10 @@ impl Embedding {
         options: EmbeddingOptions,
         device: &Device,
     ) -> Result<Self> {
-        Ok(Embedding { weight: table(rows, width, options, device)?, padding_idx: options.padding_idx })
+        Ok(Embedding {
+            weight: table("embedding", rows, width, options, device)?,
+            padding_idx: options.padding_idx,
+        })
     }
 
     /// The table, `[v, d]`.
@@ -78,20 +90,21 @@ pub struct EmbeddingBag {
     options: BagOptions,
 }
 
+#[derive::located]
 impl EmbeddingBag {
-    /// A table as `options` say, whose bags are taken as `mode` says.
+    /// A table as `options` say.
     ///
     /// # Errors
     /// As [`Embedding::with_options`].
     pub fn with_options(
         rows: usize,
         width: usize,
-        mode: autograd::ops::BagMode,
         options: EmbeddingOptions,
         device: &Device,
     ) -> Result<Self> {
-        let bags = BagOptions { mode, padding_idx: options.padding_idx, per_sample_weights: None };
-        Ok(EmbeddingBag { weight: table(rows, width, options, device)?, options: bags })
+        let EmbeddingOptions { mode, padding_idx, .. } = options;
+        let bags = BagOptions { mode, padding_idx, per_sample_weights: None };
+        Ok(EmbeddingBag { weight: table("embedding_bag", rows, width, options, device)?, options: bags })
     }
 
     /// Means of rows of a table in F32, normally distributed with variance 1.
@@ -99,7 +112,7 @@ impl EmbeddingBag {
     /// # Errors
     /// As [`Embedding::with_options`].
     pub fn new(rows: usize, width: usize, device: &Device) -> Result<Self> {
-        Self::with_options(rows, width, BagOptions::default().mode, EmbeddingOptions::default(), device)
+        Self::with_options(rows, width, EmbeddingOptions::default(), device)
     }
 
     /// The bags that begin at `offsets`: indices `[n]` and offsets `[b]` give `[b, d]`.
@@ -119,18 +132,18 @@ impl Forward for EmbeddingBag {
     }
 }
 
-fn table(rows: usize, width: usize, options: EmbeddingOptions, device: &Device) -> Result<Var> {
-    const OP: &str = "embedding";
-    expect_float(OP, options.dtype)?;
+fn table(
+    op: &'static str,
+    rows: usize,
+    width: usize,
+    options: EmbeddingOptions,
+    device: &Device,
+) -> Result<Var> {
+    expect_float(op, options.dtype)?;
     let key = options.key.unwrap_or_else(tensor::next_key);
     let values = Tensor::randn(&[rows, width], options.dtype, key, device)?.mul_scalar(options.deviation)?;
     if let Some(index) = options.padding_idx {
-        let row = if index < 0 { index.checked_add_unsigned(rows) } else { Some(index) };
-        let Some(row) = row.and_then(|row| usize::try_from(row).ok()).filter(|&row| row < rows) else {
-            let value = format_args!("{index} of {rows} rows");
-            return Err(Error::invalid(OP, "padding_idx", "one of the rows", value));
-        };
-        values.narrow(0, row, 1)?.zero_()?;
+        values.narrow(0, padding_row(op, index, rows)?, 1)?.zero_()?;
     }
     Ok(Var::leaf(values))
 }

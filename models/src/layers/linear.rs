@@ -6,7 +6,6 @@ use device::{DType, Device, Error, Result};
 use tensor::RandomKey;
 
 use super::parameters::{FirstValues, expect_float};
-use crate::module::{Activated, Fusion};
 use crate::{Forward, Module};
 
 /// `y = x W^T + b`.
@@ -39,6 +38,7 @@ impl Default for LinearOptions {
     }
 }
 
+#[derive::located]
 impl Linear {
     /// A layer with a bias, in F32; its first values come from the thread's next key.
     ///
@@ -107,10 +107,8 @@ impl Linear {
     pub fn bias(&self) -> Option<&Var> {
         self.bias.as_ref()
     }
-}
 
-impl Activated for Linear {
-    fn activated(&self, input: &Var, activation: Activation) -> Result<Var> {
+    fn with_activation(&self, input: &Var, activation: Activation) -> Result<Var> {
         fused::linear(input, &self.weight, self.bias.as_ref(), activation)
     }
 }
@@ -118,10 +116,10 @@ impl Activated for Linear {
 #[derive::located]
 impl Forward for Linear {
     fn forward(&self, input: &Var) -> Result<Var> {
-        self.activated(input, Activation::None)
+        self.with_activation(input, Activation::None)
     }
 
-    fn fusion(&self) -> Fusion<'_> {
-        Fusion::Layer(self)
+    fn activated(&self, input: &Var, activation: Activation) -> Option<Result<Var>> {
+        Some(self.with_activation(input, activation))
     }
 }

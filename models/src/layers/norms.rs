@@ -40,6 +40,7 @@ pub struct LayerNorm {
     eps: f64,
 }
 
+#[derive::located]
 impl LayerNorm {
     /// A layer in F32 with weight, bias, and an `eps` of 1e-5.
     ///
@@ -81,6 +82,7 @@ pub struct RmsNorm {
     eps: Option<f64>,
 }
 
+#[derive::located]
 impl RmsNorm {
     /// A layer in F32.
     ///
@@ -121,6 +123,7 @@ pub struct GroupNorm {
     eps: f64,
 }
 
+#[derive::located]
 impl GroupNorm {
     /// A layer in F32 with an `eps` of 1e-5.
     ///

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::{Var, recompute};
-use device::Result;
+use device::{AtCaller, Result};
 
 use crate::{Forward, Module};
 
@@ -36,7 +36,11 @@ impl<M: Forward> Recompute<M> {
 #[derive::located]
 impl<M: Forward + 'static> Forward for Recompute<M> {
     fn forward(&self, input: &Var) -> Result<Var> {
-        let module = Arc::clone(&self.module);
-        recompute(move |input| module.forward(input), input)
+        let (module, caller) = (Arc::clone(&self.module), AtCaller::location());
+        let forward = move |input: &Var| {
+            let _at = module.is_located().then(|| AtCaller::enter_at(caller));
+            module.forward(input)
+        };
+        recompute(forward, input)
     }
 }

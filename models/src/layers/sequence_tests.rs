@@ -82,8 +82,8 @@ fn embeddings_are_normal_and_the_padding_is_zero() {
 fn bags_are_means_or_sums_of_rows() {
     let dev = Device::cpu();
     let key = Some(RandomKey { seed: 3, op: 1 });
-    let options = EmbeddingOptions { key, ..EmbeddingOptions::default() };
-    let sum = EmbeddingBag::with_options(5, 2, BagMode::Sum, options, &dev).unwrap();
+    let options = EmbeddingOptions { key, mode: BagMode::Sum, ..EmbeddingOptions::default() };
+    let sum = EmbeddingBag::with_options(5, 2, options, &dev).unwrap();
     let table = values(&sum.parameters()[0]);
     let row = |i: usize| [table[2 * i], table[2 * i + 1]];
     let added = |a: usize, b: usize| [row(a)[0] + row(b)[0], row(a)[1] + row(b)[1]];

@@ -1,10 +1,10 @@
 //! Layers one after another.
 
 use autograd::Var;
-use device::{Device, Error, Result};
+use autograd::ops::fused::Activation;
+use device::{AtCaller, Device, Error, Result};
 use tensor::RandomKey;
 
-use crate::module::Fusion;
 use crate::{Forward, Linear, Module, Relu};
 
 /// Feeds each module's output to the next; parameters are named by position, as in `0.weight`. A layer and a
@@ -56,12 +56,20 @@ impl Forward for Sequential {
         let mut modules = self.modules.iter().enumerate().peekable();
         let mut value = input.clone();
         while let Some((at, module)) = modules.next() {
-            let made = match (module.fusion(), modules.peek().map(|(_, next)| next.fusion())) {
-                (Fusion::Layer(layer), Some(Fusion::Activation(activation))) => {
+            let activation = modules.peek().map_or(Activation::None, |(_, next)| next.activation());
+            let fused = match activation {
+                Activation::None => None,
+                activation => module.activated(&value, activation),
+            };
+            let made = match fused {
+                Some(made) => {
                     modules.next();
-                    layer.activated(&value, activation)
+                    made
                 }
-                _ => module.forward(&value),
+                None => {
+                    let _user = (!module.is_located()).then(AtCaller::leave);
+                    module.forward(&value)
+                }
             };
             value = made.map_err(|error| error.in_module(at))?;
         }

@@ -16,9 +16,10 @@ mod schedule;
 use std::collections::HashMap;
 
 use autograd::{Gradients, Var};
-use device::{Buffer, Error, ErrorKind, Result};
+use device::{Buffer, Error, Result};
 use tensor::{RuleValue, Tensor};
 
+use crate::checkpoint::wrong;
 use fused::zeros_in_order_of;
 
 pub use clip::{clip_grad_norm, clip_grad_value};
@@ -194,10 +195,6 @@ impl<'a> StateReader<'a> {
             None => Ok(()),
         }
     }
-}
-
-fn wrong(name: &str, detail: String) -> Error {
-    Error::new(ErrorKind::Checkpoint { name: name.into(), detail: detail.into() })
 }
 
 #[cfg(test)]

@@ -249,7 +249,6 @@ struct Where(DType);
 
 elements! {
     (UnaryOp, DType), 2: |this, places, workers, [out, x]|
-    (UnaryOp, DType), 2: |this, places, workers, [out, x]|
         cpu::run(this.0, this.1, places, workers, [out, x]), Function::Unary(this.0, this.1);
     (Gradient, DType), 3: |this, places, workers, [out, saved, g]|
         cpu::run(this.0, this.1, places, workers, [out, saved, g]), Function::Gradient(this.0.0, this.1);

@@ -316,7 +316,6 @@ impl CachingAllocator {
     /// The statistics of now.
     pub fn stats(&self) -> MemoryStats {
         let counter = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let MemoryStats { segments, free_blocks, largest_free_bytes, .. } = self.snapshot().stats();
         let limit = self.limit.load(Ordering::Relaxed);
         let mut stats = MemoryStats {
             peak_reserved_bytes: self.peak_held.load(Ordering::Relaxed),
@@ -329,9 +328,6 @@ impl CachingAllocator {
             host_waits: counter(&self.counters.host_waits),
             borrowed: counter(&self.counters.borrowed),
             out_of_memory: counter(&self.counters.out_of_memory),
-            segments,
-            free_blocks,
-            largest_free_bytes,
             ..MemoryStats::default()
         };
         self.arenas().for_each(|(_, arena)| stats.add(&arena.lock()));

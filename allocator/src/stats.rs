@@ -2,6 +2,7 @@
 
 use device::HeldOutside;
 
+use crate::Snapshot;
 use crate::arena::Arena;
 use crate::block::UNIT;
 
@@ -88,5 +89,11 @@ impl MemoryStats {
         self.frees += counts.allocations - counts.live_blocks;
         self.total_allocated_bytes += bytes(counts.allocated_units) as u64;
         self.total_freed_bytes += bytes(counts.allocated_units - counts.live_units) as u64;
+        let mut picture = Snapshot::default();
+        picture.add(arena);
+        let seen = picture.stats();
+        self.segments += seen.segments;
+        self.free_blocks += seen.free_blocks;
+        self.largest_free_bytes = self.largest_free_bytes.max(seen.largest_free_bytes);
     }
 }

@@ -339,6 +339,7 @@ mod tests {
     use device::Error;
     use tensor::{DType, Tensor};
 
+    use models::Forward;
     use crate::{Communicator, DataParallel, Reduce, Rendezvous, TensorCollectives, VarCollectives};
 
     fn expect_line<T>(line: u32, result: crate::Result<T>) {
@@ -365,6 +366,9 @@ mod tests {
         expect_line(line!(), var.all_to_all(&comm));
         expect_line(line!(), Communicator::threads(0));
         expect_line(line!(), Rendezvous::meet(([127, 0, 0, 1], 9).into(), 2, 2, "", Default::default()));
+        let model = models::mlp(&[2, 1], 0, comm.device()).unwrap();
+        let parallel = DataParallel::new(model, &Communicator::threads(1).unwrap()[0]).unwrap();
+        expect_line(line!(), parallel.forward(&var));
         // The failure was found elsewhere.
         drop(comms);
         expect_line(line!(), comm.barrier(&stream));

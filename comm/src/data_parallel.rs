@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use autograd::{BackwardOptions, Gradients, Var, VarId};
-use device::{Capture, DType, Error, Result, Stream};
+use device::{AtCaller, Capture, DType, Error, Result, Stream};
 use models::{Forward, Module, Parts};
 use parking_lot::Mutex;
 use tensor::Tensor;
@@ -396,8 +396,10 @@ impl<M: Module> Module for DataParallel<M> {
     }
 }
 
+#[derive::located]
 impl<M: Forward> Forward for DataParallel<M> {
     fn forward(&self, input: &Var) -> Result<Var> {
+        let _user = (!self.model.is_located()).then(AtCaller::leave);
         self.model.forward(input)
     }
 }

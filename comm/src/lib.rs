@@ -57,6 +57,8 @@ pub use backend::Backend;
 pub use call::{Call, Collective, Memory, ReduceOrder};
 pub use communicator::Communicator;
 pub use data_parallel::{DataParallel, DataParallelOptions};
+/// How the ranks' elements at one place become one: what is said of elements is said of these, one of each rank.
+#[doc(inline)]
 pub use kernels::ReduceOp as Reduce;
 pub use launch::{Launch, Rendezvous};
 #[cfg(feature = "nccl")]

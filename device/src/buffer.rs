@@ -245,7 +245,7 @@ impl Buffer {
     /// Counts as no host synchronisation. Otherwise as [`download`](Self::download).
     #[track_caller]
     pub fn peek<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
-        if Capture::of(self.device.core()).is_some() {
+        if Capture::of(self.device.core()).is_some() || fork::is_child() {
             return None;
         }
         self.read_if_sound(&mut Some(read))
@@ -263,6 +263,7 @@ impl Buffer {
     pub fn update<R>(&self, write: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
         let _at = AtCaller::enter();
         const OP: &str = "update";
+        fork::check(OP)?;
         let core = self.device.core();
         if Capture::is_current() || self.is_planned() {
             return Err(Error::captured(OP, "the host would write once what each replay reads"));

@@ -501,7 +501,8 @@ impl Drop for Fifo {
     /// A stream that goes has run everything. Who does not find it any more acts on that.
     fn drop(&mut self) {
         if fork::is_child() {
-            return;
+            // A driver's stream takes locks as it goes, and reports that are the parent's.
+            return std::mem::forget(std::mem::replace(&mut self.runner, Runner::Thread(None)));
         }
         self.audit.gone(self.id);
         REGISTRY.write().remove(&self.id);

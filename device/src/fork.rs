@@ -1,5 +1,5 @@
 //! Processes that were forked from one with a device. They have its memory, but neither its threads nor its driver, and locks that
-//! other threads held stay locked. So calls are refused where they would wait, and nothing is dropped that would take a lock.
+//! other threads held stay locked. So calls are refused where they would wait, and streams and buffers that are dropped take none.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -76,9 +76,10 @@ impl Fifo {
         stuck.collect()
     }
 
-    /// Whether a [hold](Stream::hold), of this stream or of one that it waits for, keeps the command at `tick` from running.
+    /// Whether a [hold](Stream::hold) or a loan, of this stream or of one that it waits for, keeps the command at `tick` from
+    /// running: the thread that launches may be the one that ends it.
     pub(crate) fn is_held(&self, tick: u64) -> bool {
-        self.barriers_before(tick).iter().any(|stuck| matches!(stuck, Stuck::Held(_)))
+        self.barriers_before(tick).iter().any(|stuck| matches!(stuck, Stuck::Held(_) | Stuck::Lent))
     }
 
     /// Notes that commands from `tick` on run only after something that no stream does.

@@ -260,6 +260,7 @@ macro_rules! pointers {
             }
 
             impl<M: Forward + ?Sized> Forward for $pointer<M> {
+                #[track_caller]
                 fn forward(&self, input: &Var) -> Result<Var> {
                     (**self).forward(input)
                 }

@@ -202,8 +202,10 @@ impl Tensor {
         if Capture::is_current() || !host.storage.is_idle() {
             // What runs on the stream is not waited for.
             let mut values = vec![T::default(); host.elements()];
-            let _user = AtCaller::leave();
-            fill(&mut values)?;
+            {
+                let _user = AtCaller::leave();
+                fill(&mut values)?;
+            }
             return Tensor::from_slice(&values, shape, device);
         }
         host.update_(fill)??;
@@ -230,14 +232,28 @@ impl Tensor {
         Ok(HostCopy(if on_host { self.copy()? } else { self.to_device(&self.device().host())? }))
     }
 
-    /// A copy of host bytes, those of elements in row-major order: the reverse of [`to_bytes`](Self::to_bytes).
+    /// A copy of host bytes, those of elements in row-major order and the host's byte order: the reverse of [`to_bytes`](Self::to_bytes). The bytes are
+    /// read before it returns; the copy runs on the current stream.
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, Tensor};
+    /// let x = Tensor::from_bytes(&1.0_f32.to_ne_bytes(), &[1], DType::F32, &Device::cpu())?;
+    /// assert_eq!(x.to_vec::<f32>()?, [1.0]);
+    /// # Ok::<(), tensor::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// `ShapeMismatch` if the shape does not have as many elements; `OutOfMemory`.
+    /// `ShapeMismatch` if the shape does not have as many elements; `InvalidArgument` for a truth value other than 0 and 1;
+    /// `OutOfMemory`.
     pub fn from_bytes(bytes: &[u8], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
         const OP: &str = "from_bytes";
-        if elements_of(OP, shape)? * dtype.size_bytes() != bytes.len() {
+        if elements_of(OP, shape)?.checked_mul(dtype.size_bytes()) != Some(bytes.len()) {
             return Err(Error::shape_mismatch(OP, shape, &[bytes.len() / dtype.size_bytes()]));
+        }
+        if dtype == DType::Bool
+            && let Some(other) = bytes.iter().find(|byte| **byte > 1)
+        {
+            return Err(Error::invalid(OP, "bytes", "0 or 1 for truth values", other));
         }
         Tensor::produce(device, Layout::contiguous(shape), dtype, |stream, out| {
             if bytes.is_empty() { Ok(()) } else { stream.upload("upload", out.buffer, 0, bytes) }

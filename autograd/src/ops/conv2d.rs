@@ -113,9 +113,10 @@ fn convolution(
         Ok([
             if_needed(ctx, 0, || input_gradient(g, &crossed.rhs(ctx), image, options))?,
             if_needed(ctx, 1, || weight_gradient(&crossed.lhs(ctx), g, kernel, options))?,
+            if_needed(ctx, 2, || channel_sums(g))?,
         ])
     };
-    Ok(record_crossed(Product { op, value, activation }, [x, weight], bias, vjp, channel_sums))
+    Ok(record_crossed(Product { op, value, activation }, [x, weight], bias, vjp))
 }
 
 /// The gradient of a bias.
@@ -142,9 +143,10 @@ fn transposed(
         Ok([
             if_needed(ctx, 0, || at_places(h, &crossed.rhs(ctx), places, options))?,
             if_needed(ctx, 1, || weight_gradient(h, &crossed.lhs(ctx), kernel, options))?,
+            if_needed(ctx, 2, || channel_sums(h))?,
         ])
     };
-    Ok(record_crossed(product, [g, weight], bias, vjp, channel_sums))
+    Ok(record_crossed(product, [g, weight], bias, vjp))
 }
 
 fn weight_gradient(x: &Var, g: &Var, kernel: [usize; 2], options: ConvOptions) -> Result<Var> {
@@ -155,10 +157,11 @@ fn weight_gradient(x: &Var, g: &Var, kernel: [usize; 2], options: ConvOptions) -
         Ok([
             if_needed(ctx, 0, || input_gradient(&crossed.rhs(ctx), h, image, options))?,
             if_needed(ctx, 1, || at_places(&crossed.lhs(ctx), h, places, options))?,
+            None,
         ])
     };
     let product = Product { op: OP, value, activation: Activation::None };
-    Ok(record_crossed(product, [x, g], None, vjp, channel_sums))
+    Ok(record_crossed(product, [x, g], None, vjp))
 }
 
 fn options(stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups: usize) -> ConvOptions {

@@ -4,9 +4,8 @@ use smallvec::{SmallVec, smallvec};
 use tensor::fused::Activation;
 use tensor::{Result, Tensor, UnaryOp};
 
-use super::binary::if_needed;
 use super::function::straight_slope;
-use crate::{Grads, Save, Var, Vjp, record};
+use crate::{Save, Var, Vjp, record};
 
 /// What a product saves: the operand on the other side of each one that wants a gradient.
 #[derive(Clone, Copy)]
@@ -50,17 +49,10 @@ pub(super) struct Product {
 }
 
 /// Records a product of two operands, with a bias or without one. `vjp` returns the gradients of the operands, each of which keeps
-/// the other one, and `of_bias` that of the bias, both from the gradient of the product before its activation.
-pub(super) fn record_crossed<F, B>(
-    product: Product,
-    [lhs, rhs]: [&Var; 2],
-    bias: Option<&Var>,
-    vjp: F,
-    of_bias: B,
-) -> Var
+/// the other one, and of the bias, from the gradient of the product before its activation.
+pub(super) fn record_crossed<F>(product: Product, [lhs, rhs]: [&Var; 2], bias: Option<&Var>, vjp: F) -> Var
 where
-    F: Fn(&Vjp<'_>, Crossed, &Var) -> Result<[Option<Var>; 2]> + Send + Sync + 'static,
-    B: Fn(&Var) -> Result<Var> + Send + Sync + 'static,
+    F: Fn(&Vjp<'_>, Crossed, &Var) -> Result<[Option<Var>; 3]> + Send + Sync + 'static,
 {
     let Product { op, value, activation } = product;
     let crossed = Crossed::new(lhs, rhs);
@@ -69,7 +61,7 @@ where
     saved.extend(activation.is_relu().then_some(Save::Output));
     let mut inputs: SmallVec<[&Var; 3]> = smallvec![lhs, rhs];
     inputs.extend(bias);
-    let has_bias = bias.is_some();
+    let count = inputs.len();
     record(op, &inputs, &saved, value, move |ctx, g| {
         let of_product;
         let g = if activation.is_relu() {
@@ -78,10 +70,6 @@ where
         } else {
             g
         };
-        let mut grads = Grads::from_buf(vjp(ctx, crossed, g)?);
-        if has_bias {
-            grads.push(if_needed(ctx, 2, || of_bias(g))?);
-        }
-        Ok(grads)
+        Ok(vjp(ctx, crossed, g)?.into_iter().take(count).collect())
     })
 }

@@ -28,8 +28,8 @@ fn from_end(x: &Var, axis: isize) -> Result<Var> {
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     d.samples(&[
-        ("vector", &[&[5]], |v| v[0].cumsum(0)),
         ("first", &[&[3, 2]], |v| v[0].cumsum(0)),
+        ("vector", &[&[5]], |v| v[0].cumsum(0)),
         ("last", &[&[2, 35]], |v| v[0].cumsum(-1)),
         ("middle", &[&[2, 3, 2]], |v| v[0].cumsum(1)),
         ("scalar", &[&[]], |v| v[0].cumsum(0)),

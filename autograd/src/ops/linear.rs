@@ -42,13 +42,10 @@ pub fn linear(x: &Var, weight: &Var, bias: Option<&Var>, activation: Activation)
                 let x = crossed.lhs(ctx).reshape(&[rows, inputs])?;
                 if transposed { x.t()?.matmul(&g)?.t() } else { g.t()?.matmul(&x) }
             })?,
+            if_needed(ctx, 2, || g.sum(&[0], false))?,
         ])
     };
-    let of_bias = |g: &Var| {
-        let (rows, _, outputs) = sizes(g.shape(), g.shape());
-        g.reshape(&[rows, outputs])?.sum(&[0], false)
-    };
-    Ok(record_crossed(Product { op, value, activation }, [x, weight], bias, vjp, of_bias))
+    Ok(record_crossed(Product { op, value, activation }, [x, weight], bias, vjp))
 }
 
 /// The number of rows of `x`, and the sizes of one row of `x` and of the result.

@@ -16,7 +16,7 @@ pub(super) struct Around {
     recording: bool,
     autocast: Option<Inherited>,
     /// The call that the work is for.
-    caller: &'static Location<'static>,
+    pub(super) caller: &'static Location<'static>,
 }
 
 impl Around {

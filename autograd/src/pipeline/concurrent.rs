@@ -174,7 +174,7 @@ impl ConcurrentBatches {
         let mut batches = first.into_iter().chain(later);
         self.timed(at_least, |width| {
             loop {
-                let round: Vec<B> = batches.by_ref().take(width).collect();
+                let round: Vec<B> = as_user(|| batches.by_ref().take(width).collect());
                 if round.is_empty() {
                     return Ok(());
                 }
@@ -226,7 +226,7 @@ impl ConcurrentBatches {
         L: FnOnce(&[Var]) -> Result<Var>,
     {
         let (mut batches, later) = self.first("ConcurrentBatches::merged_step", batches)?;
-        batches.extend(later);
+        as_user(|| batches.extend(later));
         let (around, count) = (Around::next(), batches.len());
         let forward = |index, item| as_batch(&around, index, || Ok(Cut::new(as_user(|| forward(item))?)));
         let merged = |width| {
@@ -258,8 +258,8 @@ impl ConcurrentBatches {
 
     /// The first batches, at most one for each lane, and those after them.
     fn first<I: IntoIterator>(&self, op: &'static str, batches: I) -> Result<(Vec<I::Item>, I::IntoIter)> {
-        let mut batches = batches.into_iter();
-        let first: Vec<I::Item> = batches.by_ref().take(self.streams.len()).collect();
+        let mut batches = as_user(|| batches.into_iter());
+        let first: Vec<I::Item> = as_user(|| batches.by_ref().take(self.streams.len()).collect());
         if first.is_empty() {
             return Err(Error::invalid(op, "batches", "at least 1", "0"));
         }
@@ -315,7 +315,9 @@ impl ConcurrentBatches {
         let lanes = width.min(items.len()).max(1);
         let slot = |item| SpinLock::new((Some(item), None));
         let slots: Vec<Slot<I, T>> = items.into_iter().map(slot).collect();
+        let caller = AtCaller::location();
         let drive = |lane: usize| {
+            let _at = AtCaller::enter_at(caller);
             for (at, slot) in slots.iter().enumerate().skip(lane).step_by(lanes) {
                 let item = slot.lock().0.take();
                 let done = item.map(|item| self.caught(from + at, || work(from + at, item)));

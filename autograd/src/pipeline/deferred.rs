@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 
-use device::OnDrop;
+use device::{AtCaller, OnDrop};
 use tensor::Result;
 
 /// Something to do once.
@@ -32,8 +32,13 @@ thread_local! {
 ///
 /// # Errors
 /// That of an update that ran at once.
+#[track_caller]
 pub fn defer(update: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
-    let mut update: Option<Update> = Some(Box::new(update));
+    let caller = AtCaller::location();
+    let mut update: Option<Update> = Some(Box::new(move || {
+        let _at = AtCaller::enter_at(caller);
+        update()
+    }));
     BATCH.with_borrow_mut(|batch| {
         if let Some(batch) = &mut **batch {
             batch.extend(update.take());

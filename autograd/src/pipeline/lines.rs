@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use device::{Event, HandOff, Panicked, Placement, Team};
+use device::{AtCaller, Event, HandOff, Panicked, Placement, Team};
 use tensor::{Device, Error, Generator, Result, Stream};
 
 use super::around::{Around, failed};
@@ -172,6 +172,7 @@ pub(super) fn taken(batches: &mut dyn Iterator<Item = Item>, batch: usize) -> Re
 impl GroupWork<'_, '_> {
     /// Works until there is nothing left, or something failed.
     fn work(&mut self, stream: &Stream, around: &Around, failure: &Failure) {
+        let _at = AtCaller::enter_at(around.caller);
         while let Some((batch, item)) = self.from.next(stream.device(), failure) {
             let made = through_all(around, self.stages, self.first, batch, item);
             match made.and_then(|item| self.to.give(stream, batch, item)) {

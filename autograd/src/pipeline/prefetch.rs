@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use device::{HandOff, Placement, StreamOptions, Thread, fork};
+use device::{AtCaller, HandOff, Placement, StreamOptions, Thread, fork};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tensor::{Device, Error, Result, Stream, next_child};
 
@@ -361,6 +361,7 @@ impl<T> Source<T> {
 
     fn next(&mut self) -> Option<Made<T>> {
         let Source { items, number, stream, around, step } = self;
+        let _at = AtCaller::enter_at(around.caller);
         let ask = || as_user(|| items.as_mut().and_then(|items| items.next()));
         let asked = around.run(around.generator(*number), || stream.device().range("prefetch", ask));
         let made = |item, is_last| Some(Made { item, from: stream.device().hand_off(), is_last });

@@ -65,7 +65,10 @@ fn watch() {
             }
             (watched.ranks.clone(), std::mem::take(&mut watched.leaving))
         };
-        let Some(in_use) = InUse::begin() else { return };
+        let Some(in_use) = InUse::begin() else {
+            // The process ends, and with it the driver that dropping them would call.
+            return std::mem::forget(leaving);
+        };
         ranks.iter().filter_map(Weak::upgrade).for_each(|rank| rank.look());
         let left: Vec<_> = leaving.into_iter().filter(|leaving| !close(leaving)).collect();
         WATCHED.lock().leaving.extend(left);

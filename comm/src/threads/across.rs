@@ -107,7 +107,7 @@ impl Member {
     fn send_copy(&self, call: &Call, operands: Operands<'_>, to: usize) -> Result<()> {
         let Some(x) = operands.x.map(Operand::new) else { return Ok(()) };
         x.buffer.download(|bytes| {
-            let input = bytes[x.start..x.start + x.bytes].as_ptr();
+            let input = bytes.get(x.start..x.start + x.bytes).unwrap_or_default().as_ptr();
             self.send(call, Memory { input, ..Memory::NONE }, to)
         })?
     }

@@ -30,7 +30,7 @@ pub struct CudaConfig {
     /// Where memory comes from. By default the driver: pages of reserved addresses where the device has them, else plain
     /// allocations.
     pub memory: Option<Arc<dyn MemoryDriver>>,
-    /// Waits for each command that is not behind a [hold](Stream::hold), and names the one at fault. By default whether `STREAMGRAD_LAUNCH_BLOCKING` is `1`.
+    /// Waits for each command that is not behind a [hold](Stream::hold) or a [loan](crate::Buffer::lend), and names the one at fault. By default whether `STREAMGRAD_LAUNCH_BLOCKING` is `1`.
     pub blocking: Option<bool>,
     /// Whether a thread of the device's own makes the driver's calls of all launches, while the program goes on, or of none. By
     /// default of long runs of launches, where the host has four threads or more and no tool follows NVTX ranges;

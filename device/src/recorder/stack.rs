@@ -119,10 +119,10 @@ fn is_engine(function: &str, at: Option<&str>) -> bool {
     match at {
         Some(path) if of_standard(path) => true,
         Some(path) => is_engine_file(path),
-        // Names begin with the crate, perhaps behind brackets.
+        // Names begin with the crate, perhaps behind brackets, and with its hash: `<std[1f2e]>::thread::spawn`.
         None => {
             let name = function.trim_start_matches(['<', '&']);
-            let root = name.split("::").next().unwrap_or(name);
+            let root = name.split([':', '[']).next().unwrap_or(name);
             CRATES.contains(&root) || ["core", "std", "alloc"].contains(&root) || root.starts_with('_')
         }
     }
@@ -156,7 +156,7 @@ mod tests {
              at ",
         env!("CARGO_MANIFEST_DIR"),
         "/src/recorder/stack.rs:37:30
-   1:     0x55d0c0d3f5b9 - core::ops::function::FnOnce::call_once
+   1:     0x55d0c0d3f5b9 - <core[17067e9ac6d7e3a7]::ops::function::FnOnce>::call_once
              at /rustc/17067e9ac6d7e3a7c3b1a0f7e8c1f1a2b3c4d5e6/library/core/src/ops/function.rs:250:5
    2:     0x55d0c0d3f5b9 - tensor::matmul::<impl tensor::tensor::Tensor>::matmul
              at ",

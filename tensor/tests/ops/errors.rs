@@ -49,6 +49,10 @@ fn shapes_that_do_not_fit() -> Result<()> {
         Tensor::from_slice(&[1.0_f32], &[2], a.device()),
         ErrorKind::ShapeMismatch { op: "from_slice", .. }
     );
+    let of_bytes = |bytes: &[u8], shape: &[usize], dtype| Tensor::from_bytes(bytes, shape, dtype, a.device());
+    refused!(of_bytes(&[0; 6], &[2], DType::F32), ErrorKind::ShapeMismatch { op: "from_bytes", .. });
+    refused!(of_bytes(&[], &[usize::MAX / 2], DType::F64), ErrorKind::ShapeMismatch { op: "from_bytes", .. });
+    refused!(of_bytes(&[1, 0, 2], &[3], DType::Bool), ErrorKind::InvalidArgument { op: "from_bytes", .. });
     refused!(a.unsqueeze(0)?.t(), ErrorKind::InvalidArgument { op: "t", .. });
     Ok(())
 }

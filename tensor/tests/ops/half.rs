@@ -503,6 +503,14 @@ fn mixed_types_promote_or_are_refused() -> Result<()> {
         matches!(result.as_ref().map_err(Error::kind), Err(ErrorKind::DTypeMismatch { .. }))
     };
     assert!(refused(bf16.matmul(&f32)) && refused(bf16.linear(&f16, None)));
+    let image = |x: &Tensor| x.reshape(&[1, 1, 2, 2]);
+    let (half, single) = (image(&bf16)?, image(&f32)?);
+    assert!(refused(half.conv2d(&single, None, &ConvOptions::default())));
+    assert!(refused(half.conv_transpose2d(&single, None, [0, 0], &ConvOptions::default())));
+    assert!(refused(bf16.layer_norm(&[2], Some(&of(DType::F64)?.select(0, 0)?), None, 1e-5)));
+    for [q, k, v] in [[&half, &single, &half], [&half, &half, &single]] {
+        assert!(refused(Attention::default().forward(q, k, v).map(|attended| attended.out)));
+    }
     assert!(matches!(bf16.add_(&f32).as_ref().map_err(Error::kind), Err(ErrorKind::DTypeMismatch { .. })));
     Ok(())
 }

@@ -339,8 +339,8 @@ mod tests {
     use device::Error;
     use tensor::{DType, Tensor};
 
-    use models::Forward;
     use crate::{Communicator, DataParallel, Reduce, Rendezvous, TensorCollectives, VarCollectives};
+    use models::Forward;
 
     fn expect_line<T>(line: u32, result: crate::Result<T>) {
         let error: Error = result.err().unwrap();

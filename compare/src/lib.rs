@@ -14,7 +14,7 @@
 //! the other schedules are on the device before a step begins.
 //!
 //! If asked, two more copies replay the serial schedule's step, captured once in the order of its stream and once in that of
-//! its data ([`Order`]), in the same blocks. What a step replays reads its batches from tensors that are filled before, within
+//! its data ([`Order`](tensor::Order)), in the same blocks. What a step replays reads its batches from tensors that are filled before, within
 //! the time of the step. A replay is one command of a recording. Where batches are prepared ahead, a third copy prepares the next one
 //! beside the replay in the order of the data.
 #![forbid(unsafe_code)]

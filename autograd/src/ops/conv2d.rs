@@ -12,18 +12,18 @@ use crate::{Var, Vjp};
 
 #[derive::located]
 impl Var {
-    /// Two-dimensional convolution, also of one image: `[c, h, w] -> [f, oh, ow]`. See [`Tensor::conv2d`].
+    /// Two-dimensional convolution, also of one image: `[c, h, w] -> [f, oh, ow]`. See [`Tensor::conv2d`](tensor::Tensor::conv2d).
     ///
     /// # Errors
-    /// As for [`Tensor::conv2d`].
+    /// As for [`Tensor::conv2d`](tensor::Tensor::conv2d).
     pub fn conv2d(&self, weight: &Var, bias: Option<&Var>, options: &ConvOptions) -> Result<Var> {
         conv2d(self, weight, bias, options, Activation::None)
     }
 
-    /// Transposed convolution, also of one image: `[c, h, w] -> [f, oh, ow]`. See [`Tensor::conv_transpose2d`].
+    /// Transposed convolution, also of one image: `[c, h, w] -> [f, oh, ow]`. See [`Tensor::conv_transpose2d`](tensor::Tensor::conv_transpose2d).
     ///
     /// # Errors
-    /// As for [`Tensor::conv_transpose2d`].
+    /// As for [`Tensor::conv_transpose2d`](tensor::Tensor::conv_transpose2d).
     pub fn conv_transpose2d(
         &self,
         weight: &Var,

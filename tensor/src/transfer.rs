@@ -243,11 +243,11 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `ShapeMismatch` if the shape does not have as many elements; `InvalidArgument` for a truth value other than 0 and 1;
-    /// `OutOfMemory`.
+    /// `ShapeMismatch` if the shape does not have as many elements; `InvalidArgument` for a truth value other than 0 and 1, and for
+    /// a shape beyond all memory; `OutOfMemory`.
     pub fn from_bytes(bytes: &[u8], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
         const OP: &str = "from_bytes";
-        if elements_of(OP, shape)?.checked_mul(dtype.size_bytes()) != Some(bytes.len()) {
+        if elements_of(OP, shape)? * dtype.size_bytes() != bytes.len() {
             return Err(Error::shape_mismatch(OP, shape, &[bytes.len() / dtype.size_bytes()]));
         }
         if dtype == DType::Bool

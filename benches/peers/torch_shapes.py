@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -391,6 +392,8 @@ def prepared(drawn, values, gradient, dtype=None, channels_last=False):
 
 
 def compiled(drawn, values, gradient):
+    # Each case is a function of its own to the compiler.
+    torch._dynamo.reset()
     x = [v.clone().requires_grad_(drawn["backward"] and e["role"] == "leaf") for e, v in zip(drawn["inputs"], values)]
     leaves = [value for value in x if value.requires_grad]
     function = torch.compile(lambda *x: forward(drawn, x), dynamic=False)
@@ -522,7 +525,7 @@ def ways(drawn, values, gradient, device, family):
 
 def measure(ours, folder, seed, family, index, device):
     drawn, values, gradient = inputs_of(seed, family, index, device)
-    line = {"family": family, "case": index, "seed": seed, "op": drawn["op"], "inputs": [f"{e['dtype']}{e['shape']}" for e in drawn["inputs"]],
+    line = {"family": family, "case": index, "seed": seed, "op": drawn["op"], "inputs": [f"{e['dtype']}{e['shape']}" + (f" in order {e['permute']}" if "permute" in e else "") for e in drawn["inputs"]],
             "options": drawn["options"], "backward": drawn["backward"]}  # fmt: skip
     answer = ours.ask(case=write(folder, drawn, values, gradient))
     if "error" in answer:
@@ -590,6 +593,7 @@ def main():
     options = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
+    warnings.filterwarnings("ignore")
     torch.set_num_threads(options.threads)
     first, last = map(int, options.cases.split(".."))
     chosen = [(family, index) for family in options.family.split(",") for index in range(first, last)]

@@ -5,7 +5,7 @@
 // as the same tree. Several parts' values go to lanes in turn, part p to p % 32, and are joined as that tree again. Neither
 // strides, nor the number of threads, nor what else runs shows in the result.
 
-constexpr u32 FULL = 0xffffffff;
+enum : u32 { FULL = 0xffffffff };
 constexpr u32 LANES = 32;
 constexpr u32 BLOCK = 1024;
 // Blocks of a part.

@@ -326,10 +326,10 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let in_groups = |options| AttentionOptions { enable_gqa: true, ..options };
     let of_heads = d.normal(&[4, 3, 5])?.compare_scalar(CompareOp::Gt, -0.5)?;
     Ok(vec![
-        of("heads", [&[2, 2, 3, 2], &[2, 2, 4, 2], &[2, 2, 4, 3]], plain())?,
         of("groups", [&[2, 4, 3, 2], &[2, 2, 5, 2], &[2, 2, 5, 3]], in_groups(causal()))?,
         of("groups_masked", [&[2, 4, 3, 2], &[1, 2, 5, 2], &[2, 2, 5, 2]], in_groups(masked(&of_heads)))?,
         of("one_head", [&[3, 2], &[4, 2], &[4, 3]], plain())?,
+        of("heads", [&[2, 2, 3, 2], &[2, 2, 4, 2], &[2, 2, 4, 3]], plain())?,
         of("causal", [&[2, 5, 3], &[2, 5, 3], &[2, 5, 2]], causal())?,
         of("causal_more_keys", [&[3, 2], &[5, 2], &[5, 2]], causal())?,
         of("causal_more_queries", [&[5, 2], &[3, 2], &[3, 2]], causal())?,

@@ -29,6 +29,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from torch_large import graph_of
+
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "i64": torch.int64, "bool": torch.bool}
 # A value is wrong if its error, relative to the largest value, is beyond this and beyond four times PyTorch's.
 TOLERANCE = {"f32": 2e-6, "bf16": 8e-3}
@@ -367,16 +369,10 @@ def chain(functions, x):
     return value
 
 
-def step(drawn, leaves, x, gradient):
-    """All values: the result and, if they are wanted, the gradients of the leaves."""
-    result = forward(drawn, x)
-    if gradient is None:
-        return [result]
-    return [result, *torch.autograd.grad(result, leaves, gradient)]
-
-
-def prepared(drawn, values, gradient, dtype=None, channels_last=False):
-    """A function of no arguments that makes all values. `dtype` replaces the types of what is not an index."""
+def prepared(drawn, values, gradient, dtype=None, channels_last=False, function=None):
+    """A function of no arguments that makes all values: the result and, if they are wanted, the gradients of the leaves. `dtype`
+    replaces the types of what is not an index, and `function` the op."""
+    function = function or (lambda *x: forward(drawn, x))
     x = []
     for entry, value in zip(drawn["inputs"], values):
         value = value.to(dtype) if dtype and value.is_floating_point() else value.clone()
@@ -388,15 +384,6 @@ def prepared(drawn, values, gradient, dtype=None, channels_last=False):
     if channels_last and gradient is not None and gradient.dim() == 4:
         gradient = gradient.to(memory_format=torch.channels_last)
     leaves = [value for value in x if value.requires_grad]
-    return lambda: step(drawn, leaves, x, gradient)
-
-
-def compiled(drawn, values, gradient):
-    # Each case is a function of its own to the compiler.
-    torch._dynamo.reset()
-    x = [v.clone().requires_grad_(drawn["backward"] and e["role"] == "leaf") for e, v in zip(drawn["inputs"], values)]
-    leaves = [value for value in x if value.requires_grad]
-    function = torch.compile(lambda *x: forward(drawn, x), dynamic=False)
 
     def run():
         result = function(*x)
@@ -405,17 +392,10 @@ def compiled(drawn, values, gradient):
     return run
 
 
-def captured(run):
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = run()
-    return lambda: (graph.replay(), kept)
+def compiled(drawn, values, gradient):
+    # Each case is a function of its own to the compiler.
+    torch._dynamo.reset()
+    return prepared(drawn, values, gradient, function=torch.compile(lambda *x: forward(drawn, x), dynamic=False))
 
 
 def inputs_of(seed, family, index, device):
@@ -517,7 +497,7 @@ def ways(drawn, values, gradient, device, family):
             run()
             found[name] = run
             if device == "cuda":
-                found[f"{name}, graph"] = captured(run)
+                found[f"{name}, graph"] = graph_of(run)
         except Exception as error:
             print(f"  PyTorch, {name}: {type(error).__name__}: {str(error)[:120]}", flush=True)
     return found

@@ -7,10 +7,11 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use device::Result;
 use device::cuda::{Arg, Program, Queue};
 
-use super::elementwise::{FUNCTIONS, Map, numbers};
+use super::elementwise::{FUNCTIONS, numbers};
 use super::reduce::Sharing;
 use super::rows::RowGroup;
 use super::type_name;
+use super::walk::Map;
 use crate::chain::{Chain, Fold, OPERANDS, Operand, Value};
 use crate::command::Address;
 use crate::functions::Function;

@@ -3,11 +3,9 @@
 use device::cuda::{Arg, Grid, Program, Queue};
 use device::{DType, Result};
 
-use super::elementwise::{self, Map};
-use super::walk::{ByValue, MAX_Y, Walk, for_parts};
+use super::walk::{ByValue, MAX_Y, Map, Walk, for_parts};
 use super::{Family, bits_name, family, kernel_name};
 use crate::command::Address;
-use crate::functions::Function;
 use crate::loops::{Loops, Places, Tiles};
 
 pub(super) static COPY: Program = Program::new(
@@ -64,16 +62,22 @@ pub(crate) fn copy(
     operands: [Address; 2],
 ) -> Result<()> {
     if from != to {
-        return elementwise::run(queue, Function::Copy { to, from }, places, operands);
+        let (program, kernel) = cast_kernel(to, from);
+        let sizes = [to, from].map(DType::size_bytes);
+        return Map { program, kernel: &kernel, sizes, numbers: &[] }.enqueue(
+            queue,
+            &places.loops(),
+            operands,
+        );
     }
     // SAFETY: `places` was made from the layouts of the operands, which the command writes and reads.
     unsafe { enqueue_copy(queue, to.size_bytes(), &places.loops(), operands) }
 }
 
-/// The program that has the conversion between two types.
-pub(super) fn cast_program(to: DType, from: DType) -> &'static Program {
+/// The kernel that converts between two types, and its program.
+pub(super) fn cast_kernel(to: DType, from: DType) -> (&'static Program, String) {
     let half = [DType::BF16, DType::F16].into_iter().find(|half| [to, from].contains(half));
-    half.map_or(&COPY, |half| CASTS.of(half))
+    (half.map_or(&COPY, |half| CASTS.of(half)), kernel_name(&["cast", from.name()], to.name()))
 }
 
 /// Sides of a tile of a copy that transposes; as in the program.

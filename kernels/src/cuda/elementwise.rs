@@ -1,14 +1,14 @@
 //! Elementwise functions.
 
-use device::cuda::{Arg, Program, Queue};
+use device::cuda::Queue;
 use device::{DType, Result};
 use smallvec::SmallVec;
 
-use super::walk::{ByValue, Walk, for_parts, number_bits};
+use super::walk::{Map, number_bits};
 use super::{Family, bits_name, copy, family, kernel_name, type_name};
 use crate::command::Address;
 use crate::functions::{Function, UnaryOp};
-use crate::loops::{Loops, Places};
+use crate::loops::Places;
 use crate::{binary_functions, binary_gradients, comparisons, unary_functions};
 
 /// The kernels of the functions of one element, and of their gradients, as macros of the program.
@@ -66,32 +66,6 @@ pub(super) const FUNCTIONS: &str = concat!(
 pub(super) static PROGRAMS: Family =
     family!("elementwise", NUMBERS, "elementwise.cuh", "elementwise.cu"; FUNCTIONS => true);
 
-/// A kernel over operands of one shape, of which the first is the output. It goes in vectors of 16 bytes of the largest elements.
-pub(super) struct Map<'a, const N: usize> {
-    pub(super) program: &'static Program,
-    pub(super) kernel: &'a str,
-    /// Bytes of an element of each operand.
-    pub(super) sizes: [usize; N],
-    /// What the kernel takes behind the walk, as bits.
-    pub(super) numbers: &'a [u64],
-}
-
-impl<const N: usize> Map<'_, N> {
-    pub(super) fn enqueue(&self, queue: &Queue<'_>, loops: &Loops<N>, operands: [Address; N]) -> Result<()> {
-        let lanes = 16 / self.sizes.into_iter().max().unwrap_or(1);
-        for_parts(loops, &mut |part, at| {
-            let addresses: [Address; N] = std::array::from_fn(|k| operands[k].offset(at[k], self.sizes[k]));
-            let sized = std::array::from_fn(|k| (addresses[k].0.cast_const(), self.sizes[k]));
-            let walk = Walk::of(queue.op(), part)?.vectors(lanes, sized);
-            let mut args: SmallVec<[Arg<'_>; 8]> = addresses.iter().map(|&at| at.into()).collect();
-            args.push(walk.arg());
-            args.extend(self.numbers.iter().map(|&number| Arg::U64(number)));
-            // SAFETY: kernels of this kind take these arguments, and the walk is that of the operands.
-            unsafe { queue.kernel(self.program, self.kernel, walk.grid(queue, lanes), &args) }
-        })
-    }
-}
-
 /// Enqueues a function on operands of its types, of which the first is the result.
 pub(crate) fn run<const N: usize>(
     queue: &Queue<'_>,
@@ -103,9 +77,7 @@ pub(crate) fn run<const N: usize>(
     let types = |k: usize| if k == 0 { function.result() } else { arguments[k - 1] };
     let sizes: [usize; N] = std::array::from_fn(|k| types(k).size_bytes());
     let (program, kernel) = match function {
-        Function::Copy { to, from } => {
-            (copy::cast_program(to, from), kernel_name(&["cast", from.name()], to.name()))
-        }
+        Function::Copy { to, from } => copy::cast_kernel(to, from),
         Function::Not => (&copy::COPY, kernel_name(&["logical_not"], "bool")),
         Function::Where(_) => (&copy::COPY, kernel_name(&["where_cond"], bits_name(sizes[0]))),
         _ => {

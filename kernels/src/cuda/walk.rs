@@ -1,8 +1,10 @@
 //! Loop nests and numbers as kernels take them: structs by value.
 
-use device::cuda::{Arg, Grid, Queue};
+use device::cuda::{Arg, Grid, Program, Queue};
 use device::{DType, Error, Result};
+use smallvec::SmallVec;
 
+use crate::command::Address;
 use crate::layout::{LoopAxis, Loops};
 
 /// Axes that a walk can have once neighbours are merged.
@@ -156,6 +158,32 @@ fn fits<const N: usize>(loops: &Loops<N>, most: usize) -> bool {
 fn too_large(op: &'static str, axes: usize, elements: usize) -> Error {
     let expected = "merged to 8 axes, and below 2^31 elements unless merged to one";
     Error::invalid(op, "layouts", expected, format_args!("{axes} axes of {elements} elements"))
+}
+
+/// A kernel over operands of one shape, of which the first is the output. It goes in vectors of 16 bytes of the largest elements.
+pub(super) struct Map<'a, const N: usize> {
+    pub(super) program: &'static Program,
+    pub(super) kernel: &'a str,
+    /// Bytes of an element of each operand.
+    pub(super) sizes: [usize; N],
+    /// What the kernel takes behind the walk, as bits.
+    pub(super) numbers: &'a [u64],
+}
+
+impl<const N: usize> Map<'_, N> {
+    pub(super) fn enqueue(&self, queue: &Queue<'_>, loops: &Loops<N>, operands: [Address; N]) -> Result<()> {
+        let lanes = 16 / self.sizes.into_iter().max().unwrap_or(1);
+        for_parts(loops, &mut |part, at| {
+            let addresses: [Address; N] = std::array::from_fn(|k| operands[k].offset(at[k], self.sizes[k]));
+            let sized = std::array::from_fn(|k| (addresses[k].0.cast_const(), self.sizes[k]));
+            let walk = Walk::of(queue.op(), part)?.vectors(lanes, sized);
+            let mut args: SmallVec<[Arg<'_>; 8]> = addresses.iter().map(|&at| at.into()).collect();
+            args.push(walk.arg());
+            args.extend(self.numbers.iter().map(|&number| Arg::U64(number)));
+            // SAFETY: kernels of this kind take these arguments, and the walk is that of the operands.
+            unsafe { queue.kernel(self.program, self.kernel, walk.grid(queue, lanes), &args) }
+        })
+    }
 }
 
 /// Cuts a nest along its outermost axes into parts that a [`Walk`] can take, and calls `body` with each, and with where

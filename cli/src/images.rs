@@ -215,7 +215,7 @@ impl Model for EncoderDecoder {
         pixel_cross_entropy(&self.decode(&batch.inputs)?, &batch.labels)
     }
 
-    /// The mean loss and the share of pixels that are told.
+    /// The mean loss and the share of pixels that are classified correctly.
     fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
         let part = |batch: &Batch| {
             let batch = self.prepare(batch.clone())?;

@@ -81,7 +81,7 @@ impl Buffer {
     /// `ptr` is the start of `len_bytes` bytes of the memory of `stream`'s device. Until the pool gets `block` back,
     /// nobody else uses them, and a command launched on `stream` from now on comes after every earlier use.
     pub unsafe fn from_block(stream: &Stream, ptr: NonNull<u8>, len_bytes: usize, block: BlockId) -> Buffer {
-        // SAFETY: as the caller says. The handle that the buffer takes over keeps the device alive.
+        // SAFETY: the caller keeps the contract. The handle that the buffer takes over keeps the device alive.
         let mut buffer = unsafe { Buffer::from_kept_block(stream, ptr, len_bytes, block) };
         buffer.device = ManuallyDrop::new(stream.device().clone());
         buffer.counted = true;
@@ -100,7 +100,7 @@ impl Buffer {
         len_bytes: usize,
         block: BlockId,
     ) -> Buffer {
-        // SAFETY: the copy is never dropped, and the original's device outlives the buffer, as the caller says.
+        // SAFETY: the copy is never dropped, and the caller promises that the pool keeps the device alive.
         let device = ManuallyDrop::new(unsafe { std::ptr::read(stream.device()) });
         Buffer::new(ptr, len_bytes, block, device, false, stream.now())
     }

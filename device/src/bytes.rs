@@ -51,14 +51,14 @@ impl SendPtr {
     /// # Safety
     /// `bytes` bytes from here on may be written.
     pub(crate) unsafe fn fill(self, value: u8, bytes: usize) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller promises that `bytes` bytes from here on may be written.
         unsafe { std::ptr::write_bytes(self.0, value, bytes) }
     }
 
     /// # Safety
     /// `bytes.len()` bytes from here on may be written, and `bytes` is not among them.
     pub(crate) unsafe fn copy_from(self, bytes: &[u8]) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller promises that as many bytes may be written, and that `bytes` does not overlap them.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0, bytes.len()) }
     }
 }

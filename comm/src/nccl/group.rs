@@ -105,7 +105,7 @@ impl Group {
         self.failure.get().filter(|failure| !reaches(failure))
     }
 
-    /// `rank` leaves, for `reason`. Only the ranks of this process are told.
+    /// Marks `rank` as gone, for `reason`, on the ranks of this process only.
     pub(super) fn leave(&self, rank: usize, reason: &str) {
         self.left.lock().push(rank);
         self.failure.set(self.failure.of_leaving(self.member(rank), reason));

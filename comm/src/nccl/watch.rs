@@ -85,7 +85,7 @@ fn close(Leaving { rank, reason, .. }: &Leaving) -> bool {
     }
     rank.group.leave(rank.rank, reason);
     let rank = Arc::clone(rank);
-    // Nobody is left to receive an error; the handle aborts what is left.
+    // An error has no receiver any more; dropping the handle aborts pending work.
     apart("nccl close", move || drop(rank.close()));
     true
 }

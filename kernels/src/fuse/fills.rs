@@ -1,4 +1,4 @@
-//! Sums at indices onto zeros that were just filled in: one command writes both.
+//! Fuses a zero fill with the indexed sum that follows it.
 
 use std::any::Any;
 
@@ -45,7 +45,7 @@ impl Fusible {
     }
 }
 
-/// Lets sums at indices begin with zeros instead of reading the zeros that a fill wrote.
+/// Drops the zero fill before an indexed sum, which then starts from zero itself.
 pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
     fuser.pairs(|commands, second| {
         let sums: &IndexSums = commands.of(second)?;

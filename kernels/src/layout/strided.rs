@@ -110,11 +110,15 @@ impl Layout {
         }
         contiguous |= elements == 0;
         let (mut few_sizes, mut few_strides, mut many) = ([0; FEW], [0; FEW], None);
+        // Strides that reach no element are 0, for they may be too large to be multiplied by an index.
         if shape.len() > FEW {
-            many = Some(Box::new(ManyAxes { shape: shape.to_vec(), strides: strides.to_vec() }));
+            let strides = if elements == 0 { vec![0; shape.len()] } else { strides.to_vec() };
+            many = Some(Box::new(ManyAxes { shape: shape.to_vec(), strides }));
         } else {
             copy_few(shape, &mut few_sizes);
-            copy_few(strides, &mut few_strides);
+            if elements > 0 {
+                copy_few(strides, &mut few_strides);
+            }
         }
         let rank = PackedRank::new(shape.len(), contiguous);
         Layout { rank, shape: few_sizes, strides: few_strides, offset, elements, many }

@@ -345,6 +345,16 @@ fn empty_and_scalar_layouts_are_contiguous() {
 }
 
 #[test]
+fn strides_that_reach_no_element_are_zero() {
+    for shape in [&[4, usize::MAX][..], &[4, 1, 1, 1, usize::MAX]] {
+        let huge = Layout::contiguous(shape);
+        assert_eq!(huge.strides()[0], isize::MAX);
+        let empty = huge.narrow("test", -1, 0, 0).expect("within the axis");
+        assert!(empty.strides().iter().all(|&stride| stride == 0), "{empty:?}");
+    }
+}
+
+#[test]
 fn same_shape_looks_at_the_shape_alone() {
     let shapes: [&[usize]; 8] =
         [&[], &[0], &[2], &[2, 3], &[2, 3, 0], &[2, 3, 1, 1], &[2, 3, 1, 1, 1], &[2, 3, 1, 1, 2]];

@@ -80,6 +80,6 @@ impl ScoreBatch {
 
     /// Scores of all products.
     pub(crate) fn scores(&self) -> usize {
-        self.batch.elements.saturating_mul(self.sizes.queries * self.sizes.keys)
+        self.batch.elements.saturating_mul(self.sizes.queries.saturating_mul(self.sizes.keys))
     }
 }

@@ -11,7 +11,7 @@ mod launchers;
 mod mischief;
 mod world;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,8 +26,8 @@ const WORLD: u64 = 400;
 /// Calls of a short run.
 const SHORT: u64 = 1000;
 
-/// Where the engine itself panicked: the first message and call of each place.
-static PANICS: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
+/// Where the engine itself panicked.
+static PANICS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 /// The calls made so far.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 /// The seed of the world, and the newest call in it.
@@ -44,7 +44,7 @@ fn number(name: &str) -> Option<u64> {
         .map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number, not {value}")))
 }
 
-/// Panics of hostile code are silent; all others are noted.
+/// Panics of hostile code are silent; of all others, the first of each place is printed.
 fn note_panics() {
     std::panic::set_hook(Box::new(|info| {
         if info.payload().is::<Hostile>() {
@@ -55,7 +55,9 @@ fn note_panics() {
         let payload = info.payload();
         let text = payload.downcast_ref::<String>().map(String::as_str);
         let message = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
-        PANICS.lock().unwrap().entry(place).or_insert_with(|| format!("seed {seed}, {call}: {message}"));
+        if PANICS.lock().unwrap().insert(place.clone()) {
+            say(&format!("hostile: panic at {place}: seed {seed}, {call}: {message}"));
+        }
     }));
 }
 
@@ -111,7 +113,6 @@ fn hostile_programs_touch_no_memory_but_their_own() {
     let _ = std::panic::take_hook();
     let (panics, calls) = (PANICS.lock().unwrap().clone(), CALLS.load(Ordering::Relaxed));
     say(&format!("hostile: {calls} calls made, of which {refused} were refused"));
-    panics.iter().for_each(|(place, first)| say(&format!("hostile: panic at {place}: {first}")));
     assert!(panics.is_empty(), "the engine panicked at {} places", panics.len());
     assert!(refused < calls, "all calls were refused");
 }

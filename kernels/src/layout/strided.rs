@@ -262,8 +262,8 @@ impl Layout {
             let mut product = 1_usize;
             while product < size && new_axis > 0 {
                 new_axis -= 1;
-                strides[new_axis] = stride * product as isize;
-                product *= shape[new_axis];
+                strides[new_axis] = step(stride, product).unwrap_or(isize::MAX);
+                product = product.saturating_mul(shape[new_axis]);
             }
             if product != size {
                 return Ok(None);
@@ -280,7 +280,9 @@ impl Layout {
                 continue;
             }
             match axes.last_mut() {
-                Some(last) if Some(last.1) == step(stride, size) => *last = (last.0 * size, stride),
+                Some(last) if Some(last.1) == step(stride, size) => {
+                    *last = (last.0.saturating_mul(size), stride)
+                }
                 _ => axes.push((size, stride)),
             }
         }

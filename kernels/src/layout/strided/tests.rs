@@ -355,6 +355,16 @@ fn strides_that_reach_no_element_are_zero() {
 }
 
 #[test]
+fn sizes_and_strides_that_cannot_be_counted_are_reshaped_or_copied() {
+    let column = Layout::contiguous(&[6, usize::MAX]).narrow("test", 1, 0, 1).expect("within the axis");
+    let split = column.reshape("test", &[2, 3]).expect("six elements").expect("a view");
+    assert_eq!(split.strides(), [isize::MAX, isize::MAX]);
+    let huge = Layout::contiguous(&[1 << 33, 1 << 33]).unsqueeze("test", 0).expect("an axis");
+    let huge = huge.transpose("test", 0, 2).expect("two axes");
+    assert!(huge.reshape("test", &[usize::MAX]).is_ok());
+}
+
+#[test]
 fn same_shape_looks_at_the_shape_alone() {
     let shapes: [&[usize]; 8] =
         [&[], &[0], &[2], &[2, 3], &[2, 3, 0], &[2, 3, 1, 1], &[2, 3, 1, 1, 1], &[2, 3, 1, 1, 2]];

@@ -97,8 +97,7 @@ impl Var {
             create_graph,
             |_, node, gradient| {
                 if node.is_leaf() {
-                    let _user = AtCaller::leave();
-                    let gradient = arrived(VarId(node.address()), gradient)?;
+                    let gradient = AtCaller::user(|| arrived(VarId(node.address()), gradient))?;
                     leaves.extend(gradient.map(|gradient| (node.clone(), gradient)));
                 }
                 Ok(())
@@ -209,11 +208,8 @@ pub(crate) fn backward_from(ends: Gradients) -> Result<Gradients> {
     Gradients::collect(leaves, false)
 }
 
-/// Nodes with their gradients.
-type Found = Vec<(Shared<Node>, Var)>;
-
 /// The gradients of the leaves and of the ends in a pass from `roots` to both.
-fn parts(roots: &[Root<'_>], ends: &Ends) -> Result<[Found; 2]> {
+fn parts(roots: &[Root<'_>], ends: &Ends) -> Result<[Vec<(Shared<Node>, Var)>; 2]> {
     let (mut leaves, mut at_ends) = (Vec::new(), Vec::new());
     Sweep::plan("backward", roots, Targets::Until(ends))?.run(roots, false, false, |_, node, gradient| {
         if ends.contains(node) {

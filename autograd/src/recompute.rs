@@ -51,10 +51,7 @@ pub fn recompute<F>(f: F, x: &Var) -> Result<Var>
 where
     F: Fn(&Var) -> Result<Var> + Send + Sync + 'static,
 {
-    let f = move |x: &Var| {
-        let _user = AtCaller::leave();
-        f(x)
-    };
+    let f = move |x: &Var| AtCaller::user(|| f(x));
     if !is_recording() {
         return f(x);
     }

@@ -227,10 +227,7 @@ impl<R: Tensors> Graph<R> {
         let root = Generator::new(stand_in());
         let (captured, end) = with_generator_after(root, || {
             capture.scope(|| {
-                let result = {
-                    let _user = AtCaller::leave();
-                    step()?
-                };
+                let result = AtCaller::user(step)?;
                 let mut made = Vec::new();
                 // Holds nothing of the step, so that what is held beyond it is seen.
                 let template = result.rebuild(&mut |tensor| {

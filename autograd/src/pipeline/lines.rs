@@ -11,7 +11,7 @@ use device::{AtCaller, Event, HandOff, Panicked, Placement, Team};
 use tensor::{Device, Error, Generator, Result, Stream};
 
 use super::around::{Around, failed};
-use super::concurrent::{as_user, staged, streams};
+use super::concurrent::{staged, streams};
 
 /// What goes from one stage to the next.
 pub(super) type Item = Box<dyn Any + Send>;
@@ -45,7 +45,7 @@ impl StageThreads {
 fn through(around: &Around, stage: &mut Stage<'_>, number: usize, batch: usize, item: Item) -> Result<Item> {
     let generator = around.generator(batch).fork(number as u64);
     let Stage { name, body, device } = stage;
-    match around.run(generator, || device.range(name, || as_user(|| body(item)))) {
+    match around.run(generator, || device.range(name, || AtCaller::user(|| body(item)))) {
         Ok(done) => done.map_err(|error| failed(&stage.name, batch, error)),
         Err(panicked) => Err(failed(&stage.name, batch, panicked)),
     }
@@ -166,7 +166,8 @@ impl Downstream<'_> {
 
 /// The next of the batches; what asking for it panicked with.
 pub(super) fn taken(batches: &mut dyn Iterator<Item = Item>, batch: usize) -> Result<Option<Item>> {
-    Panicked::catch(|| as_user(|| batches.next())).map_err(|panicked| failed("batches", batch, panicked))
+    Panicked::catch(|| AtCaller::user(|| batches.next()))
+        .map_err(|panicked| failed("batches", batch, panicked))
 }
 
 impl GroupWork<'_, '_> {

@@ -2,10 +2,9 @@
 
 use tensor::{CompareOp, Error, Result, Tensor, grad};
 
-use super::binary::if_needed;
-use super::binary::widened;
+use super::binary::{if_needed, widened};
 use super::samples::{Draw, Sample, sample};
-use super::{Dims, Reduction, one};
+use super::{Dims, Reduction, record_one};
 use crate::autocast::Cast;
 use crate::{Grads, Save, Var, record};
 
@@ -191,10 +190,10 @@ pub(super) fn not_empty(
 fn losses(logits: &Var, labels: &Tensor) -> Result<Var> {
     let (losses, log_sums) = logits.value().cross_entropy(labels)?;
     let saved = [Save::Input(0), Save::Tensor(&log_sums), Save::Tensor(labels)];
-    Ok(record("cross_entropy", &[logits], &saved, losses, |ctx, g| {
+    record_one("cross_entropy", logits, &saved, losses, |ctx, g| {
         let (log_sums, labels) = (ctx.saved(1), ctx.saved(2));
-        Ok(one(cross_entropy_grad(&ctx.saved(0), log_sums.value(), labels.value(), g)?))
-    }))
+        cross_entropy_grad(&ctx.saved(0), log_sums.value(), labels.value(), g)
+    })
 }
 
 /// `g (p - one_hot(label))` of each row with `p = softmax(x)`; `x' = g p (h - Σ h p)` and `g' = Σ h (p - one_hot(label))` for its

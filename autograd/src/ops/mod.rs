@@ -116,7 +116,7 @@ pub use rotary_embedding::{RotaryPairs, rotary_angles};
 use samples::{Draw, binary, unary};
 pub use samples::{Run, Sample};
 
-use crate::{Var, one};
+use crate::{Save, Var, Vjp, one, record};
 
 /// A differentiable op with the inputs to check it at.
 #[derive(Clone, Copy)]
@@ -289,6 +289,22 @@ const OPS: &[OpEntry] = &[
     op("var", Operands, variance::samples),
     op("where_cond", Operands, where_cond::samples),
 ];
+
+/// Records an op of one operand; `vjp` returns the operand's gradient.
+#[inline]
+#[track_caller]
+pub(crate) fn record_one<F>(
+    op: &'static str,
+    x: &Var,
+    saved: &[Save<'_>],
+    value: Tensor,
+    vjp: F,
+) -> Result<Var>
+where
+    F: Fn(&Vjp<'_>, &Var) -> Result<Var> + Send + Sync + 'static,
+{
+    Ok(record(op, &[x], saved, value, move |ctx, g| Ok(one(vjp(ctx, g)?))))
+}
 
 /// A shape that an op keeps for its gradient.
 type Dims = SmallVec<[usize; 4]>;

@@ -227,11 +227,6 @@ impl Cast {
         }
     }
 
-    /// Runs the op on what `f` converts; what it is made of takes operands as they are.
-    pub(crate) fn run<R>(&self, f: impl FnOnce(&Cast) -> Result<R>) -> Result<R> {
-        suspended(|| f(self))
-    }
-
     fn converts(&self, dtype: DType) -> bool {
         dtype != self.dtype && (dtype.is_half() || dtype == DType::F32)
     }

@@ -27,9 +27,8 @@ pub use var::{Var, VarId};
 pub type Grads = SmallVec<[Option<Var>; 2]>;
 
 /// The gradient of an op's only input.
-#[doc(hidden)]
 #[inline]
-pub fn one(gradient: Var) -> Grads {
+pub(crate) fn one(gradient: Var) -> Grads {
     let mut grads = Grads::new();
     grads.push(Some(gradient));
     grads

@@ -5,7 +5,7 @@ use tensor::{CompareOp, Error, Result, Tensor, grad};
 use super::binary::{if_needed, widened};
 use super::samples::{Draw, Sample, sample};
 use super::{Dims, Reduction, record_one};
-use crate::autocast::Cast;
+use crate::autocast::{Cast, suspended};
 use crate::{Grads, Save, Var, record};
 
 #[derive::located]
@@ -40,8 +40,7 @@ impl Var {
             let loss = reduction.apply(losses(&logits, &flat)?.reshape(labels.shape())?)?;
             if rounded { loss.to_dtype(self.dtype()) } else { Ok(loss) }
         };
-        Cast::of(const { super::autocast_of(OP) })
-            .map_or_else(|| loss(true), |cast| cast.run(|_| loss(false)))
+        Cast::of(const { super::autocast_of(OP) }).map_or_else(|| loss(true), |_| suspended(|| loss(false)))
     }
 }
 

@@ -187,7 +187,7 @@ impl ConcurrentBatches {
             return Err(error);
         }
         self.update(sum.updates)?;
-        Ok(Step { losses: sum.losses, gradients: sum.gradients.unwrap_or_default() })
+        Ok(Step { losses: sum.losses, gradients: sum.gradients })
     }
 
     /// Computes `forward` of each batch, on lanes as [`step`](Self::step) does, one `loss` of all of them, and the gradients of
@@ -315,7 +315,7 @@ impl ConcurrentBatches {
             if width == self.streams.len() { &self.streams[..] } else { std::slice::from_ref(&self.serial) };
         let lanes = width.min(items.len()).max(1);
         let slot = |item| SpinLock::new((Some(item), None));
-        let slots: Vec<SpinLock<(Option<I>, Option<Result<T>>)>> = items.into_iter().map(slot).collect();
+        let slots: Vec<_> = items.into_iter().map(slot).collect();
         let caller = AtCaller::location();
         let drive = |lane: usize| {
             let _at = AtCaller::enter_at(caller);
@@ -399,7 +399,7 @@ type Updates = Vec<Update>;
 struct Sum {
     batches: usize,
     losses: Vec<Tensor>,
-    gradients: Option<Gradients>,
+    gradients: Gradients,
     updates: Vec<Updates>,
     /// The first one.
     error: Option<Error>,
@@ -416,13 +416,7 @@ impl Sum {
     fn take(&mut self, ((loss, gradients), updates): ((Tensor, Gradients), Updates)) -> Result<()> {
         self.losses.push(loss);
         self.updates.push(updates);
-        match &mut self.gradients {
-            Some(sum) => sum.merge(gradients),
-            None => {
-                self.gradients = Some(gradients);
-                Ok(())
-            }
-        }
+        self.gradients.merge(gradients)
     }
 }
 

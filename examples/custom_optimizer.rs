@@ -41,10 +41,6 @@ impl Kind for SignumOptions {
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
         vec![("lr", Field::NotNegative(&mut self.lr)), ("momentum", Field::Share(&mut self.momentum))]
     }
-
-    fn lr(&mut self) -> &mut f64 {
-        &mut self.lr
-    }
 }
 
 type Signum = Fused<SignumOptions>;

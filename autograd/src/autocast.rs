@@ -77,10 +77,7 @@ pub fn autocast<R>(dtype: impl Into<Option<DType>>, f: impl FnOnce() -> Result<R
         Some(half) if half.is_half() => Some(half),
         Some(dtype) => return Err(Error::dtype_unsupported("autocast", dtype)),
     };
-    let f = || {
-        let _user = AtCaller::leave();
-        f()
-    };
+    let f = || AtCaller::user(f);
     let outermost = current_cache(|cache| cache.is_none());
     if outermost { with_cache(Cache::default(), || with(half, f)) } else { with(half, f) }
 }
@@ -228,11 +225,6 @@ impl Cast {
             Autocast::F32 => Some(Cast { dtype: DType::F32 }),
             Autocast::Operands => None,
         }
-    }
-
-    /// Runs the op on what `f` converts; what it is made of takes operands as they are.
-    pub(crate) fn run<R>(&self, f: impl FnOnce(&Cast) -> Result<R>) -> Result<R> {
-        suspended(|| f(self))
     }
 
     fn converts(&self, dtype: DType) -> bool {

@@ -97,8 +97,7 @@ impl Var {
             create_graph,
             |_, node, gradient| {
                 if node.is_leaf() {
-                    let _user = AtCaller::leave();
-                    let gradient = arrived(VarId(node.address()), gradient)?;
+                    let gradient = AtCaller::user(|| arrived(VarId(node.address()), gradient))?;
                     leaves.extend(gradient.map(|gradient| (node.clone(), gradient)));
                 }
                 Ok(())
@@ -124,19 +123,10 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
     let given = |at: usize| gradients.get(at).and_then(Option::as_ref);
     let roots: SmallVec<[Root<'_>; 2]> =
         outputs.iter().enumerate().map(|(at, output)| (output, given(at))).collect();
-    let mut sweep = Sweep::plan("grad", &roots, Targets::Values(inputs))?;
-    let targets: Vec<_> = inputs.iter().map(|input| sweep.find(input)).collect();
-    let mut found: Vec<Option<Var>> = vec![None; inputs.len()];
-    sweep.run(&roots, retain_graph, create_graph, |at, _, gradient| {
-        for (slot, target) in found.iter_mut().zip(&targets) {
-            if *target == Some(at) {
-                *slot = Some(gradient.clone());
-            }
-        }
-        Ok(())
-    })?;
+    let sweep = Sweep::plan("grad", &roots, Targets::Values(inputs))?;
+    let mut found = sweep.gradients_of(inputs, &roots, retain_graph, create_graph)?;
     // Held here, the given gradients would be shared with the caller.
-    drop((sweep, roots));
+    drop(roots);
     drop(gradients);
     for (input, gradient) in inputs.iter().zip(&mut found) {
         if let (Some(node), Some(gradient)) = (&input.node, gradient) {
@@ -154,8 +144,9 @@ pub(crate) struct Ends(FxHashSet<usize>);
 impl Ends {
     /// The nodes on which more than one of the values depends.
     pub(crate) fn shared_by<'v>(values: impl IntoIterator<Item = &'v Var>) -> Ends {
-        /// Stands for several values in place of the number of one.
+        /// Stand for several values and for none in place of the number of one.
         const SEVERAL: usize = usize::MAX;
+        const NEW: usize = usize::MAX - 1;
         let mut reached: FxHashMap<usize, usize> = FxHashMap::default();
         let mut ends = Ends::default();
         let mut open: Vec<&Shared<Node>> = Vec::new();
@@ -163,20 +154,15 @@ impl Ends {
             open.extend(&var.node);
             while let Some(node) = open.pop() {
                 // The only way to a node is the one that it was reached by, but for the value itself.
-                let known = if node.is_unique() { None } else { reached.insert(node.address(), value) };
-                match known {
-                    Some(known) if known == SEVERAL => {
-                        reached.insert(node.address(), SEVERAL);
+                if !node.is_unique() {
+                    let known = reached.entry(node.address()).or_insert(NEW);
+                    if *known == SEVERAL || *known == value {
                         continue;
                     }
-                    Some(known) if known == value => continue,
-                    Some(_) => {
-                        reached.insert(node.address(), SEVERAL);
-                        if !node.is_leaf() || node.has_hooks() {
-                            ends.0.insert(node.address());
-                        }
+                    *known = if *known == NEW { value } else { SEVERAL };
+                    if *known == SEVERAL && (!node.is_leaf() || node.has_hooks()) {
+                        ends.0.insert(node.address());
                     }
-                    None => {}
                 }
                 open.extend(node.inputs.iter().flatten());
             }
@@ -237,19 +223,11 @@ pub(crate) fn grad_within(
     create_graph: bool,
 ) -> Result<Grads> {
     let roots = [(output, Some(gradient))];
-    let mut grads: Grads = inputs.iter().map(|_| None).collect();
     if output.node.is_none() {
-        return Ok(grads);
+        return Ok(inputs.iter().map(|_| None).collect());
     }
-    let mut sweep = Sweep::plan(op, &roots, Targets::Ends { inputs, needed })?;
-    let at: Vec<_> = inputs.iter().map(|input| sweep.find(input)).collect();
-    sweep.run(&roots, create_graph, create_graph, |found, _, gradient| {
-        if let Some(input) = at.iter().position(|at| *at == Some(found)) {
-            grads[input] = Some(gradient.clone());
-        }
-        Ok(())
-    })?;
-    Ok(grads)
+    let sweep = Sweep::plan(op, &roots, Targets::Ends { inputs, needed })?;
+    Ok(sweep.gradients_of(inputs, &roots, create_graph, create_graph)?.into())
 }
 
 /// Where a pass ends.
@@ -419,6 +397,25 @@ impl<'a> Sweep<'a> {
     }
 
     /// The stop of a value that the caller holds, so that the node was looked up when it was visited.
+    /// Runs the pass, and returns the gradients of these values.
+    fn gradients_of(
+        mut self,
+        values: &[Var],
+        roots: &[Root<'_>],
+        retain_graph: bool,
+        create_graph: bool,
+    ) -> Result<Vec<Option<Var>>> {
+        let stops: Vec<_> = values.iter().map(|value| self.find(value)).collect();
+        let mut found = vec![None; values.len()];
+        self.run(roots, retain_graph, create_graph, |at, _, gradient| {
+            for (slot, _) in found.iter_mut().zip(&stops).filter(|(_, stop)| **stop == Some(at)) {
+                *slot = Some(gradient.clone());
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
     fn find(&self, var: &Var) -> Option<usize> {
         self.index.get(&var.node.as_ref()?.address()).copied()
     }

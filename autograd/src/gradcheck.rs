@@ -63,10 +63,7 @@ pub fn gradcheck(
     inputs: &[Tensor],
     options: GradCheck,
 ) -> Result<GradCheckReport> {
-    let f = |inputs: &[Var]| {
-        let _user = AtCaller::leave();
-        Ok(vec![f(inputs)?])
-    };
+    let f = |inputs: &[Var]| Ok(vec![AtCaller::user(|| f(inputs))?]);
     Check { op: "gradcheck", f: &f, options }.run(inputs)
 }
 
@@ -84,10 +81,7 @@ pub fn gradgradcheck(
     options: GradCheck,
 ) -> Result<GradCheckReport> {
     const OP: &str = "gradgradcheck";
-    let f = |inputs: &[Var]| {
-        let _user = AtCaller::leave();
-        f(inputs)
-    };
+    let f = |inputs: &[Var]| AtCaller::user(|| f(inputs));
     let gradients = |vars: &[Var]| -> Result<Vec<Var>> {
         let Some((gradient, inputs)) = vars.split_last() else { return Ok(vec![]) };
         let output = f(inputs)?;

@@ -52,8 +52,11 @@ impl Gradients {
 
     /// The gradient of a leaf with its own place on the tape, which it has after a pass with `create_graph`.
     pub fn get_var(&self, leaf: &Var) -> Option<&Var> {
-        let at = self.index.get(&leaf.node.as_ref()?.address())?;
-        self.entries.get(*at).map(|entry| &entry.gradient)
+        self.position(leaf).map(|at| &self.entries[at].gradient)
+    }
+
+    fn position(&self, leaf: &Var) -> Option<usize> {
+        self.index.get(&leaf.node.as_ref()?.address()).copied()
     }
 
     /// Puts another gradient in the place of a leaf's; does nothing and returns false if there is none. The store shares
@@ -62,10 +65,9 @@ impl Gradients {
     /// # Errors
     /// `ShapeMismatch`, `DTypeMismatch` or `DeviceMismatch` if it does not fit the leaf.
     pub fn replace(&mut self, leaf: &Var, gradient: Var) -> Result<bool> {
-        let at = leaf.node.as_ref().and_then(|node| self.index.get(&node.address()));
-        let Some(entry) = at.and_then(|&at| self.entries.get_mut(at)) else { return Ok(false) };
+        let Some(at) = self.position(leaf) else { return Ok(false) };
         check_like("Gradients::replace", leaf, &gradient)?;
-        entry.gradient = gradient;
+        self.entries[at].gradient = gradient;
         Ok(true)
     }
 
@@ -96,8 +98,7 @@ impl Gradients {
 
     /// Takes the gradients of these leaves out of the store; `None` for one that it has none of.
     pub(crate) fn take(&mut self, leaves: &[Var]) -> Vec<Option<Var>> {
-        let at = |leaf: &Var| self.index.get(&leaf.node.as_ref()?.address()).copied();
-        let places: Vec<Option<usize>> = leaves.iter().map(at).collect();
+        let places: Vec<Option<usize>> = leaves.iter().map(|leaf| self.position(leaf)).collect();
         let mut entries: Vec<Option<Entry>> = self.entries.drain(..).map(Some).collect();
         let taken =
             places.into_iter().map(|place| entries[place?].take().map(|entry| entry.gradient)).collect();
@@ -147,10 +148,7 @@ impl Gradients {
     pub fn map(&mut self, mut f: impl FnMut(&Var) -> Result<Var>) -> Result<()> {
         for entry in &mut self.entries {
             let stream = entry.leaf.place.elsewhere(entry.gradient.device());
-            let gradient = on(stream.as_ref(), || {
-                let _user = AtCaller::leave();
-                f(&entry.gradient)
-            })?;
+            let gradient = on(stream.as_ref(), || AtCaller::user(|| f(&entry.gradient)))?;
             check_like("Gradients::map", &entry.gradient, &gradient)?;
             entry.gradient = gradient;
             separate(&entry.leaf.place, &mut entry.gradient, true)?;

@@ -23,14 +23,14 @@ pub use backward::{BackwardOptions, GradOptions, grad};
 pub use gradcheck::{GradCheck, GradCheckReport, gradcheck, gradgradcheck};
 pub use gradients::Gradients;
 pub use mode::{is_recording, no_grad};
+#[doc(hidden)]
+pub use ops::record_one;
 pub use ops::{PadMode, Reduction};
 pub use pipeline::{
     ConcurrentBatches, LaneOptions, LaneReport, Lanes, Pipeline, PipelineOptions, PipelineReport,
     PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport, Step, defer,
 };
 pub use recompute::recompute;
-#[doc(hidden)]
-pub use tape::one;
 pub use tape::{Grads, HookHandle, Save, TapeEntry, Var, VarId, Vjp, record};
 pub use tensor::{
     DType, Device, Error, ErrorKind, Graph, GraphOptions, Operand, Order, PlanReport, PlannedCommand, Result,

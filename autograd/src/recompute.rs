@@ -1,12 +1,12 @@
 //! Activation checkpointing: what a part of a model saves is made again when the backward pass needs it.
 
 use device::AtCaller;
-use tensor::{Error, Generator, Result, Tensor, with_generator};
+use tensor::{Error, Generator, Result, Tensor};
 
 use crate::autocast::Inherited;
 use crate::backward::grad_within;
 use crate::mode::{Recording, is_recording, with_recording};
-use crate::pipeline::discard_deferred;
+use crate::pipeline::{Around, discard_deferred};
 use crate::tape::noticed::{NoticedAgain, name_of, noticing, noticing_again};
 use crate::{Grads, Save, Var, Vjp, record};
 
@@ -51,14 +51,11 @@ pub fn recompute<F>(f: F, x: &Var) -> Result<Var>
 where
     F: Fn(&Var) -> Result<Var> + Send + Sync + 'static,
 {
-    let f = move |x: &Var| {
-        let _user = AtCaller::leave();
-        f(x)
-    };
+    let f = move |x: &Var| AtCaller::user(|| f(x));
     if !is_recording() {
         return f(x);
     }
-    let around = Around { generator: Generator::current(), autocast: Inherited::current() };
+    let around = Around::new(Generator::current());
     let (y, noticed) = noticing(|| Inherited::scope(around.autocast.as_ref(), || f(&x.detach())));
     let y = y?;
     let is_argument =
@@ -77,34 +74,25 @@ where
     let constants = noticed.constants.iter().filter(|tensor| !is_known(tensor)).map(Save::Tensor);
     let saved: Vec<Save<'_>> = (0..inputs.len()).map(Save::Input).chain(constants).collect();
     Ok(record(OP, &inputs, &saved, y.value.clone(), move |cx, grad| {
-        around.again(&f, uses_argument, cx, grad)
+        again(&around, &f, uses_argument, cx, grad)
     }))
 }
 
 const OP: &str = "recompute";
 
-/// What the first run was surrounded by, beside its stream, which the tape knows.
-struct Around {
-    generator: Generator,
-    autocast: Option<Inherited>,
-}
-
-impl Around {
-    /// Runs `f` again, this time on the tape, and goes back through it as far as its inputs. The first of them is the argument, which
-    /// the first run may have left alone; it used all others.
-    fn again<F>(&self, f: &F, uses_argument: bool, cx: &Vjp<'_>, grad: &Var) -> Result<Grads>
-    where
-        F: Fn(&Var) -> Result<Var>,
-    {
-        let inputs: Vec<Var> = (0..cx.inputs()).map(|index| cx.input(index)).collect();
-        let needed: Vec<bool> = (0..inputs.len()).map(|index| cx.needs(index)).collect();
-        let run = || with_recording(Recording::Again, || discard_deferred(|| f(&inputs[0])));
-        let run = || with_generator(self.generator, || Inherited::scope(self.autocast.as_ref(), run));
-        let (y, again) = noticing_again(run);
-        let y = y?;
-        again.check(&inputs, uses_argument, &y)?;
-        grad_within(OP, &y, grad, &inputs, &needed, cx.is_recorded())
-    }
+/// Runs `f` again under the modes of the first run, this time on the tape, and returns the gradients of its inputs. The first of
+/// them is the argument, which the first run may not have used; it used all others.
+fn again<F>(around: &Around, f: &F, uses_argument: bool, cx: &Vjp<'_>, grad: &Var) -> Result<Grads>
+where
+    F: Fn(&Var) -> Result<Var>,
+{
+    let inputs: Vec<Var> = (0..cx.inputs()).map(|index| cx.input(index)).collect();
+    let needed: Vec<bool> = (0..inputs.len()).map(|index| cx.needs(index)).collect();
+    let run = || with_recording(Recording::Again, || discard_deferred(|| f(&inputs[0])));
+    let (y, again) = noticing_again(|| around.scope(around.generator, run));
+    let y = y?;
+    again.check(&inputs, uses_argument, &y)?;
+    grad_within(OP, &y, grad, &inputs, &needed, cx.is_recorded())
 }
 
 fn is_same(a: &Var, b: &Var) -> bool {

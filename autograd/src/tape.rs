@@ -27,9 +27,8 @@ pub use var::{Var, VarId};
 pub type Grads = SmallVec<[Option<Var>; 2]>;
 
 /// The gradient of an op's only input.
-#[doc(hidden)]
 #[inline]
-pub fn one(gradient: Var) -> Grads {
+pub(crate) fn one(gradient: Var) -> Grads {
     let mut grads = Grads::new();
     grads.push(Some(gradient));
     grads
@@ -47,15 +46,7 @@ pub enum Save<'a> {
 }
 
 /// The gradient rule of a recorded op.
-pub(crate) trait Rule: Send + Sync {
-    fn vjp(&self, cx: &Vjp<'_>, grad: &Var) -> Result<Grads>;
-}
-
-impl<F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync> Rule for F {
-    fn vjp(&self, cx: &Vjp<'_>, grad: &Var) -> Result<Grads> {
-        self(cx, grad)
-    }
-}
+type Rule = dyn Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync;
 
 /// One recorded op, or a leaf.
 pub(crate) struct Node {
@@ -75,7 +66,7 @@ pub(crate) struct Node {
     hooked: AtomicBool,
     /// Whether the rule needs to be dropped.
     rule_owns: bool,
-    rule: Box<dyn Rule>,
+    rule: Box<Rule>,
 }
 
 #[derive(Default)]
@@ -327,7 +318,7 @@ impl Node {
     }
 
     pub(crate) fn vjp(&self, cx: &Vjp<'_>, grad: &Var) -> Result<Grads> {
-        self.rule.vjp(cx, grad)
+        (self.rule)(cx, grad)
     }
 }
 
@@ -340,7 +331,7 @@ fn no_rule(_: &Vjp<'_>, _: &Var) -> Result<Grads> {
 #[expect(dead_code, reason = "it is only dropped")]
 enum Remains {
     Input(Shared<Node>),
-    Rule(Box<dyn Rule>),
+    Rule(Box<Rule>),
 }
 
 thread_local! {

@@ -294,7 +294,7 @@ fn run(options: &RankOptions, comms: [&Communicator; 2]) -> Result<Done> {
     Ok(Done { times_ms, states, profiles })
 }
 
-fn summary(options: RankOptions, network: CommModel, ranks: Vec<Done>) -> RankComparison {
+fn summary(options: RankOptions, network: CommModel, mut ranks: Vec<Done>) -> RankComparison {
     // With averaged gradients the ranks have the same parameters, too.
     let same = |at: usize| {
         let first = &ranks[0].states[0][at];
@@ -305,11 +305,7 @@ fn summary(options: RankOptions, network: CommModel, ranks: Vec<Done>) -> RankCo
         ranks.iter().all(of_rank)
     };
     let (identical_parameters, identical_losses) = (same(0), same(1));
-    let Done { times_ms, profiles, .. } = ranks.into_iter().next().unwrap_or_else(|| Done {
-        times_ms: vec![Vec::new(); 2 * SCHEDULES.len()],
-        states: Vec::new(),
-        profiles: vec![Profile::default(); SCHEDULES.len()],
-    });
+    let Done { times_ms, profiles, .. } = ranks.swap_remove(0);
     let times = |at: usize| Quantiles::of(times_ms[at].iter().copied());
     let mut profiles = profiles.into_iter();
     let mut schedule = |at: usize| {

@@ -3,7 +3,7 @@
 //! The gradient of a collective is a collective, on the stream of the forward one. So all ranks have to run it: each rank's loss
 //! has to depend on the result, and its input has to require a gradient, on all ranks or on none.
 
-use autograd::{Grads, Save, Var, one, record};
+use autograd::{Grads, Save, Var, record, record_one};
 use tensor::{DType, Error, Result, Tensor};
 
 use crate::failure::expect_rank;
@@ -91,38 +91,38 @@ impl VarCollectives for Var {
         }
         let (value, comm) = (self.value().all_reduce(comm, reduce)?, comm.clone());
         if is_extreme {
-            return Ok(record(OP, &[self], &[Save::Input(0), Save::Output], value, move |ctx, g| {
+            return record_one(OP, self, &[Save::Input(0), Save::Output], value, move |ctx, g| {
                 let (x, y) = (ctx.saved(0), ctx.saved(1));
                 let extreme = x.value().eq(y.value())?.to_dtype(x.dtype())?;
                 let shares = extreme.div(&extreme.all_reduce(&comm, Reduce::Sum)?)?;
-                Ok(one(g.all_reduce(&comm, Reduce::Sum)?.mul(&Var::constant(shares))?))
-            }));
+                g.all_reduce(&comm, Reduce::Sum)?.mul(&Var::constant(shares))
+            });
         }
-        Ok(record(OP, &[self], &[], value, move |_, g| Ok(one(g.all_reduce(&comm, reduce)?))))
+        record_one(OP, self, &[], value, move |_, g| g.all_reduce(&comm, reduce))
     }
 
     fn all_gather(&self, comm: &Communicator) -> Result<Var> {
         let (value, comm) = (self.value().all_gather(comm)?, comm.clone());
         let is_scalar = self.shape().is_empty();
-        Ok(record("all_gather", &[self], &[], value, move |_, g| {
+        record_one("all_gather", self, &[], value, move |_, g| {
             let part = g.reduce_scatter(&comm, Reduce::Sum)?;
-            Ok(one(if is_scalar { part.reshape(&[])? } else { part }))
-        }))
+            if is_scalar { part.reshape(&[]) } else { Ok(part) }
+        })
     }
 
     fn reduce_scatter(&self, comm: &Communicator, reduce: Reduce) -> Result<Var> {
         const OP: &str = "reduce_scatter";
         linear(OP, self, reduce)?;
         let (value, comm) = (self.value().reduce_scatter(comm, reduce)?, comm.clone());
-        Ok(record(OP, &[self], &[], value, move |_, g| {
+        record_one(OP, self, &[], value, move |_, g| {
             let all = g.all_gather(&comm)?;
-            Ok(one(if reduce == Reduce::Mean { all.div_scalar(comm.size() as f64)? } else { all }))
-        }))
+            if reduce == Reduce::Mean { all.div_scalar(comm.size() as f64) } else { Ok(all) }
+        })
     }
 
     fn broadcast(&self, comm: &Communicator, root: usize) -> Result<Var> {
         let (value, comm) = (self.value().broadcast(comm, root)?, comm.clone());
-        Ok(record("broadcast", &[self], &[], value, move |_, g| Ok(one(g.reduce(&comm, root)?))))
+        record_one("broadcast", self, &[], value, move |_, g| g.reduce(&comm, root))
     }
 
     fn reduce(&self, comm: &Communicator, root: usize) -> Result<Var> {
@@ -131,12 +131,12 @@ impl VarCollectives for Var {
         let sum = self.value().all_reduce(comm, Reduce::Sum)?;
         let value = if comm.rank() == root { sum } else { Tensor::zeros_like(&sum)? };
         let comm = comm.clone();
-        Ok(record(OP, &[self], &[], value, move |_, g| Ok(one(g.broadcast(&comm, root)?))))
+        record_one(OP, self, &[], value, move |_, g| g.broadcast(&comm, root))
     }
 
     fn all_to_all(&self, comm: &Communicator) -> Result<Var> {
         let (value, comm) = (self.value().all_to_all(comm)?, comm.clone());
-        Ok(record("all_to_all", &[self], &[], value, move |_, g| Ok(one(g.all_to_all(&comm)?))))
+        record_one("all_to_all", self, &[], value, move |_, g| g.all_to_all(&comm))
     }
 
     fn send(&self, comm: &Communicator, to: usize) -> Result<Var> {
@@ -144,10 +144,10 @@ impl VarCollectives for Var {
         self.value().send(comm, to)?;
         let value = Tensor::zeros(&[], self.dtype(), self.device())?;
         let (comm, shape, dtype) = (comm.clone(), self.value().shape().to_vec(), self.dtype());
-        Ok(record(OP, &[self], &[], value, move |cx, _| {
+        record_one(OP, self, &[], value, move |cx, _| {
             once(OP, cx.is_recorded())?;
-            Ok(one(Var::constant(Tensor::recv(&shape, dtype, &comm, to)?)))
-        }))
+            Ok(Var::constant(Tensor::recv(&shape, dtype, &comm, to)?))
+        })
     }
 
     fn recv(shape: &[usize], dtype: DType, comm: &Communicator, from: usize) -> Result<Var> {

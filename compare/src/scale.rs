@@ -27,7 +27,9 @@ pub enum Scale {
 }
 
 impl Scale {
-    const ALL: [Scale; 3] = [Scale::Tiny, Scale::Small, Scale::Article];
+    /// Each scale with its name and size.
+    const ALL: [(Scale, &'static str, usize); 3] =
+        [(Scale::Tiny, "tiny", 16), (Scale::Small, "small", 64), (Scale::Article, "article", 256)];
 
     /// What a device gets unless told otherwise: small on a CPU.
     pub fn of(device: &Device) -> Scale {
@@ -36,21 +38,13 @@ impl Scale {
 
     /// Height and width of an image.
     pub fn size(self) -> usize {
-        match self {
-            Scale::Tiny => 16,
-            Scale::Small => 64,
-            Scale::Article => 256,
-        }
+        Scale::ALL[self as usize].2
     }
 }
 
 impl fmt::Display for Scale {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Scale::Tiny => "tiny",
-            Scale::Small => "small",
-            Scale::Article => "article",
-        })
+        f.write_str(Scale::ALL[*self as usize].1)
     }
 }
 
@@ -60,9 +54,9 @@ impl FromStr for Scale {
     /// # Errors
     /// `InvalidArgument` with the text, for another one.
     fn from_str(text: &str) -> Result<Scale> {
-        Scale::ALL
-            .into_iter()
-            .find(|scale| scale.to_string() == text)
+        let found = Scale::ALL.into_iter().find(|(_, name, _)| *name == text);
+        found
+            .map(|(scale, ..)| scale)
             .ok_or_else(|| Error::invalid("workload", "scale", "tiny, small or article", text))
     }
 }

@@ -63,6 +63,13 @@ impl AtCaller {
         AtCaller { before: CALLER.take(), _thread: PhantomData }
     }
 
+    /// Calls `f`, a closure of the user, without the outer caller.
+    #[inline]
+    pub fn user<R>(f: impl FnOnce() -> R) -> R {
+        let _user = AtCaller::leave();
+        f()
+    }
+
     /// Enters at `location`, which [`location`](Self::location) gave: for work of a call that another thread does, or a later
     /// call.
     #[inline]

@@ -22,12 +22,12 @@
 //! # }
 //! ```
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use device::{DType, Device, Error, ErrorKind, Result, bf16, f16};
-use safetensors::{Dtype, SafeTensors, View};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use tensor::Tensor;
 
 use crate::data::{Position, little_endian, malformed};
@@ -176,7 +176,11 @@ impl Bytes {
         Ok(Bytes { dtype, shape: tensor.shape().into(), data })
     }
 
-    /// Refuses what no training goes on from: numbers that are not finite, and truth values other than 0 and 1.
+    fn view(&self) -> Result<TensorView<'_>, SafeTensorError> {
+        TensorView::new(self.dtype, self.shape.clone(), &self.data)
+    }
+
+    /// Refuses elements that no training can go on from: numbers that are not finite, and bools other than 0 and 1.
     fn check_elements(&self, name: &str) -> Result<()> {
         let found = match self.dtype {
             Dtype::F32 => first_not_finite(&self.data, |bytes| f64::from(f32::from_le_bytes(bytes))),
@@ -201,26 +205,13 @@ fn first_not_finite<const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> f64)
     values.enumerate().find(|(_, value)| !value.is_finite())
 }
 
-impl View for Bytes {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.data)
-    }
-    fn data_len(&self) -> usize {
-        self.data.len()
-    }
-}
-
 fn write(path: &Path, tensors: Vec<(String, Bytes)>, text: Option<String>) -> Result<()> {
     // One metadata entry only: the order of several would differ from run to run, and so would the file.
     let metadata = text.map(|text| HashMap::from([(METADATA.to_owned(), text)]));
-    let bytes = safetensors::serialize(tensors, metadata).map_err(|e| malformed(path.display(), e))?;
-    file::write(path, &bytes)
+    let views: Result<Vec<_>, SafeTensorError> =
+        tensors.iter().map(|(name, bytes)| Ok((name, bytes.view()?))).collect();
+    let bytes = views.and_then(|views| safetensors::serialize(views, metadata));
+    file::write(path, &bytes.map_err(|e| malformed(path.display(), e))?)
 }
 
 /// A file's tensors and metadata, in memory and checked for form.
@@ -233,7 +224,7 @@ struct Contents {
 impl Contents {
     fn read(path: &Path) -> Result<Self> {
         let bytes = file::read(path)?;
-        let damaged = |e: safetensors::SafeTensorError| malformed(path.display(), e);
+        let damaged = |e: SafeTensorError| malformed(path.display(), e);
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
         let text = header.metadata().as_ref().and_then(|entries| entries.get(METADATA).cloned());
         let file = SafeTensors::deserialize(&bytes).map_err(damaged)?;

@@ -5,7 +5,7 @@ use std::fmt;
 
 use device::{CommandRecord, KernelRecord, Recording};
 
-use super::{Profile, share};
+use super::profile::{Profile, share};
 
 /// By what calls are put together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

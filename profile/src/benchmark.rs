@@ -7,7 +7,7 @@ use device::{DType, Device, Peaks, Result, Stream};
 
 use tensor::{RandomKey, Tensor};
 
-use crate::Quantiles;
+use crate::quantiles::Quantiles;
 
 /// Rounds that are timed, and how many at least if they take long.
 const ROUNDS: usize = 15;

@@ -2,8 +2,8 @@
 
 use device::{CommandKind, CommandRecord, Place};
 
-use super::timeline::Timeline;
-use super::{Profile, entry, ms};
+use super::profile::{Profile, entry, ms};
+use super::timeline::RecordingIndex;
 
 /// The collectives of one op and one line of the program.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,7 +54,7 @@ fn bytes(command: &CommandRecord) -> Option<usize> {
 }
 
 /// Each collective in the order in which they began, with the nanoseconds in which nothing else ran.
-fn exposed<'a>(timeline: &Timeline<'a>) -> Vec<(&'a CommandRecord, u64)> {
+fn exposed<'a>(timeline: &RecordingIndex<'a>) -> Vec<(&'a CommandRecord, u64)> {
     let (mut collectives, others): (Vec<&CommandRecord>, Vec<_>) = timeline
         .recording
         .commands

@@ -2,8 +2,8 @@
 
 use device::StreamId;
 
-use super::timeline::{Cause, HostWork, Timeline};
-use super::{Profile, entry, ms};
+use super::profile::{Profile, entry, ms};
+use super::timeline::{Cause, HostWork, RecordingIndex};
 
 /// The idle time of one stream.
 #[derive(Clone, Debug)]
@@ -120,7 +120,7 @@ impl Profile {
 }
 
 /// The idle stretches of one stream.
-fn stretches(timeline: &Timeline<'_>, commands: &[usize]) -> Vec<Idle> {
+fn stretches(timeline: &RecordingIndex<'_>, commands: &[usize]) -> Vec<Idle> {
     let mut idle = Stretches { timeline, now: 0, found: Vec::new() };
     for &at in commands {
         idle.before(at);
@@ -131,7 +131,7 @@ fn stretches(timeline: &Timeline<'_>, commands: &[usize]) -> Vec<Idle> {
 }
 
 struct Stretches<'a, 'b> {
-    timeline: &'a Timeline<'b>,
+    timeline: &'a RecordingIndex<'b>,
     /// What is earlier than this has its cause.
     now: u64,
     found: Vec<Idle>,

@@ -11,8 +11,8 @@ use std::fmt;
 
 use device::{CommandRecord, Recording, StreamId};
 
-use super::timeline::{Cause, HostWork, Span, Timeline};
-use super::{Profile, ms, share};
+use super::profile::{Profile, ms, share};
+use super::timeline::{Cause, HostWork, RecordingIndex, Span};
 
 /// The critical path of what was recorded.
 #[derive(Clone, Debug, Default)]
@@ -135,7 +135,7 @@ impl Profile {
 }
 
 impl Link {
-    fn name(&self, timeline: &Timeline<'_>) -> String {
+    fn name(&self, timeline: &RecordingIndex<'_>) -> String {
         match self {
             Link::Command { op, .. } => (*op).to_owned(),
             Link::Latency { op, .. } => format!("starting {op}"),
@@ -166,7 +166,7 @@ enum At {
 }
 
 /// The links of one recording, the first one first.
-pub(super) fn walk(timeline: &Timeline<'_>) -> Vec<PathSegment> {
+pub(super) fn walk(timeline: &RecordingIndex<'_>) -> Vec<PathSegment> {
     let mut walk = Walk { timeline, now: timeline.end_ns, links: Vec::new() };
     let last = (0..timeline.recording.commands.len()).max_by_key(|&at| timeline.command(at).end_ns);
     let mut at = match last {
@@ -192,7 +192,7 @@ pub(super) fn walk(timeline: &Timeline<'_>) -> Vec<PathSegment> {
 }
 
 struct Walk<'a, 'b> {
-    timeline: &'a Timeline<'b>,
+    timeline: &'a RecordingIndex<'b>,
     /// What is later than this is linked.
     now: u64,
     links: Vec<PathSegment>,
@@ -272,7 +272,7 @@ impl Walk<'_, '_> {
 /// A command depends on its predecessor in its stream and on what it waits for. The host orders the default stream and the others:
 /// between them, a command also depends on every command that had ended when it started.
 pub fn longest_chain_ms(recording: &Recording, cost: impl Fn(&CommandRecord) -> f64) -> f64 {
-    let timeline = Timeline::new(recording);
+    let timeline = RecordingIndex::new(recording);
     let command = |index| timeline.command(index);
     let is_default = |index| Some(command(index).moment.stream) == recording.device.default_stream;
     let mut order: Vec<usize> = (0..recording.commands.len()).collect();

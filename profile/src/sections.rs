@@ -4,11 +4,14 @@ use std::ops::Range;
 
 use device::{CommandRecord, Recording, StreamId};
 
-use super::averages::{kernel_name, place, shapes};
-use super::path::Link;
-use super::timeline;
+use super::averages::{Average, kernel_name, place, shapes};
+use super::diagnosis::{Finding, diagnose};
+use super::idle::IdleCause;
+use super::memory::MemorySample;
+use super::path::{Link, PathShare};
+use super::profile::{Profile, entry, ms};
+use super::timeline::RecordingIndex;
 use super::trace::replay_row;
-use super::{IdleCause, Profile, diagnose, entry, ms};
 use crate::report::{Bars, Line, Plot, Report, Slice, Timeline};
 
 /// Commands that are drawn, at most: those of the last steps.
@@ -22,7 +25,7 @@ impl Report {
     /// the diagnosis.
     #[must_use]
     pub fn profile(self, name: &str, profile: &Profile) -> Report {
-        let note = |finding: super::Finding| (finding.code.to_owned(), finding.message);
+        let note = |finding: Finding| (finding.code.to_owned(), finding.message);
         let report = self
             .timeline(profile.drawing(name))
             .bars(Bars { title: format!("Streams: {name}"), unit: "ms".into(), rows: profile.idle_rows("") })
@@ -38,7 +41,7 @@ impl Report {
 }
 
 /// A row for each stream, and for each thread that replayed captured steps for it.
-fn drawn_rows(timeline: &timeline::Timeline<'_>) -> Vec<(StreamId, Option<u32>)> {
+fn drawn_rows(timeline: &RecordingIndex<'_>) -> Vec<(StreamId, Option<u32>)> {
     let mut rows = Vec::new();
     for (&stream, commands) in &timeline.streams {
         let replayed = commands.iter().flat_map(|&at| &timeline.command(at).replayed);
@@ -150,7 +153,7 @@ impl Profile {
     /// The memory of the last recording, if that was recorded.
     pub fn memory_plot(&self, name: &str) -> Option<Plot> {
         let samples = self.memory().last().filter(|samples| samples.len() > 1)?;
-        let line = |name: &str, bytes: fn(&super::MemorySample) -> usize| Line {
+        let line = |name: &str, bytes: fn(&MemorySample) -> usize| Line {
             name: name.to_owned(),
             points: samples.iter().map(|at| (ms(at.at_ns), bytes(at) as f64 / f64::from(1 << 20))).collect(),
         };
@@ -161,7 +164,7 @@ impl Profile {
 
     fn path_table(&self) -> Vec<Vec<String>> {
         let head = ["part", "on", "links", "ms", "share (%)"].map(str::to_owned).to_vec();
-        let row = |part: &super::PathShare| {
+        let row = |part: &PathShare| {
             let on = if part.on_device { "device" } else { "host" };
             vec![
                 part.what.clone(),
@@ -176,7 +179,7 @@ impl Profile {
 
     fn op_table(&self) -> Vec<Vec<String>> {
         let head = ["op", "calls", "device (ms)", "mean (us)", "share (%)", "host (ms)", "copied (MiB)"];
-        let row = |row: &super::Average| {
+        let row = |row: &Average| {
             vec![
                 row.key.clone(),
                 row.calls.to_string(),

@@ -3,6 +3,7 @@ use device::{
     WaitRecord,
 };
 
+use super::profile::ms;
 use super::*;
 use crate::idle::{HostActivity, IdleCause};
 

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use device::{CommandRecord, HandOffRecord, Moment, Place, Recording, StreamId};
+use device::{CommandRecord, HandOffRecord, Moment, Place, RangeRecord, Recording, StreamId};
 
 /// A recording and its order.
-pub(super) struct Timeline<'a> {
+pub(super) struct RecordingIndex<'a> {
     pub(super) recording: &'a Recording,
     /// When the last step ended, or the last command if that was later.
     pub(super) end_ns: u64,
@@ -56,8 +56,8 @@ pub(super) enum Cause {
     Unknown,
 }
 
-impl<'a> Timeline<'a> {
-    pub(super) fn new(recording: &'a Recording) -> Timeline<'a> {
+impl<'a> RecordingIndex<'a> {
+    pub(super) fn new(recording: &'a Recording) -> RecordingIndex<'a> {
         let mut streams: BTreeMap<StreamId, Vec<usize>> = BTreeMap::new();
         for (at, command) in recording.commands.iter().enumerate() {
             streams.entry(command.moment.stream).or_default().push(at);
@@ -70,7 +70,7 @@ impl<'a> Timeline<'a> {
             (None, Some(end)) => end.max(recording.syncs.iter().map(|sync| sync.end_ns).max().unwrap_or(0)),
             (Some(step), end) => step.max(end.unwrap_or(0)),
         };
-        let mut timeline = Timeline {
+        let mut timeline = RecordingIndex {
             recording,
             end_ns,
             streams,
@@ -240,44 +240,40 @@ impl Busy {
 
 /// What each thread did: where one span lies within another, as a launch in a wait, the outer one is cut.
 fn host_spans(recording: &Recording) -> Vec<Vec<Span<HostWork>>> {
+    let span = |thread: u32, start_ns, end_ns, what| (thread, Span { start_ns, end_ns, what });
+    let launches = recording.commands.iter().map(|command| &command.launch).enumerate();
+    let launches = launches.map(|(at, of)| span(of.thread, of.start_ns, of.end_ns, HostWork::Launch(at)));
+    let syncs = recording.syncs.iter().enumerate();
+    let syncs = syncs.map(|(at, of)| span(of.thread, of.start_ns, of.end_ns, HostWork::Sync(at)));
+    let calls = recording.driver_calls.iter().enumerate();
+    let calls = calls.map(|(at, of)| span(of.thread, of.start_ns, of.end_ns, HostWork::DriverCall(at)));
+    by_thread(recording, launches.chain(syncs).chain(calls)).into_iter().map(flattened).collect()
+}
+
+/// The items of each thread of the recording.
+fn by_thread<T: Clone>(recording: &Recording, items: impl IntoIterator<Item = (u32, T)>) -> Vec<Vec<T>> {
     let mut threads = vec![Vec::new(); recording.threads.len()];
-    let mut add = |thread: u32, start_ns, end_ns, what| {
-        if let Some(spans) = threads.get_mut(thread as usize) {
-            spans.push(Span { start_ns, end_ns, what });
+    for (thread, item) in items {
+        if let Some(items) = threads.get_mut(thread as usize) {
+            items.push(item);
         }
-    };
-    for (at, command) in recording.commands.iter().enumerate() {
-        let launch = &command.launch;
-        add(launch.thread, launch.start_ns, launch.end_ns, HostWork::Launch(at));
     }
-    for (at, sync) in recording.syncs.iter().enumerate() {
-        add(sync.thread, sync.start_ns, sync.end_ns, HostWork::Sync(at));
-    }
-    for (at, call) in recording.driver_calls.iter().enumerate() {
-        add(call.thread, call.start_ns, call.end_ns, HostWork::DriverCall(at));
-    }
-    threads.into_iter().map(flattened).collect()
+    threads
 }
 
 fn innermost_ranges(recording: &Recording) -> Vec<Vec<Span<usize>>> {
-    let mut threads = vec![Vec::new(); recording.threads.len()];
-    for (at, range) in recording.ranges.iter().enumerate() {
-        if let Some(spans) = threads.get_mut(range.thread as usize) {
-            spans.push(Span { start_ns: range.start_ns, end_ns: range.end_ns, what: at });
-        }
-    }
-    threads.into_iter().map(flattened).collect()
+    let ranges = recording.ranges.iter().enumerate();
+    let span = |(what, range): (usize, &RangeRecord)| {
+        (range.thread, Span { start_ns: range.start_ns, end_ns: range.end_ns, what })
+    };
+    by_thread(recording, ranges.map(span)).into_iter().map(flattened).collect()
 }
 
 /// What a recording says of them. Also, the first range of a thread with its parent on another one begins after that thread asked
 /// for it, and that thread goes on after the last one ended.
 fn handoffs(recording: &Recording) -> Vec<Vec<Handoff>> {
-    let mut threads = vec![Vec::new(); recording.threads.len()];
-    let mut add = |thread: u32, at_ns, since_ns, from| {
-        if let Some(handoffs) = threads.get_mut(thread as usize) {
-            handoffs.push(Handoff { at_ns, since_ns, from });
-        }
-    };
+    let mut found = Vec::new();
+    let mut add = |thread, at_ns, since_ns, from| found.push((thread, Handoff { at_ns, since_ns, from }));
     for handoff in &recording.handoffs {
         add(handoff.thread, handoff.at_ns, handoff.since_ns, handoff.from);
     }
@@ -295,8 +291,8 @@ fn handoffs(recording: &Recording) -> Vec<Vec<Handoff>> {
         }
         add(parent.thread, parent.end_ns, range.end_ns, range.thread);
     }
-    threads.iter_mut().for_each(|handoffs| handoffs.sort_unstable());
-    threads
+    found.sort_unstable();
+    by_thread(recording, found)
 }
 
 /// Each piece of time once, as the innermost span that it is in.

@@ -2,85 +2,16 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use allocator::{Action, DeviceMemory, MemoryStats};
 use device::file::io_error;
-use device::{CommandRecord, Device, KernelRecord, Recording, Result, StreamId};
+use device::{CommandRecord, KernelRecord, Recording, Result, StreamId};
 use serde_json::{Map, Value, json};
 
 use super::averages::{place, shapes};
-use super::timeline::Timeline;
-use super::{Profile, Window};
-
-/// The memory of a device at one time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemorySample {
-    /// When, in nanoseconds since the recording began.
-    pub at_ns: u64,
-    /// Bytes of live buffers.
-    pub allocated_bytes: usize,
-    /// Bytes obtained from the driver.
-    pub reserved_bytes: usize,
-}
-
-impl MemorySample {
-    fn first(device: &Device) -> MemorySample {
-        let MemoryStats { allocated_bytes, reserved_bytes, .. } = device.memory_stats();
-        MemorySample { at_ns: 0, allocated_bytes, reserved_bytes }
-    }
-}
-
-/// How many things of each stream's memory are kept.
-const HISTORY: usize = 1 << 16;
-
-/// Where the memory's history begins.
-#[derive(Debug)]
-pub(super) struct MemoryClock {
-    start_us: u64,
-    now: MemorySample,
-}
-
-impl MemoryClock {
-    pub(super) fn start(device: &Device) -> MemoryClock {
-        device.record_memory_history(HISTORY);
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let start_us = u64::try_from(since.as_micros()).unwrap_or(u64::MAX);
-        MemoryClock { start_us, now: MemorySample::first(device) }
-    }
-
-    /// What happened since, a sample each.
-    pub(super) fn samples(self, device: &Device) -> Vec<MemorySample> {
-        let history = device.memory_report().map(|report| report.history).unwrap_or_default();
-        let mut now = MemorySample::first(device);
-        device.record_memory_history(0);
-        // From the end, which is known whatever the history has forgotten.
-        let mut samples = Vec::with_capacity(history.len() + 1);
-        for entry in history.iter().rev() {
-            let (mut allocated, mut reserved) = (now.allocated_bytes, now.reserved_bytes);
-            match entry.action {
-                Action::Allocate => allocated = allocated.saturating_sub(entry.bytes),
-                Action::Free => allocated += entry.bytes,
-                Action::Obtain => reserved = reserved.saturating_sub(entry.bytes),
-                Action::Release => reserved += entry.bytes,
-                _ => continue,
-            }
-            let at_ns = 1000 * entry.time_us.saturating_sub(self.start_us);
-            samples.push(MemorySample { at_ns, ..now });
-            (now.allocated_bytes, now.reserved_bytes) = (allocated, reserved);
-        }
-        samples.push(self.now);
-        samples.reverse();
-        samples
-    }
-}
+use super::profile::{Profile, Window};
+use super::timeline::RecordingIndex;
 
 impl Profile {
-    /// The memory over time, by recording.
-    pub fn memory(&self) -> impl Iterator<Item = &[MemorySample]> {
-        self.windows.iter().map(|window| &*window.memory)
-    }
-
     /// Writes a [`Trace`] of this profile alone.
     ///
     /// # Errors
@@ -151,7 +82,7 @@ struct Process<'a> {
 
 impl Process<'_> {
     fn window(&mut self, window: &Window) {
-        let timeline = Timeline::new(&window.recording);
+        let timeline = RecordingIndex::new(&window.recording);
         let recording = &window.recording;
         self.steps(recording, timeline.end_ns);
         for &stream in timeline.streams.keys() {
@@ -258,7 +189,7 @@ impl Process<'_> {
         }
     }
 
-    fn waits(&mut self, timeline: &Timeline<'_>) {
+    fn waits(&mut self, timeline: &RecordingIndex<'_>) {
         for at in 0..timeline.recording.commands.len() {
             for &awaited in timeline.awaited(at) {
                 let (from, to) = (timeline.command(awaited), timeline.command(at));

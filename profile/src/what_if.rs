@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use device::{Access, CommandRecord};
 
-use super::timeline::{HostWork, Timeline};
-use super::{Profile, ms};
+use super::profile::{Profile, ms};
+use super::timeline::{HostWork, RecordingIndex};
 
 /// What is otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +33,9 @@ impl Profile {
     /// [`Change::OneMoreStream`] what it could be at best.
     pub fn what_if(&self, change: Change<'_>) -> f64 {
         let steps = self.steps().max(1) as f64;
-        let of_all =
-            |end: &dyn Fn(&Timeline<'_>) -> f64| self.timelines().map(|timeline| end(&timeline)).sum::<f64>();
+        let of_all = |end: &dyn Fn(&RecordingIndex<'_>) -> f64| {
+            self.timelines().map(|timeline| end(&timeline)).sum::<f64>()
+        };
         if change == Change::OneMoreStream {
             let scheduled = |more: usize| {
                 of_all(&|timeline| scheduled_ns(timeline, timeline.streams.len() + more) as f64)
@@ -49,7 +50,8 @@ impl Profile {
     /// Milliseconds of a step if commands took as long as `took` says, in milliseconds; `None` for what they took.
     pub fn what_if_took(&self, took: impl Fn(&CommandRecord) -> Option<f64>) -> f64 {
         let took = |command: &CommandRecord| took(command).map(|ms| (1e6 * ms.max(0.0)) as u64);
-        let end_ms = |timeline: Timeline<'_>| ms(Rerun::new(&timeline, Change::Nothing, &took).end_ns());
+        let end_ms =
+            |timeline: RecordingIndex<'_>| ms(Rerun::new(&timeline, Change::Nothing, &took).end_ns());
         self.timelines().map(end_ms).sum::<f64>() / self.steps().max(1) as f64
     }
 }
@@ -58,7 +60,7 @@ type Took<'a> = dyn Fn(&CommandRecord) -> Option<u64> + 'a;
 
 /// A recording run again.
 struct Rerun<'a, 'b> {
-    timeline: &'a Timeline<'b>,
+    timeline: &'a RecordingIndex<'b>,
     change: Change<'a>,
     /// How long commands take, where that is not what they took.
     took: &'a Took<'a>,
@@ -87,7 +89,7 @@ fn later(now: u64, then: u64) -> i64 {
 }
 
 impl<'a, 'b> Rerun<'a, 'b> {
-    fn new(timeline: &'a Timeline<'b>, change: Change<'a>, took: &'a Took<'a>) -> Self {
+    fn new(timeline: &'a RecordingIndex<'b>, change: Change<'a>, took: &'a Took<'a>) -> Self {
         let threads = timeline.recording.threads.len();
         let ends = timeline.recording.commands.iter().map(|command| command.end_ns).collect();
         let mut rerun = Rerun { timeline, change, took, ends, shifts: vec![vec![(0, 0)]; threads] };
@@ -201,7 +203,7 @@ impl<'a, 'b> Rerun<'a, 'b> {
 }
 
 /// How long all commands take on so many streams, where each comes after what its data need and its launch.
-fn scheduled_ns(timeline: &Timeline<'_>, streams: usize) -> u64 {
+fn scheduled_ns(timeline: &RecordingIndex<'_>, streams: usize) -> u64 {
     let commands = &timeline.recording.commands;
     let mut order: Vec<usize> = (0..commands.len()).filter(|&at| commands[at].is_work()).collect();
     order.sort_by_key(|&at| (commands[at].launch.start_ns, at));

@@ -100,8 +100,7 @@ impl Attention {
         }
         let mask = self.added_mask(q, k)?;
         Stream::with_current(q.device(), |stream| {
-            let rows = Layout::contiguous(&q.shape()[..q.rank() - 1]);
-            let log_sums = Tensor::allocate(stream, rows, q.dtype.compute_dtype())?;
+            let log_sums = Tensor::allocate(stream, &q.shape()[..q.rank() - 1], q.dtype.compute_dtype())?;
             let (kind, input) = self.input(q, k, v, mask.as_ref());
             let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
             kernels::attention(stream, kind, input, result)?;
@@ -145,7 +144,7 @@ impl Attention {
         same_kind(OP, q, g)?;
         let mask = self.added_mask(q, k)?;
         Stream::with_current(q.device(), |stream| {
-            let products = Tensor::allocate(stream, Layout::contiguous(log_sums.shape()), log_sums.dtype)?;
+            let products = Tensor::allocate(stream, log_sums.shape(), log_sums.dtype)?;
             let (kind, input) = self.input(q, k, v, mask.as_ref());
             let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
             let to = AttentionGrads { q: dq.view(), k: dk.view(), v: dv.view() };

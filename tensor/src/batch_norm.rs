@@ -1,7 +1,7 @@
 //! Batch normalisation.
 
 use device::{DeviceKind, Result, Stream};
-use kernels::{Activation, Layout, Norm, batch_norm_workspace};
+use kernels::{Activation, Norm, batch_norm_workspace};
 
 use crate::Tensor;
 use crate::check::{has_dtype, has_shape, in_compute_dtype, is_float, same_device, same_kind, wrong_shape};
@@ -130,24 +130,6 @@ impl Tensor {
         Ok(batch_norm(self, Some([mean, var]), [weight, bias], eps, Activation::None)?.0)
     }
 
-    /// Room for the statistics of these images.
-    fn own_statistics(&self, op: &'static str) -> Result<BatchStatistics> {
-        let c = channels(op, self)?;
-        if c > 0 && self.elements() / c < 2 {
-            return Err(wrong_shape(op, "input", "of several elements in a channel", self));
-        }
-        Stream::with_current(self.device(), |stream| {
-            let fresh = || Tensor::allocate(stream, Layout::contiguous(&[c]), self.dtype.compute_dtype());
-            Ok(BatchStatistics { mean: fresh()?, var: fresh()?, training: true })
-        })
-    }
-
-    fn given_statistics(&self, op: &'static str, mean: &Tensor, var: &Tensor) -> Result<BatchStatistics> {
-        channels(op, self)?;
-        let (mean, var) = (statistic(op, self, mean)?, statistic(op, self, var)?);
-        Ok(BatchStatistics { mean, var, training: false })
-    }
-
     fn normalised(
         &self,
         affine: [Option<&Tensor>; 2],
@@ -182,9 +164,20 @@ pub fn batch_norm(
     activation: Activation,
 ) -> Result<(Tensor, BatchStatistics)> {
     let op = activation.op("batch_norm", "batch_norm_relu");
+    let c = channels(op, x)?;
     let statistics = match given {
-        Some([mean, var]) => x.given_statistics(op, mean, var)?,
-        None => x.own_statistics(op)?,
+        Some([mean, var]) => {
+            let (mean, var) = (statistic(op, x, mean)?, statistic(op, x, var)?);
+            BatchStatistics { mean, var, training: false }
+        }
+        None if c > 0 && x.elements() / c < 2 => {
+            return Err(wrong_shape(op, "input", "of several elements in a channel", x));
+        }
+        // Written by the same command as the value.
+        None => Stream::with_current(x.device(), |stream| {
+            let fresh = || Tensor::allocate(stream, &[c], x.dtype.compute_dtype());
+            Ok(BatchStatistics { mean: fresh()?, var: fresh()?, training: true })
+        })?,
     };
     Ok((x.normalised(affine, &statistics, eps, activation)?, statistics))
 }
@@ -229,14 +222,12 @@ pub fn batch_norm_grad(
         let [grad, weight, bias] = batch_norm_grad(&x_pixels, &g, affine, statistics, eps, activation)?;
         return Ok([images(&grad, x.shape())?, weight, bias]);
     }
-    let contiguous = |given: Option<&Tensor>| given.map(|given| vector(op, x, given)).transpose();
-    let [weight, bias] = affine.map(contiguous);
+    let [weight, bias] = affine.map(|given| given.map(|given| vector(op, x, given)).transpose());
     let (x, g, weight, bias) = (x.contiguous()?, g.contiguous()?, weight?, bias?);
     let norm = norm(statistics, [weight.as_ref(), bias.as_ref()], eps, activation);
     Stream::with_current(x.device(), |stream| {
-        let fresh = |shape: &[usize], dtype| Tensor::allocate(stream, Layout::contiguous(shape), dtype);
-        let sum = || fresh(&[c], x.dtype.compute_dtype());
-        let grads = [fresh(x.shape(), x.dtype)?, sum()?, sum()?];
+        let sum = || Tensor::allocate(stream, &[c], x.dtype.compute_dtype());
+        let grads = [Tensor::allocate(stream, x.shape(), x.dtype)?, sum()?, sum()?];
         let views = [grads[0].view(), grads[1].view(), grads[2].view()];
         let memory = Tensor::workspace(stream, batch_norm_workspace(stream, x.shape()))?;
         kernels::batch_norm_grad(stream, x.view(), g.view(), norm, memory.as_ref().map(Tensor::view), views)?;

@@ -3,7 +3,7 @@
 #[cfg(doc)]
 use device::DType;
 use device::{Error, Result, Stream};
-use kernels::{Layout, TotalNorm, View};
+use kernels::{TotalNorm, View};
 
 use crate::Tensor;
 use crate::check::same_device;
@@ -26,7 +26,7 @@ pub fn total_norm(tensors: &[Tensor], max_norm: f64) -> Result<(Tensor, Tensor)>
     let tensors = tensors.iter().map(in_memory_order).collect::<Result<Vec<Tensor>>>()?;
     Stream::with_current(first.device(), |stream| {
         let dtype = first.dtype.compute_dtype();
-        let fresh = |shape: &[usize]| Tensor::allocate(stream, Layout::contiguous(shape), dtype);
+        let fresh = |shape: &[usize]| Tensor::allocate(stream, shape, dtype);
         let parts = fresh(&[kernels::norm_parts(tensors.iter().map(Tensor::elements))])?;
         let (norm, scale) = (fresh(&[])?, fresh(&[])?);
         let to = TotalNorm { parts: parts.view(), norm: norm.view(), scale: scale.view() };
@@ -56,7 +56,7 @@ pub fn scale_all_(tensors: &[Tensor], scale: &Tensor) -> Result<()> {
 /// As for [`scale_all_`]; `OutOfMemory`.
 pub fn unscale_all_(tensors: &[Tensor], scale: &Tensor) -> Result<Tensor> {
     in_place("unscale_all", tensors, scale, |stream, pairs| {
-        let fresh = |shape: &[usize]| Tensor::allocate(stream, Layout::contiguous(shape), scale.dtype);
+        let fresh = |shape: &[usize]| Tensor::allocate(stream, shape, scale.dtype);
         let parts = fresh(&[kernels::norm_parts(tensors.iter().map(Tensor::elements))])?;
         let found = fresh(&[])?;
         kernels::unscale_all(stream, pairs, scale.view(), [parts.view(), found.view()])?;

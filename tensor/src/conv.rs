@@ -121,17 +121,6 @@ impl Tensor {
     ) -> Result<Tensor> {
         conv_transpose2d(self, weight, bias, output_padding, options, Activation::None)
     }
-
-    fn transposed_size(
-        &self,
-        weight: &Tensor,
-        output_padding: [usize; 2],
-        options: &ConvOptions,
-    ) -> Result<[usize; 2]> {
-        const OP: &str = "conv_transpose2d";
-        let &[_, _, h, w] = rank_4(OP, self, weight)?;
-        options.transposed_size([h, w], kernel_of(OP, weight, self)?, output_padding)
-    }
 }
 
 /// [`Tensor::conv2d`] and an activation in the same command: the bits are those of separate ops.
@@ -168,7 +157,9 @@ pub fn conv_transpose2d(
     options: &ConvOptions,
     activation: Activation,
 ) -> Result<Tensor> {
-    let image = x.transposed_size(weight, output_padding, options)?;
+    const OP: &str = "conv_transpose2d";
+    let (&[_, _, h, w], kernel) = (rank_4(OP, x, weight)?, kernel_of(OP, weight, x)?);
+    let image = options.transposed_size([h, w], kernel, output_padding)?;
     let op = activation.op("conv2d_input_grad", "conv_transpose2d_relu");
     images(op, [x, weight], bias, image, options, activation)
 }
@@ -211,12 +202,9 @@ impl ConvCall {
         let [x, y] = [stored(x, last)?, stored(y, last)?];
         let made = Stream::with_current(x.device(), |stream| {
             let layout = if last { Layout::channels_last(shape) } else { Layout::contiguous(&shape) };
-            let out = Tensor::allocate(stream, layout, x.dtype)?;
-            launch(
-                stream,
-                &x,
-                conv(stream, [x.view(), y.view()], bias.as_ref().map(Tensor::view), out.view())?,
-            )?;
+            let out = Tensor { layout, ..Tensor::allocate(stream, &shape, x.dtype)? };
+            let bias = bias.as_ref().map(Tensor::view);
+            launch(stream, &x, conv(stream, [x.view(), y.view()], bias, out.view())?)?;
             Ok(out)
         })?;
         if pass == ConvPass::WeightGrad { made.contiguous() } else { Ok(made) }
@@ -241,7 +229,7 @@ fn launch(stream: &Stream, like: &Tensor, conv: Conv2d<'_>) -> Result<()> {
         return conv.launch(None);
     }
     elements_of("conv2d", &[elements])?;
-    let memory = Tensor::allocate(stream, Layout::contiguous(&[elements]), like.dtype.compute_dtype())?;
+    let memory = Tensor::allocate(stream, &[elements], like.dtype.compute_dtype())?;
     conv.launch(Some(memory.view()))
 }
 

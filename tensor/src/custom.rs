@@ -1,7 +1,7 @@
 //! Kernels of one's own on tensors.
 
 use device::{Element, Error, Result, Stream};
-use kernels::{CustomKernel, Layout};
+use kernels::CustomKernel;
 
 use crate::Tensor;
 use crate::check::{elements_of, has_dtype, same_device};
@@ -66,7 +66,7 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
         let mut outputs = Vec::with_capacity(W);
         for shape in shapes {
             elements_of(op, shape)?;
-            outputs.push(Tensor::allocate(stream, Layout::contiguous(shape), K::Element::DTYPE)?);
+            outputs.push(Tensor::allocate(stream, shape, K::Element::DTYPE)?);
         }
         let reads = std::array::from_fn(|k| dense[k].view());
         let writes = std::array::from_fn(|k| outputs[k].view());

@@ -1,7 +1,6 @@
 //! Sums and means over bags of rows of a table.
 
 use device::{DType, Error, Result, Stream};
-use kernels::Layout;
 
 use crate::Tensor;
 use crate::check::{has_dtype, has_shape, is_float, same_device, same_kind, wrong_shape};
@@ -103,9 +102,9 @@ impl Tensor {
         let (rows, width) = self.table(OP)?;
         bags.check(OP, self, rows)?;
         Stream::with_current(self.device(), |stream| {
-            let out = Tensor::allocate(stream, Layout::contiguous(&[bags.count, width]), self.dtype)?;
-            let (counts, compute) = (Layout::contiguous(&[bags.count]), self.dtype.compute_dtype());
-            let members = mean.then(|| Tensor::allocate(stream, counts, compute)).transpose()?;
+            let out = Tensor::allocate(stream, &[bags.count, width], self.dtype)?;
+            let counts = || Tensor::allocate(stream, &[bags.count], self.dtype.compute_dtype());
+            let members = mean.then(counts).transpose()?;
             let wanted = members.as_ref().map(Tensor::view);
             kernels::embedding_bag(stream, self.view(), &bags.view(), wanted, out.view())?;
             Ok((out, members))

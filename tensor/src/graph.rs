@@ -155,7 +155,7 @@ pub fn fresh_slot() -> u32 {
 pub(crate) fn stand_in() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0x5eed);
     let counted = Generator::new(NEXT.fetch_add(1, Ordering::Relaxed));
-    Capture::suspended(|| counted.fork(0x6a09_e667_f3bc_c908)).seed()
+    Capture::suspended(|| counted.fork(0x6a09_e667_f3bc_c908)).seed
 }
 
 /// The generators that stand-ins have in a replay.
@@ -173,13 +173,37 @@ struct Random {
 }
 
 impl Random {
+    /// Sets the keys and the optimizer steps of a replay in its commands; `steps` are by slot.
+    fn prepare(&self, kept: &mut Kept<'_>, now: &Roots, steps: &HashMap<u32, RuleStep>) {
+        for (command, captured) in &self.changing.keys {
+            let mut captured = captured.iter();
+            kept.scalars(*command, &mut |value| match (value.downcast_mut::<RandomKey>(), captured.next()) {
+                (Some(key), Some(&captured)) => {
+                    let next = self.key(captured, now);
+                    std::mem::replace(key, next) != next
+                }
+                _ => false,
+            });
+        }
+        for command in &self.changing.steps {
+            kept.scalars(*command, &mut |value| {
+                let step = value.downcast_mut::<RuleStep>().filter(|step| step.slot() > 0);
+                let changes = step.and_then(|step| {
+                    let next = steps.get(&step.slot())?;
+                    Some(std::mem::replace(step, *next).numbers() != next.numbers())
+                });
+                changes.unwrap_or(false)
+            });
+        }
+    }
+
     /// The generator that `captured` stands for where stand-ins have those of `now`.
     fn generator(&self, captured: Generator, now: &Roots) -> Generator {
-        if let Some((_, root)) = now.iter().find(|(seed, _)| *seed == captured.seed()) {
-            return root.skip(captured.drawn());
+        if let Some((_, root)) = now.iter().find(|(seed, _)| *seed == captured.seed) {
+            return root.skip(captured.op);
         }
-        match self.forks.get(&captured.seed()) {
-            Some(&(parent, index)) => self.generator(parent, now).fork(index).skip(captured.drawn()),
+        match self.forks.get(&captured.seed) {
+            Some(&(parent, index)) => self.generator(parent, now).fork(index).skip(captured.op),
             None => captured,
         }
     }
@@ -227,10 +251,7 @@ impl<R: Tensors> Graph<R> {
         let root = Generator::new(stand_in());
         let (captured, end) = with_generator_after(root, || {
             capture.scope(|| {
-                let result = {
-                    let _user = AtCaller::leave();
-                    step()?
-                };
+                let result = AtCaller::user(step)?;
                 let mut made = Vec::new();
                 // Holds nothing of the step, so that what is held beyond it is seen.
                 let template = result.rebuild(&mut |tensor| {
@@ -254,7 +275,7 @@ impl<R: Tensors> Graph<R> {
             })
         });
         let template = captured?;
-        if end.seed() != root.seed() {
+        if end.seed != root.seed {
             return Err(Error::new(ErrorKind::Captured {
                 op: "seed",
                 reason: "each replay would begin with the same random numbers; seed before the step".into(),
@@ -278,8 +299,8 @@ impl<R: Tensors> Graph<R> {
         let own: HashSet<usize> = outputs.iter().map(buffer_address).collect();
         let found = plan.found().map(|buffer| std::ptr::from_ref(buffer).addr());
         let inputs = found.filter(|found| !own.contains(found)).collect();
-        let draws = end.drawn() - root.drawn();
-        let random = Arc::new(Random { root: root.seed(), forks, draws, changing });
+        let draws = end.op - root.op;
+        let random = Arc::new(Random { root: root.seed, forks, draws, changing });
         let executable = Stream::with_current(device, |stream| {
             plan.instantiate(options, |bytes| allocator::allocate_shared(stream, bytes))
         })?;
@@ -319,8 +340,7 @@ impl<R: Tensors> Graph<R> {
         now.push((random.root, Generator::current()));
         let (keys, draws) = (Arc::clone(random), random.draws);
         Stream::with_current(&self.device, |stream| {
-            let prepare =
-                move |kept: &mut Kept<'_>| Prepare { random: &keys, now: &now, steps: &steps }.run(kept);
+            let prepare = move |kept: &mut Kept<'_>| keys.prepare(kept, &now, &steps);
             self.executable.replay(stream, &replaced, prepare)
         })?;
         asked.keep();
@@ -452,42 +472,6 @@ impl Input {
             return Err(Error::shape_mismatch("Graph::input", self.0.shape(), value.shape()));
         }
         self.0.copy_(value)
-    }
-}
-
-/// Gives commands the numbers of a replay.
-struct Prepare<'a> {
-    random: &'a Random,
-    now: &'a Roots,
-    /// By their names.
-    steps: &'a HashMap<u32, RuleStep>,
-}
-
-impl Prepare<'_> {
-    fn run(&self, kept: &mut Kept<'_>) {
-        for (command, captured) in &self.random.changing.keys {
-            let mut captured = captured.iter();
-            kept.scalars(*command, &mut |value| match (value.downcast_mut::<RandomKey>(), captured.next()) {
-                (Some(key), Some(&captured)) => {
-                    let next = self.random.key(captured, self.now);
-                    std::mem::replace(key, next) != next
-                }
-                _ => false,
-            });
-        }
-        for command in &self.random.changing.steps {
-            kept.scalars(*command, &mut |value| {
-                let step = value.downcast_mut::<RuleStep>().filter(|step| step.slot() > 0);
-                let next = |slot| self.steps.get(&slot);
-                match step {
-                    Some(step) => next(step.slot()).is_some_and(|next| {
-                        let last = std::mem::replace(step, *next);
-                        last.numbers() != next.numbers()
-                    }),
-                    None => false,
-                }
-            });
-        }
     }
 }
 

@@ -60,7 +60,7 @@ impl Tensor {
         }
         elements_of(op, &shape)?;
         Stream::with_current(first.device(), |stream| {
-            let out = Tensor::allocate(stream, Layout::contiguous(&shape), dtype)?;
+            let out = Tensor::allocate(stream, &shape, dtype)?;
             let mut start = 0;
             for &x in tensors {
                 let len = x.shape()[at];

@@ -57,11 +57,7 @@ impl Tensor {
         // The way of gradient accumulation: nothing to broadcast, to reorder or to copy.
         let flat = self.is_contiguous() && rhs.is_contiguous() && self.layout.same_shape(&rhs.layout);
         if flat && !self.same_storage(rhs) {
-            Stream::with_current(self.device(), |stream| {
-                kernels::binary(stream, op, self.view(), rhs.view(), self.view())
-            })?;
-            self.storage.bump_version();
-            return Ok(());
+            return self.launch_(|stream, x| kernels::binary(stream, op, x, rhs.view(), x));
         }
         self.writable(name)?;
         let rhs = self.source(name, rhs)?;

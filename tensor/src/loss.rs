@@ -1,7 +1,6 @@
 //! The fused cross-entropy.
 
 use device::{Result, Stream};
-use kernels::Layout;
 
 use crate::Tensor;
 use crate::check::{has_shape, is_float, same_device, same_kind, wrong_shape};
@@ -36,7 +35,7 @@ impl Tensor {
         same_device(OP, self, labels)?;
         labels.check_labels(OP, n, c)?;
         Stream::with_current(self.device(), |stream| {
-            let of_rows = || Tensor::allocate(stream, Layout::contiguous(&[n]), self.dtype.compute_dtype());
+            let of_rows = || Tensor::allocate(stream, &[n], self.dtype.compute_dtype());
             let (losses, log_sums) = (of_rows()?, of_rows()?);
             kernels::cross_entropy(stream, self.view(), labels.view(), losses.view(), log_sums.view())?;
             Ok((losses, log_sums))

@@ -30,40 +30,25 @@ impl Tensor {
         const OP: &str = "matmul";
         is_float(OP, self)?;
         same_kind(OP, self, rhs)?;
-        let mismatch = || Error::shape_mismatch(OP, self.shape(), rhs.shape());
-        match (self.shape(), rhs.shape()) {
-            (&[m, k], &[inner, n]) => {
-                if k != inner {
-                    return Err(mismatch());
-                }
-                self.product(rhs, &[m, n])
-            }
-            ([], _) | (_, []) => {
-                let shapes = format!("{:?} and {:?}", self.shape(), rhs.shape());
-                Err(Error::invalid(OP, "operands", "of rank 1 at least", shapes))
-            }
-            (&[k], _) => {
-                if rhs.shape()[rhs.rank().saturating_sub(2)] != k {
-                    return Err(mismatch());
-                }
+        let (left, right) = (self.shape(), rhs.shape());
+        let (Some(k), false) = (left.last(), right.is_empty()) else {
+            let shapes = format_args!("{left:?} and {right:?}");
+            return Err(Error::invalid(OP, "operands", "of rank 1 at least", shapes));
+        };
+        // The only axis of a vector, the last but one of others.
+        if right[right.len().saturating_sub(2)] != *k {
+            return Err(Error::shape_mismatch(OP, left, right));
+        }
+        match (left, right) {
+            (&[m, _], &[_, n]) => self.product(rhs, &[m, n]),
+            ([_], _) => {
                 let mut out = self.with_layout(self.layout.unsqueeze(OP, 0)?).matrices(rhs)?;
                 // The axis of m = 1 goes; a vector on the right has removed its own already.
                 let axis = if rhs.rank() == 1 { -1 } else { -2 };
                 out.layout = out.layout.squeeze(OP, axis)?;
                 Ok(out)
             }
-            (_, &[k]) => {
-                if self.shape()[self.rank() - 1] != k {
-                    return Err(mismatch());
-                }
-                self.matrices(rhs)
-            }
-            (lhs, right) => {
-                if lhs[lhs.len() - 1] != right[right.len() - 2] {
-                    return Err(mismatch());
-                }
-                self.matrices(rhs)
-            }
+            _ => self.matrices(rhs),
         }
     }
 

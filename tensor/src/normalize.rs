@@ -1,7 +1,7 @@
 //! Normalization by rows: layer norm, RMS norm, group norm.
 
 use device::{DType, Error, Result, Stream};
-use kernels::{Layout, NormGrads, NormInput, NormRows, normalize_workspace};
+use kernels::{NormGrads, NormInput, NormRows, normalize_workspace};
 
 use crate::Tensor;
 use crate::check::{has_shape, in_compute_dtype, is_float, same_kind, wrong_shape};
@@ -95,11 +95,9 @@ impl Norm {
         let [weight, bias] = [self.parameter(&x, weight)?, self.parameter(&x, bias)?];
         let rows = x.elements().checked_div(self.rows.row()).unwrap_or(0);
         Stream::with_current(x.device(), |stream| {
-            let allocate =
-                |shape: &[usize], dtype| Tensor::allocate(stream, Layout::contiguous(shape), dtype);
-            let statistic = || allocate(&[rows], x.dtype.compute_dtype());
-            let out = allocate(x.shape(), x.dtype)?;
-            let mean = if self.centred { Some(statistic()?) } else { None };
+            let statistic = || Tensor::allocate(stream, &[rows], x.dtype.compute_dtype());
+            let out = Tensor::allocate(stream, x.shape(), x.dtype)?;
+            let mean = self.centred.then(statistic).transpose()?;
             let rstd = statistic()?;
             let [weight, bias] = [&weight, &bias].map(|given| given.as_ref().map(Tensor::view));
             let input = NormInput { x: x.view(), weight, bias };
@@ -127,37 +125,24 @@ impl Norm {
         has_shape(self.op, x.shape(), g)?;
         let (g, x, weight) = (g.contiguous()?, x.contiguous()?, self.parameter(x, weight)?);
         Stream::with_current(x.device(), |stream| {
-            let allocate = |wanted: bool, shape: &[usize], dtype| {
-                let fresh = || Tensor::allocate(stream, Layout::contiguous(shape), dtype);
-                wanted.then(fresh).transpose()
-            };
-            let (weights, of_sums) = ([self.rows.weights()], x.dtype.compute_dtype());
+            let of_x = || Tensor::allocate(stream, x.shape(), x.dtype);
+            let sums = || Tensor::allocate(stream, &[self.rows.weights()], x.dtype.compute_dtype());
             let to = NormGradients {
-                x: allocate(wanted[0], x.shape(), x.dtype)?,
-                weight: allocate(wanted[1], &weights, of_sums)?,
-                bias: allocate(wanted[2], &weights, of_sums)?,
+                x: wanted[0].then(of_x).transpose()?,
+                weight: wanted[1].then(sums).transpose()?,
+                bias: wanted[2].then(sums).transpose()?,
             };
-            let [dx, dweight, dbias] =
-                [&to.x, &to.weight, &to.bias].map(|target| target.as_ref().map(Tensor::view));
             let bytes = match wanted {
                 [_, false, false] => 0,
                 _ => normalize_workspace(stream, self.rows, x.elements()),
             };
             let memory = Tensor::workspace(stream, bytes)?;
-            kernels::normalize_grad(
-                stream,
-                self.op,
-                self.rows,
-                g.view(),
-                (x.view(), weight.as_ref().map(Tensor::view)),
-                (mean.map(Tensor::view), rstd.view()),
-                NormGrads {
-                    x: dx,
-                    weight: dweight,
-                    bias: dbias,
-                    workspace: memory.as_ref().map(Tensor::view),
-                },
-            )?;
+            let [dx, dweight, dbias, workspace] =
+                [&to.x, &to.weight, &to.bias, &memory].map(|target| target.as_ref().map(Tensor::view));
+            let grads = NormGrads { x: dx, weight: dweight, bias: dbias, workspace };
+            let (x, statistics) =
+                ((x.view(), weight.as_ref().map(Tensor::view)), (mean.map(Tensor::view), rstd.view()));
+            kernels::normalize_grad(stream, self.op, self.rows, g.view(), x, statistics, grads)?;
             Ok(to)
         })
     }

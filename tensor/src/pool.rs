@@ -1,7 +1,7 @@
 //! Pooling over the last two axes.
 
 use device::{Error, Result, Stream};
-use kernels::{Dims, Layout, Means, Window, max_pool2d_index_dtype};
+use kernels::{Dims, Means, Window, max_pool2d_index_dtype};
 
 use crate::Tensor;
 use crate::check::{elements_of, has_shape, is_float, same_device, wrong_shape};
@@ -140,9 +140,8 @@ impl Tensor {
         elements_of(OP, &shape)?;
         let x = self.contiguous()?;
         Stream::with_current(self.device(), |stream| {
-            let out = Tensor::allocate(stream, Layout::contiguous(&shape), self.dtype)?;
-            let index =
-                Tensor::allocate(stream, Layout::contiguous(&shape), max_pool2d_index_dtype(&window))?;
+            let out = Tensor::allocate(stream, &shape, self.dtype)?;
+            let index = Tensor::allocate(stream, &shape, max_pool2d_index_dtype(&window))?;
             kernels::max_pool2d(stream, x.view(), window, out.view(), index.view())?;
             Ok((out, index))
         })

@@ -30,8 +30,9 @@ use crate::check::elements_of;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Generator {
-    seed: u64,
-    op: u64,
+    pub(crate) seed: u64,
+    /// How many keys were drawn.
+    pub(crate) op: u64,
     /// How many generators were made by [`next_child`].
     children: u64,
 }
@@ -51,14 +52,12 @@ impl Generator {
 
     /// A copy of this thread's default generator. See [`seed`] for what that is.
     pub fn current() -> Generator {
-        match DEFAULT.get() {
-            Current::Given(generator) | Current::Rank(generator) | Current::Own(generator) => generator,
-            Current::Unused => {
-                let generator = own_generator();
-                DEFAULT.set(Current::Own(generator));
-                generator
-            }
+        if let Some((_, generator)) = DEFAULT.get() {
+            return generator;
         }
+        let generator = own_generator();
+        DEFAULT.set(Some((Origin::Own, generator)));
+        generator
     }
 
     /// A generator of its own for part `index` of what comes next: it depends on the seed, on how many keys were
@@ -90,15 +89,6 @@ impl Generator {
     pub(crate) fn skip(self, keys: u64) -> Generator {
         Generator { op: self.op.wrapping_add(keys), ..self }
     }
-
-    pub(crate) fn seed(&self) -> u64 {
-        self.seed
-    }
-
-    /// How many keys were drawn.
-    pub(crate) fn drawn(&self) -> u64 {
-        self.op
-    }
 }
 
 /// A generator that a captured step has forked, to be forked again at each replay.
@@ -115,7 +105,7 @@ pub fn with_generator<R>(generator: Generator, run: impl FnOnce() -> R) -> R {
 
 /// As [`with_generator`], and gives the generator as `run` left it.
 pub(crate) fn with_generator_after<R>(generator: Generator, run: impl FnOnce() -> R) -> (R, Generator) {
-    let outer = DEFAULT.replace(Current::Given(generator));
+    let outer = DEFAULT.replace(Some((Origin::Given, generator)));
     let _restore = OnDrop(|| DEFAULT.set(outer));
     (run(), Generator::current())
 }
@@ -125,30 +115,26 @@ pub(crate) fn skip_keys(keys: u64) {
     set_current(Generator::current().skip(keys));
 }
 
-/// A thread's default generator.
+/// Where a thread's default generator comes from.
 #[derive(Clone, Copy)]
-enum Current {
-    /// Nothing was drawn: [`own_generator`] once something is.
-    Unused,
-    /// The thread's own, until it is a rank.
-    Own(Generator),
-    /// Its rank's.
-    Rank(Generator),
-    /// By [`seed`] or [`with_generator`].
-    Given(Generator),
+enum Origin {
+    /// The thread, until it becomes a rank.
+    Own,
+    /// Its rank.
+    Rank,
+    /// [`seed`] or [`with_generator`].
+    Given,
 }
 
 thread_local! {
-    static DEFAULT: Cell<Current> = const { Cell::new(Current::Unused) };
+    /// This thread's default generator; `None` until a key is drawn.
+    static DEFAULT: Cell<Option<(Origin, Generator)>> = const { Cell::new(None) };
 }
 
-/// Moves this thread's default generator on.
+/// Advances this thread's default generator.
 fn set_current(generator: Generator) {
-    DEFAULT.set(match DEFAULT.get() {
-        Current::Given(_) => Current::Given(generator),
-        Current::Rank(_) => Current::Rank(generator),
-        Current::Own(_) | Current::Unused => Current::Own(generator),
-    });
+    let origin = DEFAULT.get().map_or(Origin::Own, |(origin, _)| origin);
+    DEFAULT.set(Some((origin, generator)));
 }
 
 /// What the generators of threads and those of ranks are forked from. Neither depends on the other.
@@ -178,12 +164,12 @@ fn own_generator() -> Generator {
 /// Unless this thread was given a generator, it draws the numbers of `rank` from now on, which are the same in every run,
 /// whatever order threads begin in. As rank 0 the main thread keeps its own.
 pub fn draw_as_rank(rank: usize) {
-    if !matches!(DEFAULT.get(), Current::Unused | Current::Own(_)) {
+    if !matches!(DEFAULT.get(), None | Some((Origin::Own, _))) {
         return;
     }
     let keeps_own = rank == 0 && is_main(&std::thread::current());
     let generator = if keeps_own { Generator::current() } else { RANKS.forked(rank as u64) };
-    DEFAULT.set(Current::Rank(generator));
+    DEFAULT.set(Some((Origin::Rank, generator)));
 }
 
 /// Restarts this thread's default generator with a seed.
@@ -192,7 +178,7 @@ pub fn draw_as_rank(rank: usize) {
 /// first collective on, those of its rank; any other thread those that follow from its name and from how many threads of
 /// that name have drawn before. Ranks that are given the same seed draw the same numbers.
 pub fn seed(seed: u64) {
-    DEFAULT.set(Current::Given(Generator::new(seed)));
+    DEFAULT.set(Some((Origin::Given, Generator::new(seed))));
 }
 
 /// The next key of this thread's default generator.

@@ -74,12 +74,13 @@ impl Tensor {
         if bytes == 0 {
             return Ok(None);
         }
-        Tensor::allocate(stream, Layout::contiguous(&[bytes]), DType::U8).map(Some)
+        Tensor::allocate(stream, &[bytes], DType::U8).map(Some)
     }
 
     /// A fresh contiguous tensor for a command on `stream` to fill.
     #[inline]
-    pub(crate) fn allocate(stream: &Stream, layout: Layout, dtype: DType) -> Result<Tensor> {
+    pub(crate) fn allocate(stream: &Stream, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let layout = Layout::contiguous(shape);
         let bytes = layout.elements().saturating_mul(dtype.size_bytes());
         Ok(Tensor { storage: allocator::allocate_shared(stream, bytes)?, layout, dtype })
     }

@@ -169,9 +169,9 @@ impl Tensor {
         let elements = |bytes: &mut [u8]| {
             // What a closure that panics has written counts, too.
             self.storage.bump_version();
-            let _user = AtCaller::leave();
             // Storages begin where an element of any type may.
-            update(bytes.get_mut(range).and_then(from_bytes_mut).unwrap_or_default())
+            let elements = bytes.get_mut(range).and_then(from_bytes_mut).unwrap_or_default();
+            AtCaller::user(|| update(elements))
         };
         self.storage.update(elements)
     }
@@ -202,10 +202,7 @@ impl Tensor {
         if Capture::is_current() || !host.storage.is_idle() {
             // What runs on the stream is not waited for.
             let mut values = vec![T::default(); host.elements()];
-            {
-                let _user = AtCaller::leave();
-                fill(&mut values)?;
-            }
+            AtCaller::user(|| fill(&mut values))?;
             return Tensor::from_slice(&values, shape, device);
         }
         host.update_(fill)??;

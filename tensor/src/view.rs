@@ -169,13 +169,8 @@ impl Tensor {
             let value = format_args!("{sizes:?}");
             return Err(Error::invalid(OP, "sizes", "sizes that add up to the axis", value));
         }
-        let mut start = 0;
-        let mut parts = Vec::with_capacity(sizes.len());
-        for &len in sizes {
-            parts.push(self.with_layout(self.layout.narrow(OP, axis, start, len)?));
-            start += len;
-        }
-        Ok(parts)
+        let starts = sizes.iter().scan(0, |end, &len| Some(std::mem::replace(end, *end + len)));
+        starts.zip(sizes).map(|(start, &len)| self.narrow(axis, start, len)).collect()
     }
 
     /// Broadcasts to `shape`, as a view: axes of size 1 and missing leading axes repeat.

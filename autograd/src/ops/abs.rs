@@ -2,8 +2,8 @@
 
 use tensor::Result;
 
-use super::one;
-use crate::{Save, Var, record};
+use super::record_one;
+use crate::{Save, Var};
 
 #[derive::located]
 impl Var {
@@ -13,10 +13,9 @@ impl Var {
     /// `DTypeUnsupported` for truth values.
     pub fn abs(&self) -> Result<Var> {
         let value = self.value().abs()?;
-        Ok(record("abs", &[self], &[Save::Input(0)], value, |ctx, g| {
-            let sign = Var::constant(ctx.saved(0).value().sign()?);
-            Ok(one(g.mul(&sign)?))
-        }))
+        record_one("abs", self, &[Save::Input(0)], value, |ctx, g| {
+            g.mul(&Var::constant(ctx.saved(0).value().sign()?))
+        })
     }
 }
 

@@ -3,8 +3,8 @@
 use tensor::Result;
 
 use super::binary::record_binary;
-use super::one;
-use crate::{Var, record};
+use super::record_one;
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -28,7 +28,7 @@ impl Var {
     /// `DTypeUnsupported` for truth values.
     pub fn add_scalar(&self, c: f64) -> Result<Var> {
         let value = self.value().add_scalar(c)?;
-        Ok(record("add_scalar", &[self], &[], value, |_, g| Ok(one(g.clone()))))
+        record_one("add_scalar", self, &[], value, |_, g| Ok(g.clone()))
     }
 }
 

@@ -2,9 +2,8 @@
 
 use tensor::{Attended, Attention, CompareOp, DType, Dropout, Error, RandomKey, Result, Tensor, next_key};
 
-use super::Dims;
-use super::one;
 use super::samples::{Draw, Sample, sample};
+use super::{Dims, record_one};
 use crate::autocast::{Cast, Operand};
 use crate::{Save, Var, is_recording, record};
 
@@ -80,7 +79,7 @@ impl Var {
         let attention = options.attention();
         let Attended { out, log_sums } = attention.forward_packed(self.value(), heads)?;
         let saved = [Save::Input(0), Save::Output, Save::Tensor(&log_sums)];
-        Ok(record("self_attention", &[self], &saved, out, move |ctx, g| {
+        record_one("self_attention", self, &saved, out, move |ctx, g| {
             let (qkv, out, log_sums) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
             let attended = Attended { out: out.value().clone(), log_sums: log_sums.value().clone() };
             if is_recording() {
@@ -89,11 +88,10 @@ impl Var {
                 let grads = recorded_gradients(&attention, [&q, &k, &v], &attended, &g)?;
                 let [q, k, v] = &grads;
                 let parts = [merge_heads(q)?, merge_heads(k)?, merge_heads(v)?];
-                return Ok(one(Var::cat(&parts.each_ref(), -1)?));
+                return Var::cat(&parts.each_ref(), -1);
             }
-            let gradient = attention.backward_packed(qkv.value(), heads, &attended, g.value())?;
-            Ok(one(Var::constant(gradient)))
-        }))
+            Ok(Var::constant(attention.backward_packed(qkv.value(), heads, &attended, g.value())?))
+        })
     }
 }
 
@@ -104,10 +102,9 @@ fn without_hidden([q, k, v]: [&Var; 3], mask: Option<&Tensor>) -> Result<[Var; 3
         return Ok([q.clone(), k.clone(), v.clone()]);
     };
     let scores: Dims = scores.iter().chain([keys]).copied().collect();
-    let Some(mask) = mask.filter(|mask| is_mask(mask, &scores)) else {
+    let Some(mut mask) = mask.filter(|mask| is_mask(mask, &scores)).cloned() else {
         return Ok([q.clone(), k.clone(), v.clone()]);
     };
-    let mut mask = mask.clone();
     while mask.rank() < 2 {
         mask = mask.unsqueeze(0)?;
     }
@@ -150,12 +147,12 @@ fn attend(attention: Attention, [q, k, v]: [&Var; 3]) -> Result<Var> {
 fn grouped([q, k, v]: [&Var; 3], options: &AttentionOptions) -> Result<Var> {
     let heads = |x: &Var| x.shape().iter().rev().nth(2).copied();
     let (all, groups) = (heads(q), heads(k));
-    let (Some(all), Some(groups), true) = (all, groups, groups == heads(v)) else {
-        return Err(ungrouped([q, k, v]));
+    let divided = all.zip(groups).filter(|&(all, each)| each > 0 && all.is_multiple_of(each));
+    let Some((all, groups)) = divided.filter(|_| groups == heads(v)) else {
+        let shapes = [q, k, v].map(Var::shape);
+        let expected = "keys and values with equally many heads, by which the queries' can be divided";
+        return Err(Error::invalid(OP, "enable_gqa", expected, format_args!("{shapes:?}")));
     };
-    if groups == 0 || !all.is_multiple_of(groups) {
-        return Err(ungrouped([q, k, v]));
-    }
     // The axis of heads, of which there are `each` in a group, as two.
     let split = |shape: &[usize], each: usize| -> Dims {
         let (leading, rows) = shape.split_at(shape.len() - 3);
@@ -167,9 +164,7 @@ fn grouped([q, k, v]: [&Var; 3], options: &AttentionOptions) -> Result<Var> {
             let each = match mask.shape()[mask.rank() - 3] {
                 1 => 1,
                 heads if heads == all => all / groups,
-                _ => {
-                    return Err(Error::shape_mismatch(OP, q.shape(), mask.shape()));
-                }
+                _ => return Err(Error::shape_mismatch(OP, q.shape(), mask.shape())),
             };
             Some(mask.reshape(&split(mask.shape(), each))?)
         }
@@ -185,12 +180,6 @@ fn grouped([q, k, v]: [&Var; 3], options: &AttentionOptions) -> Result<Var> {
     y.reshape(&shape)
 }
 
-fn ungrouped(operands: [&Var; 3]) -> Error {
-    let shapes = operands.map(Var::shape);
-    let expected = "keys and values with equally many heads, by which the queries' can be divided";
-    Error::invalid(OP, "enable_gqa", expected, format_args!("{shapes:?}"))
-}
-
 /// Queries, keys and values with the same leading axes.
 fn broadcast([q, k, v]: [&Var; 3]) -> Result<[Var; 3]> {
     let leading = |x: &Var| x.shape().len().checked_sub(2);
@@ -203,19 +192,12 @@ fn broadcast([q, k, v]: [&Var; 3]) -> Result<[Var; 3]> {
     }
     // The shape that all of them broadcast to, aligned at the last leading axis.
     let rank = of_q.max(of_k).max(of_v);
-    let common: Dims = (0..rank)
-        .map(|axis| {
-            [q_axes, k_axes, v_axes]
-                .into_iter()
-                .filter_map(|axes| (axis + axes.len()).checked_sub(rank).map(|axis| axes[axis]))
-                .find(|&size| size != 1)
-                .unwrap_or(1)
-        })
-        .collect();
-    let expand = |x: &Var, own: usize| -> Result<Var> {
-        let shape: Dims = common.iter().chain(&x.shape()[own..]).copied().collect();
-        x.expand(&shape)
+    let size = |axis: usize| {
+        let own = |axes: &[usize]| (axis + axes.len()).checked_sub(rank).map(|axis| axes[axis]);
+        [q_axes, k_axes, v_axes].into_iter().filter_map(own).find(|&size| size != 1).unwrap_or(1)
     };
+    let common: Dims = (0..rank).map(size).collect();
+    let expand = |x: &Var, own: usize| x.expand(&[&common[..], &x.shape()[own..]].concat());
     Ok([expand(q, of_q)?, expand(k, of_k)?, expand(v, of_v)?])
 }
 
@@ -269,13 +251,8 @@ fn weights(attention: &Attention, q: &Var, k: &Var) -> Result<Var> {
 
 /// 0 where the key does not come after the query, `[s, t]`.
 fn causal_mask(q: &Var, k: &Var) -> Result<Tensor> {
-    let places = |x: &Var| -> Result<Tensor> {
-        let len = x.shape().iter().rev().nth(1).copied().unwrap_or(0);
-        Tensor::arange(0_i64, len as i64, 1_i64, DType::I64, x.device())
-    };
-    let seen = places(k)?.le(&places(q)?.unsqueeze(1)?)?;
-    let of = |value: f64| Tensor::full(&[], value, q.dtype(), q.device());
-    Tensor::where_cond(&seen, &of(0.0)?, &of(hidden(q.dtype()))?)
+    let len = |x: &Var| x.shape().iter().rev().nth(1).copied().unwrap_or(0);
+    Tensor::full(&[len(q), len(k)], hidden(q.dtype()), q.dtype(), q.device())?.triu(1)
 }
 
 /// 1 for a query that sees a key, 0 for others, `[.., s, 1]`.

@@ -3,9 +3,9 @@
 use tensor::{AvgPool, Result, grad};
 
 use super::max_pool2d::last_two;
-use super::one;
+use super::record_one;
 use super::samples::{Draw, Sample, sample};
-use crate::{Var, record};
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -16,7 +16,7 @@ impl Var {
     pub fn avg_pool2d(&self, pool: &AvgPool) -> Result<Var> {
         let value = self.value().avg_pool2d(pool)?;
         let (pool, image) = (*pool, last_two(self));
-        Ok(record("avg_pool2d", &[self], &[], value, move |_, g| Ok(one(shared(g, pool, image)?))))
+        record_one("avg_pool2d", self, &[], value, move |_, g| shared(g, pool, image))
     }
 
     /// The means over `size[0]` by `size[1]` windows that cover the image. See
@@ -27,23 +27,19 @@ impl Var {
     pub fn adaptive_avg_pool2d(&self, size: [usize; 2]) -> Result<Var> {
         let value = self.value().adaptive_avg_pool2d(size)?;
         let image = last_two(self);
-        Ok(record("adaptive_avg_pool2d", &[self], &[], value, move |_, g| {
-            Ok(one(shared_by_ranges(g, image)?))
-        }))
+        record_one("adaptive_avg_pool2d", self, &[], value, move |_, g| shared_by_ranges(g, image))
     }
 }
 
 fn shared(g: &Var, pool: AvgPool, image: [usize; 2]) -> Result<Var> {
     let value = grad::avg_pool2d(g.value(), &pool, image)?;
-    Ok(record("avg_pool2d_grad", &[g], &[], value, move |_, h| Ok(one(h.avg_pool2d(&pool)?))))
+    record_one("avg_pool2d_grad", g, &[], value, move |_, h| h.avg_pool2d(&pool))
 }
 
 fn shared_by_ranges(g: &Var, image: [usize; 2]) -> Result<Var> {
     let value = grad::adaptive_avg_pool2d(g.value(), image)?;
     let size = last_two(g);
-    Ok(record("adaptive_avg_pool2d_grad", &[g], &[], value, move |_, h| {
-        Ok(one(h.adaptive_avg_pool2d(size)?))
-    }))
+    record_one("adaptive_avg_pool2d_grad", g, &[], value, move |_, h| h.adaptive_avg_pool2d(size))
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {

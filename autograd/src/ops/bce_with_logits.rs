@@ -3,9 +3,8 @@
 use tensor::{BinaryGradOp, CompareOp, Result, Tensor};
 
 use super::Reduction;
-use super::binary::{binary_slope, computed, if_needed};
-use super::cross_entropy::not_empty;
-use super::mse_loss::same_shape;
+use super::binary::{binary_slope, if_needed};
+use super::mse_loss::loss_by_element;
 use crate::{Grads, Save, Var, record};
 
 #[derive::located]
@@ -19,10 +18,7 @@ impl Var {
     /// `ShapeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
     pub fn bce_with_logits(&self, target: &Var, reduction: Reduction) -> Result<Var> {
         autocast!("bce_with_logits", [self, target], |x, target| x.bce_with_logits(&target, reduction));
-        const OP: &str = "bce_with_logits";
-        same_shape(OP, self, target)?;
-        not_empty(OP, "input", self.value(), reduction)?;
-        computed(self, target, |x, target| reduction.apply(losses(x, target)?))
+        loss_by_element("bce_with_logits", self, target, reduction, losses)
     }
 }
 

@@ -3,8 +3,8 @@
 use tensor::{CompareOp, Result};
 
 use super::samples::{Draw, Sample, sample, unary};
-use super::{one, scalar_like};
-use crate::{Save, Var, record};
+use super::{record_one, scalar_like};
+use crate::{Save, Var};
 
 #[derive::located]
 impl Var {
@@ -15,22 +15,22 @@ impl Var {
     /// `DTypeUnsupported` for truth values; `InvalidArgument` for bounds that the tensor op does not accept.
     pub fn clamp(&self, low: f64, high: f64) -> Result<Var> {
         let value = self.value().clamp(low, high)?;
-        Ok(record("clamp", &[self], &[Save::Input(0)], value, move |ctx, g| {
+        record_one("clamp", self, &[Save::Input(0)], value, move |ctx, g| {
             let x = ctx.saved(0);
             let zero = scalar_like(g.value(), 0.0)?;
             let above = if low == f64::NEG_INFINITY { CompareOp::Ge } else { CompareOp::Gt };
             let below = if high == f64::INFINITY { CompareOp::Le } else { CompareOp::Lt };
             let g = Var::where_cond(&x.value().compare_scalar(above, low)?, g, &zero)?;
-            Ok(one(Var::where_cond(&x.value().compare_scalar(below, high)?, &g, &zero)?))
-        }))
+            Var::where_cond(&x.value().compare_scalar(below, high)?, &g, &zero)
+        })
     }
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let mut samples = unary(d, Draw::distinct, |x| x.clamp(-0.11, 0.17))?;
     samples.push(sample("below_only", [d.nonzero(&[7])?], |v| v[0].clamp(0.0, f64::INFINITY)?.mul(&v[0])));
-    samples
-        .push(sample("above_only", [d.nonzero(&[7])?], |v| v[0].clamp(f64::NEG_INFINITY, 0.0)?.mul(&v[0])));
+    let above = |v: &[Var]| v[0].clamp(f64::NEG_INFINITY, 0.0)?.mul(&v[0]);
+    samples.push(sample("above_only", [d.nonzero(&[7])?], above));
     Ok(samples)
 }
 

@@ -2,10 +2,10 @@
 
 use tensor::{DType, Device, Result};
 
-use super::one;
+use super::record_one;
 use super::samples::{Draw, Sample};
+use crate::Var;
 use crate::autocast::record_conversion;
-use crate::{Var, record};
 
 #[derive::located]
 impl Var {
@@ -18,7 +18,7 @@ impl Var {
             return Ok(self.clone());
         }
         let value = self.value().contiguous()?;
-        Ok(record("contiguous", &[self], &[], value, |_, g| Ok(one(g.clone()))))
+        record_one("contiguous", self, &[], value, |_, g| Ok(g.clone()))
     }
 
     /// Converts the elements. No gradient flows through types other than floats. See [`Tensor::to_dtype`](tensor::Tensor::to_dtype).
@@ -42,7 +42,7 @@ impl Var {
             return Ok(self.clone());
         }
         let value = self.value().to_device(device)?;
-        Ok(record("to_device", &[self], &[], value, move |_, g| Ok(one(g.to_device(&from)?))))
+        record_one("to_device", self, &[], value, move |_, g| g.to_device(&from))
     }
 }
 

@@ -2,11 +2,10 @@
 
 use tensor::{CompareOp, Error, Result, Tensor, grad};
 
-use super::binary::if_needed;
-use super::binary::widened;
+use super::binary::{if_needed, widened};
 use super::samples::{Draw, Sample, sample};
-use super::{Dims, Reduction, one};
-use crate::autocast::Cast;
+use super::{Dims, Reduction, record_one};
+use crate::autocast::{Cast, suspended};
 use crate::{Grads, Save, Var, record};
 
 #[derive::located]
@@ -41,8 +40,7 @@ impl Var {
             let loss = reduction.apply(losses(&logits, &flat)?.reshape(labels.shape())?)?;
             if rounded { loss.to_dtype(self.dtype()) } else { Ok(loss) }
         };
-        Cast::of(const { super::autocast_of(OP) })
-            .map_or_else(|| loss(true), |cast| cast.run(|_| loss(false)))
+        Cast::of(const { super::autocast_of(OP) }).map_or_else(|| loss(true), |_| suspended(|| loss(false)))
     }
 }
 
@@ -191,10 +189,10 @@ pub(super) fn not_empty(
 fn losses(logits: &Var, labels: &Tensor) -> Result<Var> {
     let (losses, log_sums) = logits.value().cross_entropy(labels)?;
     let saved = [Save::Input(0), Save::Tensor(&log_sums), Save::Tensor(labels)];
-    Ok(record("cross_entropy", &[logits], &saved, losses, |ctx, g| {
+    record_one("cross_entropy", logits, &saved, losses, |ctx, g| {
         let (log_sums, labels) = (ctx.saved(1), ctx.saved(2));
-        Ok(one(cross_entropy_grad(&ctx.saved(0), log_sums.value(), labels.value(), g)?))
-    }))
+        cross_entropy_grad(&ctx.saved(0), log_sums.value(), labels.value(), g)
+    })
 }
 
 /// `g (p - one_hot(label))` of each row with `p = softmax(x)`; `x' = g p (h - Σ h p)` and `g' = Σ h (p - one_hot(label))` for its

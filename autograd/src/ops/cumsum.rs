@@ -2,9 +2,9 @@
 
 use tensor::Result;
 
-use super::one;
+use super::record_one;
 use super::samples::{Draw, Sample};
-use crate::{Var, record};
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -16,14 +16,14 @@ impl Var {
     pub fn cumsum(&self, axis: isize) -> Result<Var> {
         autocast!("cumsum", [self], |x| x.cumsum(axis));
         let value = self.value().cumsum(axis)?;
-        Ok(record("cumsum", &[self], &[], value, move |_, g| Ok(one(from_end(g, axis)?))))
+        record_one("cumsum", self, &[], value, move |_, g| from_end(g, axis))
     }
 }
 
 /// The sums of the elements from each place to the end.
 fn from_end(x: &Var, axis: isize) -> Result<Var> {
     let value = x.value().cumsum_from_end(axis)?;
-    Ok(record("cumsum_from_end", &[x], &[], value, move |_, g| Ok(one(g.cumsum(axis)?))))
+    record_one("cumsum_from_end", x, &[], value, move |_, g| g.cumsum(axis))
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {

@@ -3,8 +3,8 @@
 use tensor::{BinaryGradOp, Result};
 
 use super::binary::{binary_slope, if_needed, record_binary};
-use super::one;
-use crate::{Save, Var, record};
+use super::record_one;
+use crate::{Save, Var};
 
 #[derive::located]
 impl Var {
@@ -32,7 +32,7 @@ impl Var {
     /// As for [`Tensor::div_scalar`](tensor::Tensor::div_scalar).
     pub fn div_scalar(&self, c: f64) -> Result<Var> {
         let value = self.value().div_scalar(c)?;
-        Ok(record("div_scalar", &[self], &[], value, move |_, g| Ok(one(g.div_scalar(c)?))))
+        record_one("div_scalar", self, &[], value, move |_, g| g.div_scalar(c))
     }
 }
 

@@ -2,9 +2,9 @@
 
 use tensor::{RandomKey, Result, next_key};
 
-use super::one;
+use super::record_one;
 use super::samples::{Draw, Sample, sample};
-use crate::{Var, record};
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -16,7 +16,7 @@ impl Var {
     pub fn dropout(&self, p: f64, key: impl Into<Option<RandomKey>>) -> Result<Var> {
         let key = key.into().unwrap_or_else(next_key);
         let value = self.value().dropout(p, key)?;
-        Ok(record("dropout", &[self], &[], value, move |_, g| Ok(one(g.dropout(p, key)?))))
+        record_one("dropout", self, &[], value, move |_, g| g.dropout(p, key))
     }
 }
 

@@ -3,8 +3,8 @@
 use tensor::{CompareOp, Error, Result, Tensor, grad};
 
 use super::samples::{Draw, Sample, indices};
-use super::{Dims, one};
-use crate::{Save, Var, record};
+use super::{Dims, record_one};
+use crate::{Save, Var};
 
 #[derive::located]
 impl Var {
@@ -24,11 +24,11 @@ impl Var {
         let mut shape = Dims::from_slice(indices.shape());
         shape.push(width);
         let value = self.value().index_select(0, &flat)?.reshape(&shape)?;
-        Ok(record(OP, &[self], &[Save::Tensor(&flat)], value, move |ctx, g| {
+        record_one(OP, self, &[Save::Tensor(&flat)], value, move |ctx, g| {
             let indices = ctx.saved(0);
             let g = g.reshape(&[indices.value().elements(), width])?;
-            Ok(one(embedding_grad(&g, indices.value(), rows, padding)?))
-        }))
+            embedding_grad(&g, indices.value(), rows, padding)
+        })
     }
 }
 
@@ -38,17 +38,13 @@ fn embedding_grad(g: &Var, indices: &Tensor, rows: usize, padding: Option<usize>
     if let Some(row) = padding {
         value.narrow(0, row, 1)?.zero_()?;
     }
-    Ok(record("embedding_grad", &[g], &[Save::Tensor(indices)], value, move |ctx, h| {
+    record_one("embedding_grad", g, &[Save::Tensor(indices)], value, move |ctx, h| {
         let indices = ctx.saved(0);
         let taken = h.index_select(0, indices.value())?;
-        Ok(one(match padding {
-            Some(row) => {
-                let padding = indices.value().compare_scalar(CompareOp::Eq, row as f64)?;
-                taken.masked_fill(&padding.unsqueeze(1)?, 0.0)?
-            }
-            None => taken,
-        }))
-    }))
+        let Some(row) = padding else { return Ok(taken) };
+        let padding = indices.value().compare_scalar(CompareOp::Eq, row as f64)?;
+        taken.masked_fill(&padding.unsqueeze(1)?, 0.0)
+    })
 }
 
 /// Rows and width of a table.

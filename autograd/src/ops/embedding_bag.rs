@@ -6,6 +6,7 @@ use tensor::{Bags, Error, Result, Tensor, grad};
 
 use super::binary::if_needed;
 use super::embedding::{padding_row, table};
+use super::record_one;
 use super::samples::{Draw, Sample, sample};
 use crate::{Grads, Save, Var, Vjp, record};
 
@@ -64,12 +65,13 @@ impl Var {
             Some(weights) => Some(weights.reshape(bags.indices.shape())?),
             None => None,
         };
-        bag(self, weights.as_ref(), BagOp { bags, mean, members: None, rows })
+        bag(self, weights.as_ref(), &BagOp { bags, mean, members: None, rows })
     }
 }
 
 /// What the three ops share. They are the derivatives of `Σ w[j] / m[i] <g[i], t[index j]>` for `g`, `t` and `w`, and so are
 /// their own derivatives: each one's gradients are the other two at the gradient's place.
+#[derive(Clone)]
 struct BagOp {
     /// Without weights, which are an input of the op.
     bags: Bags,
@@ -80,34 +82,17 @@ struct BagOp {
     rows: usize,
 }
 
-/// What a gradient needs to know of a [`BagOp`] beside its tensors.
-#[derive(Clone, Copy)]
-struct BagOpShape {
-    count: usize,
-    padding: Option<usize>,
-    mean: bool,
-    rows: usize,
-    offsets: bool,
-    members: bool,
-}
-
 impl BagOp {
-    fn outline(&self) -> BagOpShape {
-        let BagOp { bags: Bags { count, padding, .. }, mean, rows, .. } = *self;
-        BagOpShape {
-            count,
-            padding,
-            mean,
-            rows,
-            offsets: self.bags.offsets.is_some(),
-            members: self.members.is_some(),
-        }
-    }
-
-    /// The form's tensors, then others.
+    /// The op's tensors, so that changes in place are noticed, then others.
     fn saved<'a>(&'a self, others: &[Save<'a>]) -> SmallVec<[Save<'a>; 5]> {
         let tensors = [Some(&self.bags.indices), self.bags.offsets.as_ref(), self.members.as_ref()];
         tensors.into_iter().flatten().map(Save::Tensor).chain(others.iter().copied()).collect()
+    }
+
+    /// The two inputs of a recorded op that saved them after its tensors.
+    fn inputs(&self, ctx: &Vjp<'_>) -> [Var; 2] {
+        let tensors = self.saved(&[]).len();
+        [ctx.saved(tensors), ctx.saved(tensors + 1)]
     }
 
     /// The bags with these weights.
@@ -116,74 +101,48 @@ impl BagOp {
     }
 }
 
-impl BagOpShape {
-    /// The form of a recorded op, and the number of its first other saved tensor.
-    fn form(self, ctx: &Vjp<'_>) -> (BagOp, usize) {
-        let BagOpShape { count, padding, mean, rows, .. } = self;
-        let tensor = |at: usize| ctx.saved(at).value().clone();
-        let (at_members, others) =
-            (1 + usize::from(self.offsets), 1 + usize::from(self.offsets) + usize::from(self.members));
-        let offsets = self.offsets.then(|| tensor(1));
-        let bags = Bags { indices: tensor(0), offsets, count, weights: None, padding };
-        (BagOp { bags, mean, members: self.members.then(|| tensor(at_members)), rows }, others)
-    }
-}
+const INPUTS: &[Save<'static>] = &[Save::Input(0), Save::Input(1)];
 
 /// `y` of a table and weights.
-fn bag(table: &Var, weights: Option<&Var>, form: BagOp) -> Result<Var> {
-    let (value, members) = table.value().embedding_bag(&form.weighted(weights), form.mean)?;
-    let form = BagOp { members, ..form };
-    let outline = form.outline();
+fn bag(table: &Var, weights: Option<&Var>, op: &BagOp) -> Result<Var> {
+    let (value, members) = table.value().embedding_bag(&op.weighted(weights), op.mean)?;
+    let op = BagOp { members, ..op.clone() };
+    let rule = op.clone();
     let Some(weights) = weights else {
-        return Ok(record(OP, &[table], &form.saved(&[]), value, move |ctx, g| {
-            let (form, _) = outline.form(ctx);
-            Ok(super::one(bag_grad(g, None, form)?))
-        }));
+        return record_one(OP, table, &op.saved(&[]), value, move |_, g| bag_grad(g, None, &rule));
     };
-    let saved = form.saved(&[Save::Input(0), Save::Input(1)]);
-    Ok(record(OP, &[table, weights], &saved, value, move |ctx, g| {
-        let (form, others) = outline.form(ctx);
-        let (table, weights) = (ctx.saved(others), ctx.saved(others + 1));
-        let of_weights = if_needed(ctx, 1, || weights_grad(g, &table, &form))?;
-        Ok(Grads::from_buf([if_needed(ctx, 0, || bag_grad(g, Some(&weights), form))?, of_weights]))
+    Ok(record(OP, &[table, weights], &op.saved(INPUTS), value, move |ctx, g| {
+        let [table, weights] = rule.inputs(ctx);
+        let of_weights = if_needed(ctx, 1, || weights_grad(g, &table, &rule))?;
+        Ok(Grads::from_buf([if_needed(ctx, 0, || bag_grad(g, Some(&weights), &rule))?, of_weights]))
     }))
 }
 
 /// `t'` of a gradient and weights.
-fn bag_grad(g: &Var, weights: Option<&Var>, form: BagOp) -> Result<Var> {
+fn bag_grad(g: &Var, weights: Option<&Var>, op: &BagOp) -> Result<Var> {
     const OP: &str = "embedding_bag_grad";
-    let bags = form.weighted(weights);
-    let value = grad::embedding_bag(g.value(), &bags, form.members.as_ref(), form.rows)?;
-    let outline = form.outline();
+    let value = grad::embedding_bag(g.value(), &op.weighted(weights), op.members.as_ref(), op.rows)?;
+    let rule = op.clone();
     let Some(weights) = weights else {
-        return Ok(record(OP, &[g], &form.saved(&[]), value, move |ctx, h| {
-            let (form, _) = outline.form(ctx);
-            Ok(super::one(bag(h, None, form)?))
-        }));
+        return record_one(OP, g, &op.saved(&[]), value, move |_, h| bag(h, None, &rule));
     };
-    let saved = form.saved(&[Save::Input(0), Save::Input(1)]);
-    Ok(record(OP, &[g, weights], &saved, value, move |ctx, h| {
-        let (form, others) = outline.form(ctx);
-        let (g, weights) = (ctx.saved(others), ctx.saved(others + 1));
-        let of_weights = if_needed(ctx, 1, || weights_grad(&g, h, &form))?;
-        Ok(Grads::from_buf([if_needed(ctx, 0, || bag(h, Some(&weights), form))?, of_weights]))
+    Ok(record(OP, &[g, weights], &op.saved(INPUTS), value, move |ctx, h| {
+        let [g, weights] = rule.inputs(ctx);
+        let of_weights = if_needed(ctx, 1, || weights_grad(&g, h, &rule))?;
+        Ok(Grads::from_buf([if_needed(ctx, 0, || bag(h, Some(&weights), &rule))?, of_weights]))
     }))
 }
 
 /// `w'` of a gradient and a table; of sums only.
-fn weights_grad(g: &Var, table: &Var, form: &BagOp) -> Result<Var> {
-    let value = grad::embedding_bag_weights(g.value(), table.value(), &form.bags)?;
-    let (outline, saved) = (form.outline(), form.saved(&[Save::Input(0), Save::Input(1)]));
-    Ok(record("embedding_bag_weights_grad", &[g, table], &saved, value, move |ctx, h| {
-        let of_g = if_needed(ctx, 0, || {
-            let (form, others) = outline.form(ctx);
-            bag(&ctx.saved(others + 1), Some(h), form)
-        })?;
-        let of_table = if_needed(ctx, 1, || {
-            let (form, others) = outline.form(ctx);
-            bag_grad(&ctx.saved(others), Some(h), form)
-        })?;
-        Ok(Grads::from_buf([of_g, of_table]))
+fn weights_grad(g: &Var, table: &Var, op: &BagOp) -> Result<Var> {
+    let value = grad::embedding_bag_weights(g.value(), table.value(), &op.bags)?;
+    let rule = op.clone();
+    Ok(record("embedding_bag_weights_grad", &[g, table], &op.saved(INPUTS), value, move |ctx, h| {
+        let [g, table] = rule.inputs(ctx);
+        Ok(Grads::from_buf([
+            if_needed(ctx, 0, || bag(&table, Some(h), &rule))?,
+            if_needed(ctx, 1, || bag_grad(&g, Some(h), &rule))?,
+        ]))
     }))
 }
 

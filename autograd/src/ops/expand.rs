@@ -3,8 +3,8 @@
 use tensor::Result;
 
 use super::samples::{Draw, Sample};
-use super::{Dims, one};
-use crate::{Var, record};
+use super::{Dims, record_one};
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -19,7 +19,7 @@ impl Var {
         }
         let value = self.value().expand(shape)?;
         let from = Dims::from_slice(self.shape());
-        Ok(record("expand", &[self], &[], value, move |_, g| Ok(one(g.sum_to(&from)?))))
+        record_one("expand", self, &[], value, move |_, g| g.sum_to(&from))
     }
 }
 

@@ -3,7 +3,7 @@
 use tensor::{Result, Saves, UnaryOp, grad};
 
 use super::binary::if_needed;
-use super::one;
+use super::record_one;
 use crate::{Grads, Save, Var, record};
 
 /// `f(x)`. `bend` is the derivative of `f'` for what it is a function of, [`STRAIGHT`] where `f'` is flat.
@@ -14,7 +14,7 @@ where
 {
     let value = x.value().unary(f)?;
     let saved = if f.saves() == Some(Saves::Result) { Save::Output } else { Save::Input(0) };
-    Ok(record(f.name(), &[x], &[saved], value, move |ctx, g| Ok(one(slope(&ctx.saved(0), f, bend, g)?))))
+    record_one(f.name(), x, &[saved], value, move |ctx, g| slope(&ctx.saved(0), f, bend, g))
 }
 
 /// Of a function that is flat or straight wherever it has a gradient.

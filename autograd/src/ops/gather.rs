@@ -4,7 +4,7 @@ use tensor::{Result, Tensor, grad};
 
 use super::binary::if_needed;
 use super::samples::{Draw, Sample, sample};
-use super::{Dims, one};
+use super::{Dims, record_one};
 use crate::{Grads, Save, Var, record};
 
 #[derive::located]
@@ -17,9 +17,9 @@ impl Var {
     pub fn gather(&self, axis: isize, indices: &Tensor) -> Result<Var> {
         let value = self.value().gather(axis, indices)?;
         let shape = Dims::from_slice(self.shape());
-        Ok(record("gather", &[self], &[Save::Tensor(indices)], value, move |ctx, g| {
-            Ok(one(gather_grad(g, axis, ctx.saved(0).value(), &shape)?))
-        }))
+        record_one("gather", self, &[Save::Tensor(indices)], value, move |ctx, g| {
+            gather_grad(g, axis, ctx.saved(0).value(), &shape)
+        })
     }
 
     /// A copy with `src` added at `indices` along `axis`, in a fixed order. Operands of different types are
@@ -43,9 +43,9 @@ impl Var {
 /// Zeros of `shape` with `g` added at the elements that were taken.
 fn gather_grad(g: &Var, axis: isize, indices: &Tensor, shape: &[usize]) -> Result<Var> {
     let value = grad::gather(g.value(), axis, indices, shape)?;
-    Ok(record("gather_grad", &[g], &[Save::Tensor(indices)], value, move |ctx, h| {
-        Ok(one(h.gather(axis, ctx.saved(0).value())?))
-    }))
+    record_one("gather_grad", g, &[Save::Tensor(indices)], value, move |ctx, h| {
+        h.gather(axis, ctx.saved(0).value())
+    })
 }
 
 /// Zeros behind each axis up to the size in `shape`: the elements of `src` that no index names.

@@ -4,7 +4,7 @@ use tensor::{Result, Tensor, grad};
 
 use super::binary::if_needed;
 use super::samples::{Draw, Sample, indices};
-use super::{one, position};
+use super::{position, record_one};
 use crate::{Grads, Save, Var, record};
 
 #[derive::located]
@@ -17,9 +17,9 @@ impl Var {
     pub fn index_select(&self, axis: isize, indices: &Tensor) -> Result<Var> {
         let value = self.value().index_select(axis, indices)?;
         let size = self.shape()[position(axis, self.shape().len())];
-        Ok(record("index_select", &[self], &[Save::Tensor(indices)], value, move |ctx, g| {
-            Ok(one(index_select_grad(g, axis, ctx.saved(0).value(), size)?))
-        }))
+        record_one("index_select", self, &[Save::Tensor(indices)], value, move |ctx, g| {
+            index_select_grad(g, axis, ctx.saved(0).value(), size)
+        })
     }
 
     /// A copy with `src` added at positions of one axis. Operands of different types are
@@ -42,9 +42,9 @@ impl Var {
 /// Zeros of `size` along `axis` with `g` added at the places that were picked.
 fn index_select_grad(g: &Var, axis: isize, indices: &Tensor, size: usize) -> Result<Var> {
     let value = grad::index_select(g.value(), axis, indices, size)?;
-    Ok(record("index_select_grad", &[g], &[Save::Tensor(indices)], value, move |ctx, h| {
-        Ok(one(h.index_select(axis, ctx.saved(0).value())?))
-    }))
+    record_one("index_select_grad", g, &[Save::Tensor(indices)], value, move |ctx, h| {
+        h.index_select(axis, ctx.saved(0).value())
+    })
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {

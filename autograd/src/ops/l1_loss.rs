@@ -4,9 +4,7 @@
 use tensor::{Error, Result};
 
 use super::Reduction;
-use super::binary::computed;
-use super::cross_entropy::not_empty;
-use super::mse_loss::{by_element, same_shape};
+use super::mse_loss::{by_element, loss_by_element};
 use super::samples::{Draw, Sample};
 use crate::Var;
 
@@ -20,10 +18,7 @@ impl Var {
     /// `ShapeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
     pub fn l1_loss(&self, target: &Var, reduction: Reduction) -> Result<Var> {
         autocast!("l1_loss", [self, target], |x, target| x.l1_loss(&target, reduction));
-        const OP: &str = "l1_loss";
-        same_shape(OP, self, target)?;
-        not_empty(OP, "input", self.value(), reduction)?;
-        computed(self, target, |x, target| reduction.apply(x.sub(target)?.abs()?))
+        loss_by_element("l1_loss", self, target, reduction, |x, target| x.sub(target)?.abs())
     }
 
     /// The absolute error, squared below `beta`: `d² / 2β` for `d = |x - target| < β`, `d - β / 2` elsewhere. The usual
@@ -40,14 +35,11 @@ impl Var {
         if beta == 0.0 {
             return self.l1_loss(target, reduction);
         }
-        same_shape(OP, self, target)?;
-        not_empty(OP, "input", self.value(), reduction)?;
-        computed(self, target, |x, target| {
+        loss_by_element(OP, self, target, reduction, |x, target| {
             let distance = x.sub(target)?.abs()?;
             // c (d - c / 2) / β with c = min(d, β) is both.
             let near = distance.clamp(f64::NEG_INFINITY, beta)?;
-            let losses = near.div_scalar(beta)?.mul(&distance.sub(&near.mul_scalar(0.5)?)?)?;
-            reduction.apply(losses)
+            near.div_scalar(beta)?.mul(&distance.sub(&near.mul_scalar(0.5)?)?)
         })
     }
 }

@@ -3,8 +3,8 @@
 use tensor::Result;
 
 use super::binary::widened;
-use super::{kept_shape, one};
-use crate::{Save, Var, record};
+use super::{kept_shape, record_one};
+use crate::{Save, Var};
 
 #[derive::located]
 impl Var {
@@ -20,10 +20,10 @@ impl Var {
         }
         let value = self.value().logsumexp(axes, keepdim)?;
         let kept = kept_shape(self.shape(), axes);
-        Ok(record("logsumexp", &[self], &[Save::Input(0), Save::Output], value, move |ctx, g| {
+        record_one("logsumexp", self, &[Save::Input(0), Save::Output], value, move |ctx, g| {
             let share = ctx.saved(0).sub(&ctx.saved(1).reshape(&kept)?)?.exp()?;
-            Ok(one(share.mul(&g.reshape(&kept)?)?))
-        }))
+            share.mul(&g.reshape(&kept)?)
+        })
     }
 }
 

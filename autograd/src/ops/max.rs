@@ -3,8 +3,8 @@
 use tensor::{Result, Tensor};
 
 use super::samples::{Draw, Sample, sample};
-use super::{kept_shape, one};
-use crate::{Save, Var, Vjp, record};
+use super::{kept_shape, record_one};
+use crate::{Save, Var, Vjp};
 
 #[derive::located]
 impl Var {
@@ -15,7 +15,7 @@ impl Var {
     /// As for [`Tensor::max`].
     pub fn max(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
         let value = self.value().max(axes, keepdim)?;
-        Ok(self.record_extreme("max", value, axes))
+        self.record_extreme("max", value, axes)
     }
 
     /// The smallest element over `axes`. Equal smallest elements share the gradient evenly. See [`Tensor::min`].
@@ -24,7 +24,7 @@ impl Var {
     /// As for [`Tensor::min`].
     pub fn min(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
         let value = self.value().min(axes, keepdim)?;
-        Ok(self.record_extreme("min", value, axes))
+        self.record_extreme("min", value, axes)
     }
 
     /// [`Var::max`] under torch's name.
@@ -43,13 +43,13 @@ impl Var {
         self.min(axes, keepdim)
     }
 
-    fn record_extreme(&self, op: &'static str, value: Tensor, axes: &[isize]) -> Var {
+    fn record_extreme(&self, op: &'static str, value: Tensor, axes: &[isize]) -> Result<Var> {
         let kept = kept_shape(self.shape(), axes);
-        record(op, &[self], &[Save::Input(0), Save::Output], value, move |ctx, g| {
+        record_one(op, self, &[Save::Input(0), Save::Output], value, move |ctx, g| {
             // 16-bit floats cannot count as many ties as there may be.
             let shares = shares(ctx, &kept)?;
             let g_wide = g.to_dtype(shares.dtype())?.reshape(&kept)?;
-            Ok(one(g_wide.mul(&shares)?.to_dtype(g.dtype())?))
+            g_wide.mul(&shares)?.to_dtype(g.dtype())
         })
     }
 

@@ -2,9 +2,9 @@
 
 use tensor::{MaxPool, Result, Tensor, grad};
 
-use super::one;
+use super::record_one;
 use super::samples::{Draw, Sample, sample};
-use crate::{Save, Var, record};
+use crate::{Save, Var};
 
 #[derive::located]
 impl Var {
@@ -16,9 +16,9 @@ impl Var {
     pub fn max_pool2d(&self, pool: &MaxPool) -> Result<Var> {
         let (value, index) = self.value().max_pool2d(pool)?;
         let (pool, image) = (*pool, last_two(self));
-        Ok(record("max_pool2d", &[self], &[Save::Tensor(&index)], value, move |ctx, g| {
-            Ok(one(scattered(g, ctx.saved(0).value(), pool, image)?))
-        }))
+        record_one("max_pool2d", self, &[Save::Tensor(&index)], value, move |ctx, g| {
+            scattered(g, ctx.saved(0).value(), pool, image)
+        })
     }
 }
 
@@ -33,17 +33,17 @@ pub(super) fn last_two(x: &Var) -> [usize; 2] {
 /// `g` at the pixels that the index names; its own gradient is read there.
 fn scattered(g: &Var, index: &Tensor, pool: MaxPool, image: [usize; 2]) -> Result<Var> {
     let value = grad::max_pool2d(g.value(), index, &pool, image)?;
-    Ok(record("max_pool2d_grad", &[g], &[Save::Tensor(index)], value, move |ctx, h| {
-        Ok(one(picked(h, ctx.saved(0).value(), pool)?))
-    }))
+    record_one("max_pool2d_grad", g, &[Save::Tensor(index)], value, move |ctx, h| {
+        picked(h, ctx.saved(0).value(), pool)
+    })
 }
 
 fn picked(x: &Var, index: &Tensor, pool: MaxPool) -> Result<Var> {
     let value = grad::max_pool2d_pick(x.value(), index, &pool)?;
     let image = last_two(x);
-    Ok(record("max_pool2d_pick", &[x], &[Save::Tensor(index)], value, move |ctx, g| {
-        Ok(one(scattered(g, ctx.saved(0).value(), pool, image)?))
-    }))
+    record_one("max_pool2d_pick", x, &[Save::Tensor(index)], value, move |ctx, g| {
+        scattered(g, ctx.saved(0).value(), pool, image)
+    })
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {

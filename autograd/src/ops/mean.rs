@@ -2,8 +2,8 @@
 
 use tensor::Result;
 
-use super::{Dims, kept_shape, one, reduced_elements, spread};
-use crate::{Var, record};
+use super::{Dims, kept_shape, record_one, reduced_elements, spread};
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -16,9 +16,7 @@ impl Var {
         let shape = Dims::from_slice(self.shape());
         let kept = kept_shape(&shape, axes);
         let scale = (reduced_elements(&shape, axes) as f64).recip();
-        Ok(record("mean", &[self], &[], value, move |_, g| {
-            Ok(one(spread(&g.mul_scalar(scale)?, &kept, &shape)?))
-        }))
+        record_one("mean", self, &[], value, move |_, g| spread(&g.mul_scalar(scale)?, &kept, &shape))
     }
 
     /// The mean of all elements, a scalar.

@@ -13,8 +13,8 @@
 macro_rules! autocast {
     ($op:expr, [$($operand:expr),+], |$($name:ident),+| $body:expr) => {
         if let Some(cast) = $crate::autocast::Cast::of(const { $crate::ops::autocast_of($op) }) {
-            return cast.run(|cast| {
-                $(let $name = $crate::autocast::Operand::cast($operand, cast)?;)+
+            return $crate::autocast::suspended(|| {
+                $(let $name = $crate::autocast::Operand::cast($operand, &cast)?;)+
                 $body
             });
         }
@@ -116,10 +116,11 @@ pub use rotary_embedding::{RotaryPairs, rotary_angles};
 use samples::{Draw, binary, unary};
 pub use samples::{Run, Sample};
 
-use crate::{Var, one};
+use crate::tape::one;
+use crate::{Save, Var, Vjp, record};
 
 /// A differentiable op with the inputs to check it at.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct OpEntry {
     /// The op's name: that of its method, with the variant where one is.
     pub name: &'static str,
@@ -147,16 +148,6 @@ impl OpEntry {
             samples.extend(first(drawn()?).map(|first| first.with_constant(at)));
         }
         Ok(samples)
-    }
-}
-
-impl std::fmt::Debug for OpEntry {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OpEntry")
-            .field("name", &self.name)
-            .field("autocast", &self.autocast)
-            .field("twice_differentiable", &self.twice_differentiable)
-            .finish_non_exhaustive()
     }
 }
 
@@ -289,6 +280,17 @@ const OPS: &[OpEntry] = &[
     op("var", Operands, variance::samples),
     op("where_cond", Operands, where_cond::samples),
 ];
+
+/// Records an op of one operand; `vjp` returns the operand's gradient.
+#[doc(hidden)]
+#[inline]
+#[track_caller]
+pub fn record_one<F>(op: &'static str, x: &Var, saved: &[Save<'_>], value: Tensor, vjp: F) -> Result<Var>
+where
+    F: Fn(&Vjp<'_>, &Var) -> Result<Var> + Send + Sync + 'static,
+{
+    Ok(record(op, &[x], saved, value, move |ctx, g| Ok(one(vjp(ctx, g)?))))
+}
 
 /// A shape that an op keeps for its gradient.
 type Dims = SmallVec<[usize; 4]>;

@@ -19,18 +19,23 @@ impl Var {
     /// `ShapeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
     pub fn mse_loss(&self, target: &Var, reduction: Reduction) -> Result<Var> {
         autocast!("mse_loss", [self, target], |x, target| x.mse_loss(&target, reduction));
-        const OP: &str = "mse_loss";
-        same_shape(OP, self, target)?;
-        not_empty(OP, "input", self.value(), reduction)?;
-        computed(self, target, |x, target| reduction.apply(x.sub(target)?.square()?))
+        loss_by_element("mse_loss", self, target, reduction, |x, target| x.sub(target)?.square())
     }
 }
 
-pub(super) fn same_shape(op: &'static str, x: &Var, target: &Var) -> Result<()> {
+/// A loss with one term for each element: checks the shapes, computes in the compute dtype, and reduces.
+pub(super) fn loss_by_element(
+    op: &'static str,
+    x: &Var,
+    target: &Var,
+    reduction: Reduction,
+    losses: impl FnOnce(&Var, &Var) -> Result<Var>,
+) -> Result<Var> {
     if x.shape() != target.shape() {
         return Err(Error::shape_mismatch(op, x.shape(), target.shape()));
     }
-    Ok(())
+    not_empty(op, "input", x.value(), reduction)?;
+    computed(x, target, |x, target| reduction.apply(losses(x, target)?))
 }
 
 /// The samples of a loss by element; the targets are between 0.1 and 0.8.

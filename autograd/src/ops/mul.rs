@@ -4,8 +4,8 @@ use tensor::Result;
 
 use super::binary::{if_needed, record_binary};
 use super::crossed::Crossed;
-use super::one;
-use crate::{Var, record};
+use super::record_one;
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -31,7 +31,7 @@ impl Var {
     /// `DTypeUnsupported` for truth values.
     pub fn mul_scalar(&self, c: f64) -> Result<Var> {
         let value = self.value().mul_scalar(c)?;
-        Ok(record("mul_scalar", &[self], &[], value, move |_, g| Ok(one(g.mul_scalar(c)?))))
+        record_one("mul_scalar", self, &[], value, move |_, g| g.mul_scalar(c))
     }
 }
 

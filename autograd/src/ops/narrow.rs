@@ -3,8 +3,8 @@
 use tensor::{Error, ErrorKind, Result};
 
 use super::samples::{Draw, Sample};
-use super::{Dims, one, position};
-use crate::{Var, record};
+use super::{Dims, position, record_one};
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -15,7 +15,7 @@ impl Var {
     pub fn narrow(&self, axis: isize, start: usize, len: usize) -> Result<Var> {
         let value = self.value().narrow(axis, start, len)?;
         let size = self.shape()[position(axis, self.shape().len())];
-        Ok(record("narrow", &[self], &[], value, move |_, g| Ok(one(g.pad_narrow(axis, start, size)?))))
+        record_one("narrow", self, &[], value, move |_, g| g.pad_narrow(axis, start, size))
     }
 
     /// One position of an axis, as a view without that axis. See [`Tensor::select`](tensor::Tensor::select).
@@ -27,9 +27,7 @@ impl Var {
         let mut kept = Dims::from_slice(self.shape());
         let at = position(axis, kept.len());
         let size = std::mem::replace(&mut kept[at], 1);
-        Ok(record("select", &[self], &[], value, move |_, g| {
-            Ok(one(g.reshape(&kept)?.pad_narrow(axis, index, size)?))
-        }))
+        record_one("select", self, &[], value, move |_, g| g.reshape(&kept)?.pad_narrow(axis, index, size))
     }
 
     /// Consecutive views along one axis with these sizes. See [`Tensor::split`](tensor::Tensor::split).
@@ -37,23 +35,10 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::split`](tensor::Tensor::split).
     pub fn split(&self, sizes: &[usize], axis: isize) -> Result<Vec<Var>> {
-        let rank = self.shape().len();
-        let size = *self.shape().get(position(axis, rank)).ok_or(Error::new(ErrorKind::AxisOutOfRange {
-            op: "split",
-            axis,
-            rank,
-        }))?;
-        if sizes.iter().try_fold(0_usize, |sum, &n| sum.checked_add(n)) != Some(size) {
-            let value = format_args!("{sizes:?} for {size}");
-            return Err(Error::invalid("split", "sizes", "sizes that add up to the axis", value));
-        }
-        let mut start = 0;
-        let part = |&len: &usize| {
-            let from = start;
-            start += len;
-            self.narrow(axis, from, len)
-        };
-        sizes.iter().map(part).collect()
+        // Checks the sizes.
+        self.value().split(sizes, axis)?;
+        let starts = sizes.iter().scan(0, |end, &len| Some(std::mem::replace(end, *end + len)));
+        starts.zip(sizes).map(|(start, &len)| self.narrow(axis, start, len)).collect()
     }
 
     /// Every place of an axis, as views without that axis.
@@ -62,11 +47,8 @@ impl Var {
     /// `AxisOutOfRange`.
     pub fn unbind(&self, axis: isize) -> Result<Vec<Var>> {
         let rank = self.shape().len();
-        let size = *self.shape().get(position(axis, rank)).ok_or(Error::new(ErrorKind::AxisOutOfRange {
-            op: "unbind",
-            axis,
-            rank,
-        }))?;
+        let unknown = || Error::new(ErrorKind::AxisOutOfRange { op: "unbind", axis, rank });
+        let size = *self.shape().get(position(axis, rank)).ok_or_else(unknown)?;
         (0..size).map(|index| self.select(axis, index)).collect()
     }
 
@@ -78,7 +60,7 @@ impl Var {
     pub fn pad_narrow(&self, axis: isize, start: usize, size: usize) -> Result<Var> {
         let value = self.value().pad_narrow(axis, start, size)?;
         let len = self.shape()[position(axis, self.shape().len())];
-        Ok(record("pad_narrow", &[self], &[], value, move |_, g| Ok(one(g.narrow(axis, start, len)?))))
+        record_one("pad_narrow", self, &[], value, move |_, g| g.narrow(axis, start, len))
     }
 }
 

@@ -2,8 +2,8 @@
 
 use tensor::Result;
 
-use super::one;
-use crate::{Var, record};
+use super::record_one;
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -13,7 +13,7 @@ impl Var {
     /// `DTypeUnsupported` for truth values.
     pub fn neg(&self) -> Result<Var> {
         let value = self.value().neg()?;
-        Ok(record("neg", &[self], &[], value, |_, g| Ok(one(g.neg()?))))
+        record_one("neg", self, &[], value, |_, g| g.neg())
     }
 }
 

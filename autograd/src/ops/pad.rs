@@ -3,9 +3,9 @@
 
 use tensor::{Error, Result, Tensor};
 
-use super::one;
+use super::record_one;
 use super::samples::{Draw, Sample};
-use crate::{Var, record};
+use crate::Var;
 
 /// What [`Var::pad`] puts around a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,9 +52,8 @@ fn refused(value: String, expected: &'static str) -> Error {
 fn bordered(x: &Var, axis: usize, [before, behind]: [isize; 2], mode: PadMode) -> Result<Var> {
     let size = x.shape()[axis];
     let whole = size.checked_add_signed(before).and_then(|size| size.checked_add_signed(behind));
-    let Some(whole) = whole else {
-        return Err(refused(format!("{before} and {behind} for {size} elements"), TAKEN));
-    };
+    let wrong = |expected| refused(format!("{before} and {behind} for {size} elements"), expected);
+    let whole = whole.ok_or_else(|| wrong(TAKEN))?;
     if before == 0 && behind == 0 {
         return Ok(x.clone());
     }
@@ -62,22 +61,18 @@ fn bordered(x: &Var, axis: usize, [before, behind]: [isize; 2], mode: PadMode) -
         PadMode::Constant(value) => {
             let cut = [before, behind].map(|border| border.min(0).unsigned_abs());
             let added = [before, behind].map(|border| border.max(0).unsigned_abs());
-            let Some(kept) = size.checked_sub(cut[0]).and_then(|size| size.checked_sub(cut[1])) else {
-                return Err(refused(format!("{before} and {behind} for {size} elements"), TAKEN));
-            };
+            let kept = size.checked_sub(cut[0]).and_then(|size| size.checked_sub(cut[1]));
+            let kept = kept.ok_or_else(|| wrong(TAKEN))?;
             let inner = if kept == size { x.clone() } else { x.narrow(axis as isize, cut[0], kept)? };
             constant(&inner, axis, added, value)
         }
         PadMode::Reflect | PadMode::Replicate => {
             let reach = before.max(behind);
             if mode == PadMode::Reflect && reach >= size as isize {
-                return Err(refused(
-                    format!("{before} and {behind} for {size} elements"),
-                    "shorter than the axis",
-                ));
+                return Err(wrong("shorter than the axis"));
             }
             if size == 0 {
-                return Err(refused(format!("{before} and {behind} for no elements"), "around elements"));
+                return Err(wrong("around elements"));
             }
             let last = size as isize - 1;
             let place = |at: isize| match mode {
@@ -99,7 +94,7 @@ fn constant(x: &Var, axis: usize, [before, behind]: [usize; 2], value: f64) -> R
     borders[axis] = [before, behind];
     let padded = x.value().pad_constant(&borders, value)?;
     let size = x.shape()[axis];
-    Ok(record("pad", &[x], &[], padded, move |_, g| Ok(one(g.narrow(axis as isize, before, size)?))))
+    record_one("pad", x, &[], padded, move |_, g| g.narrow(axis as isize, before, size))
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {

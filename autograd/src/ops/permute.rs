@@ -4,8 +4,8 @@ use smallvec::SmallVec;
 use tensor::Result;
 
 use super::samples::{Draw, Sample};
-use super::{one, position};
-use crate::{Var, record};
+use super::{position, record_one};
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -19,7 +19,7 @@ impl Var {
         for (to, &from) in (0..).zip(axes) {
             inverse[position(from, axes.len())] = to;
         }
-        Ok(record("permute", &[self], &[], value, move |_, g| Ok(one(g.permute(&inverse)?))))
+        record_one("permute", self, &[], value, move |_, g| g.permute(&inverse))
     }
 
     /// Swaps two axes, as a view. See [`Tensor::transpose`](tensor::Tensor::transpose).
@@ -28,7 +28,7 @@ impl Var {
     /// As for [`Tensor::transpose`](tensor::Tensor::transpose).
     pub fn transpose(&self, a: isize, b: isize) -> Result<Var> {
         let value = self.value().transpose(a, b)?;
-        Ok(record("transpose", &[self], &[], value, move |_, g| Ok(one(g.transpose(a, b)?))))
+        record_one("transpose", self, &[], value, move |_, g| g.transpose(a, b))
     }
 
     /// The transposed matrix, as a view. See [`Tensor::t`](tensor::Tensor::t).
@@ -40,7 +40,7 @@ impl Var {
         if self.shape().len() < 2 {
             return Ok(self.clone());
         }
-        Ok(record("t", &[self], &[], value, |_, g| Ok(one(g.t()?))))
+        record_one("t", self, &[], value, |_, g| g.t())
     }
 }
 

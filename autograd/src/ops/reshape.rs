@@ -4,8 +4,8 @@
 use tensor::{Result, Tensor};
 
 use super::samples::{Draw, Sample};
-use super::{Dims, one};
-use crate::{Var, record};
+use super::{Dims, record_one};
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -17,7 +17,7 @@ impl Var {
         if self.shape() == shape {
             return Ok(self.clone());
         }
-        Ok(self.record_reshape("reshape", self.value().reshape(shape)?))
+        self.record_reshape("reshape", self.value().reshape(shape)?)
     }
 
     /// Merges the axes from `start` to `end`, both included. See [`Tensor::flatten`].
@@ -25,7 +25,7 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::flatten`].
     pub fn flatten(&self, start: isize, end: isize) -> Result<Var> {
-        Ok(self.record_reshape("flatten", self.value().flatten(start, end)?))
+        self.record_reshape("flatten", self.value().flatten(start, end)?)
     }
 
     /// Removes an axis of size 1, as a view. See [`Tensor::squeeze`].
@@ -33,7 +33,7 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::squeeze`].
     pub fn squeeze(&self, axis: isize) -> Result<Var> {
-        Ok(self.record_reshape("squeeze", self.value().squeeze(axis)?))
+        self.record_reshape("squeeze", self.value().squeeze(axis)?)
     }
 
     /// Inserts an axis of size 1 before `axis`, as a view. See [`Tensor::unsqueeze`].
@@ -41,12 +41,12 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::unsqueeze`].
     pub fn unsqueeze(&self, axis: isize) -> Result<Var> {
-        Ok(self.record_reshape("unsqueeze", self.value().unsqueeze(axis)?))
+        self.record_reshape("unsqueeze", self.value().unsqueeze(axis)?)
     }
 
-    fn record_reshape(&self, op: &'static str, value: Tensor) -> Var {
+    fn record_reshape(&self, op: &'static str, value: Tensor) -> Result<Var> {
         let from = Dims::from_slice(self.shape());
-        record(op, &[self], &[], value, move |_, g| Ok(one(g.reshape(&from)?)))
+        record_one(op, self, &[], value, move |_, g| g.reshape(&from))
     }
 }
 

@@ -2,9 +2,9 @@
 
 use tensor::{DType, Device, Error, Result, Tensor};
 
-use super::one;
+use super::record_one;
 use super::samples::{Draw, Sample, sample};
-use crate::{Save, Var, record};
+use crate::{Save, Var};
 
 /// Which elements of the last axis are turned together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,9 +32,9 @@ impl Var {
     fn turned(&self, cos: &Tensor, sin: &Tensor, pairs: RotaryPairs, back: bool) -> Result<Var> {
         let value = self.value().rotary_embedding(cos, sin, pairs == RotaryPairs::Neighbours, back)?;
         let saved = [Save::Tensor(cos), Save::Tensor(sin)];
-        Ok(record("rotary_embedding", &[self], &saved, value, move |ctx, g| {
-            Ok(one(g.turned(ctx.saved(0).value(), ctx.saved(1).value(), pairs, !back)?))
-        }))
+        record_one("rotary_embedding", self, &saved, value, move |ctx, g| {
+            g.turned(ctx.saved(0).value(), ctx.saved(1).value(), pairs, !back)
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 use tensor::{Result, grad};
 
 use super::binary::if_needed;
-use super::one;
+use super::record_one;
 use super::samples::{Draw, Sample, sample};
 use crate::{Grads, Save, Var, record};
 
@@ -18,9 +18,9 @@ impl Var {
     pub fn softmax(&self, axis: isize) -> Result<Var> {
         autocast!("softmax", [self], |x| x.softmax(axis));
         let value = self.value().softmax(axis)?;
-        Ok(record("softmax", &[self], &[Save::Output], value, move |ctx, g| {
-            Ok(one(softmax_grad(&ctx.saved(0), g, axis)?))
-        }))
+        record_one("softmax", self, &[Save::Output], value, move |ctx, g| {
+            softmax_grad(&ctx.saved(0), g, axis)
+        })
     }
 
     /// The logarithm of the softmax along `axis`. See [`Tensor::log_softmax`](tensor::Tensor::log_softmax).
@@ -30,9 +30,9 @@ impl Var {
     pub fn log_softmax(&self, axis: isize) -> Result<Var> {
         autocast!("log_softmax", [self], |x| x.log_softmax(axis));
         let value = self.value().log_softmax(axis)?;
-        Ok(record("log_softmax", &[self], &[Save::Output], value, move |ctx, g| {
-            Ok(one(log_softmax_grad(&ctx.saved(0), g, axis)?))
-        }))
+        record_one("log_softmax", self, &[Save::Output], value, move |ctx, g| {
+            log_softmax_grad(&ctx.saved(0), g, axis)
+        })
     }
 }
 

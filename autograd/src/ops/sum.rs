@@ -3,8 +3,8 @@
 use tensor::Result;
 
 use super::samples::{Draw, Drawn, Sample, sample, unary};
-use super::{Dims, kept_shape, one, spread};
-use crate::{Var, record};
+use super::{Dims, kept_shape, record_one, spread};
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -17,7 +17,7 @@ impl Var {
         let value = self.value().sum(axes, keepdim)?;
         let shape = Dims::from_slice(self.shape());
         let kept = kept_shape(&shape, axes);
-        Ok(record("sum", &[self], &[], value, move |_, g| Ok(one(spread(g, &kept, &shape)?))))
+        record_one("sum", self, &[], value, move |_, g| spread(g, &kept, &shape))
     }
 
     /// The sum of all elements, a scalar.
@@ -38,7 +38,7 @@ impl Var {
         }
         let value = self.value().sum_to(shape)?;
         let from = Dims::from_slice(self.shape());
-        Ok(record("sum_to", &[self], &[], value, move |_, g| Ok(one(g.expand(&from)?))))
+        record_one("sum_to", self, &[], value, move |_, g| g.expand(&from))
     }
 }
 

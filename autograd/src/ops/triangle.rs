@@ -2,9 +2,9 @@
 
 use tensor::Result;
 
-use super::one;
+use super::record_one;
 use super::samples::{Draw, Sample, sample};
-use crate::{Var, record};
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -14,7 +14,7 @@ impl Var {
     /// As for [`Tensor::tril`](tensor::Tensor::tril).
     pub fn tril(&self, diagonal: i64) -> Result<Var> {
         let value = self.value().tril(diagonal)?;
-        Ok(record("tril", &[self], &[], value, move |_, g| Ok(one(g.tril(diagonal)?))))
+        record_one("tril", self, &[], value, move |_, g| g.tril(diagonal))
     }
 
     /// The upper triangle of matrices; 0 elsewhere. See [`Tensor::triu`](tensor::Tensor::triu).
@@ -23,7 +23,7 @@ impl Var {
     /// As for [`Tensor::triu`](tensor::Tensor::triu).
     pub fn triu(&self, diagonal: i64) -> Result<Var> {
         let value = self.value().triu(diagonal)?;
-        Ok(record("triu", &[self], &[], value, move |_, g| Ok(one(g.triu(diagonal)?))))
+        record_one("triu", self, &[], value, move |_, g| g.triu(diagonal))
     }
 }
 

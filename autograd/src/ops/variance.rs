@@ -7,8 +7,8 @@ use tensor::{CompareOp, Result, Tensor};
 use super::binary::widened;
 use super::samples::{Draw, Sample, sample};
 use super::sum::reductions;
-use super::{kept_shape, one, reduced_elements, scalar_like};
-use crate::{Save, Var, record};
+use super::{kept_shape, record_one, reduced_elements, scalar_like};
+use crate::{Save, Var};
 
 #[derive::located]
 impl Var {
@@ -22,16 +22,14 @@ impl Var {
         let freedom = reduced_elements(self.shape(), axes) as f64 - correction;
         let scale = 2.0 / freedom;
         let axes: SmallVec<[isize; 4]> = SmallVec::from_slice(axes);
-        Ok(record("var", &[self], &[Save::Input(0)], value, move |ctx, g| {
+        record_one("var", self, &[Save::Input(0)], value, move |ctx, g| {
             if axes.is_empty() && freedom <= 0.0 {
-                return Ok(one(g.mul(&Var::constant(slopes_without_freedom(ctx.saved(0).value())?))?));
+                return g.mul(&Var::constant(slopes_without_freedom(ctx.saved(0).value())?));
             }
             let x = ctx.saved(0);
             let [of, g] = [&x, g].map(|v| v.to_dtype(x.dtype().compute_dtype()));
-            Ok(one(deviation(&of?, &axes)?
-                .mul(&g?.reshape(&kept)?.mul_scalar(scale)?)?
-                .to_dtype(x.dtype())?))
-        }))
+            deviation(&of?, &axes)?.mul(&g?.reshape(&kept)?.mul_scalar(scale)?)?.to_dtype(x.dtype())
+        })
     }
 
     /// The standard deviation over `axes`. Its gradient is 0 where it is 0, at equal elements. See [`Tensor::std`].
@@ -46,14 +44,14 @@ impl Var {
         let kept = kept_shape(self.shape(), axes);
         let divisor = reduced_elements(self.shape(), axes) as f64 - correction;
         let axes: SmallVec<[isize; 4]> = SmallVec::from_slice(axes);
-        Ok(record("std", &[self], &[Save::Input(0), Save::Output], value, move |ctx, g| {
+        record_one("std", self, &[Save::Input(0), Save::Output], value, move |ctx, g| {
             let std = ctx.saved(1);
             // Divided by infinity the gradient is 0, and so are those of it.
             let flat = std.value().compare_scalar(CompareOp::Eq, 0.0)?;
             let std = Var::where_cond(&flat, &scalar_like(std.value(), f64::INFINITY)?, &std)?;
             let slope = g.div(&std)?.div_scalar(divisor)?;
-            Ok(one(deviation(&ctx.saved(0), &axes)?.mul(&slope.reshape(&kept)?)?))
-        }))
+            deviation(&ctx.saved(0), &axes)?.mul(&slope.reshape(&kept)?)
+        })
     }
 }
 

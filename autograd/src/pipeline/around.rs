@@ -1,4 +1,4 @@
-//! What work for another thread, or for later, runs under.
+//! The modes that work for another thread, or for later, runs under.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use crate::autocast::Inherited;
 use crate::is_recording;
 use crate::mode::with_recording;
 
-/// The modes of the thread that asks for the work, and what its random ops are keyed by.
-pub(super) struct Around {
-    generator: Generator,
+/// The modes of the thread that asks for the work, and the generator of its random ops.
+pub(crate) struct Around {
+    pub(crate) generator: Generator,
     recording: bool,
-    autocast: Option<Inherited>,
+    pub(crate) autocast: Option<Inherited>,
     /// The call that the work is for.
     pub(super) caller: &'static Location<'static>,
 }
 
 impl Around {
     /// The modes of the calling thread.
-    pub(super) fn new(generator: Generator) -> Around {
+    pub(crate) fn new(generator: Generator) -> Around {
         let (recording, autocast) = (is_recording(), Inherited::current());
         Around { generator, recording, autocast, caller: AtCaller::location() }
     }
@@ -43,8 +43,8 @@ impl Around {
         Panicked::catch(|| self.scope(generator, work))
     }
 
-    /// Runs `work`.
-    pub(super) fn scope<R>(&self, generator: Generator, work: impl FnOnce() -> R) -> R {
+    /// Runs `work` under these modes.
+    pub(crate) fn scope<R>(&self, generator: Generator, work: impl FnOnce() -> R) -> R {
         let _at = AtCaller::enter_at(self.caller);
         let work = || with_recording(self.recording.into(), work);
         with_generator(generator, || Inherited::scope(self.autocast.as_ref(), work))

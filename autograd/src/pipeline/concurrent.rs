@@ -165,7 +165,7 @@ impl ConcurrentBatches {
         let around = Around::next();
         let run = |index: usize, batch: B| {
             as_batch(&around, index, || {
-                let loss = as_user(|| loss(batch))?;
+                let loss = AtCaller::user(|| loss(batch))?;
                 let gradients = loss.backward()?;
                 Ok((loss.value().clone(), gradients))
             })
@@ -174,7 +174,7 @@ impl ConcurrentBatches {
         let mut batches = first.into_iter().chain(later);
         self.timed(at_least, |width| {
             loop {
-                let round: Vec<B> = as_user(|| batches.by_ref().take(width).collect());
+                let round: Vec<B> = AtCaller::user(|| batches.by_ref().take(width).collect());
                 if round.is_empty() {
                     return Ok(());
                 }
@@ -187,7 +187,7 @@ impl ConcurrentBatches {
             return Err(error);
         }
         self.update(sum.updates)?;
-        Ok(Step { losses: sum.losses, gradients: sum.gradients.unwrap_or_default() })
+        Ok(Step { losses: sum.losses, gradients: sum.gradients })
     }
 
     /// Computes `forward` of each batch, on lanes as [`step`](Self::step) does, one `loss` of all of them, and the gradients of
@@ -226,15 +226,16 @@ impl ConcurrentBatches {
         L: FnOnce(&[Var]) -> Result<Var>,
     {
         let (mut batches, later) = self.first("ConcurrentBatches::merged_step", batches)?;
-        as_user(|| batches.extend(later));
+        AtCaller::user(|| batches.extend(later));
         let (around, count) = (Around::next(), batches.len());
-        let forward = |index, item| as_batch(&around, index, || Ok(Cut::new(as_user(|| forward(item))?)));
+        let forward =
+            |index, item| as_batch(&around, index, || Ok(Cut::new(AtCaller::user(|| forward(item))?)));
         let merged = |width| {
             let forward: Result<Vec<(Cut, Updates)>> =
                 self.each(width, 0, batches, &forward)?.into_iter().collect();
             let (cuts, mut updates): (Vec<Cut>, Vec<Updates>) = forward?.into_iter().unzip();
             let leaves: Vec<Var> = cuts.iter().map(|cut| cut.leaf.clone()).collect();
-            let (loss, own) = as_batch(&around, count, || as_user(|| loss(&leaves)))?;
+            let (loss, own) = as_batch(&around, count, || AtCaller::user(|| loss(&leaves)))?;
             updates.push(own);
             let ends = Ends::shared_by(cuts.iter().map(|cut| &cut.value).chain([&loss]));
             let (mut gradients, mut at_ends) = backward_until(&loss, None, &ends)?;
@@ -258,8 +259,8 @@ impl ConcurrentBatches {
 
     /// The first batches, at most one for each lane, and those after them.
     fn first<I: IntoIterator>(&self, op: &'static str, batches: I) -> Result<(Vec<I::Item>, I::IntoIter)> {
-        let mut batches = as_user(|| batches.into_iter());
-        let first: Vec<I::Item> = as_user(|| batches.by_ref().take(self.streams.len()).collect());
+        let mut batches = AtCaller::user(|| batches.into_iter());
+        let first: Vec<I::Item> = AtCaller::user(|| batches.by_ref().take(self.streams.len()).collect());
         if first.is_empty() {
             return Err(Error::invalid(op, "batches", "at least 1", "0"));
         }
@@ -314,7 +315,7 @@ impl ConcurrentBatches {
             if width == self.streams.len() { &self.streams[..] } else { std::slice::from_ref(&self.serial) };
         let lanes = width.min(items.len()).max(1);
         let slot = |item| SpinLock::new((Some(item), None));
-        let slots: Vec<Slot<I, T>> = items.into_iter().map(slot).collect();
+        let slots: Vec<_> = items.into_iter().map(slot).collect();
         let caller = AtCaller::location();
         let drive = |lane: usize| {
             let _at = AtCaller::enter_at(caller);
@@ -390,24 +391,15 @@ fn as_batch<R>(around: &Around, index: usize, f: impl FnOnce() -> Result<R>) -> 
     Ok((done?, updates))
 }
 
-/// Runs the user's `f`, whose errors have its own lines.
-pub(super) fn as_user<R>(f: impl FnOnce() -> R) -> R {
-    let _user = AtCaller::leave();
-    f()
-}
-
 /// What a batch put off.
 type Updates = Vec<Update>;
-
-/// An item until it is taken, and its result.
-type Slot<I, T> = SpinLock<(Option<I>, Option<Result<T>>)>;
 
 /// What the batches so far gave, in batch order.
 #[derive(Default)]
 struct Sum {
     batches: usize,
     losses: Vec<Tensor>,
-    gradients: Option<Gradients>,
+    gradients: Gradients,
     updates: Vec<Updates>,
     /// The first one.
     error: Option<Error>,
@@ -424,13 +416,7 @@ impl Sum {
     fn take(&mut self, ((loss, gradients), updates): ((Tensor, Gradients), Updates)) -> Result<()> {
         self.losses.push(loss);
         self.updates.push(updates);
-        match &mut self.gradients {
-            Some(sum) => sum.merge(gradients),
-            None => {
-                self.gradients = Some(gradients);
-                Ok(())
-            }
-        }
+        self.gradients.merge(gradients)
     }
 }
 

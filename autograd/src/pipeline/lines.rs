@@ -3,15 +3,15 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use device::{AtCaller, Event, HandOff, Panicked, Placement, Team};
+use device::{AtCaller, Panicked, Placement, Team};
 use tensor::{Device, Error, Generator, Result, Stream};
 
 use super::around::{Around, failed};
-use super::concurrent::{as_user, staged, streams};
+use super::concurrent::{staged, streams};
 
 /// What goes from one stage to the next.
 pub(super) type Item = Box<dyn Any + Send>;
@@ -45,7 +45,7 @@ impl StageThreads {
 fn through(around: &Around, stage: &mut Stage<'_>, number: usize, batch: usize, item: Item) -> Result<Item> {
     let generator = around.generator(batch).fork(number as u64);
     let Stage { name, body, device } = stage;
-    match around.run(generator, || device.range(name, || as_user(|| body(item)))) {
+    match around.run(generator, || device.range(name, || AtCaller::user(|| body(item)))) {
         Ok(done) => done.map_err(|error| failed(&stage.name, batch, error)),
         Err(panicked) => Err(failed(&stage.name, batch, panicked)),
     }
@@ -86,96 +86,58 @@ fn keep(failure: &Failure, batch: usize, error: Error) {
     }
 }
 
-/// A batch with its number, and what a profile makes of who handed it over.
-type Given = (usize, Item, Option<HandOff>);
+/// Returns the next batch with its number; `None` if there is none, or the iterator panicked.
+type NextBatch<'p> = Box<dyn FnMut(&Device, &Failure) -> Option<(usize, Item)> + Send + 'p>;
+
+/// Passes a batch on. `false` if nobody receives it any more.
+type PassOn<'p> = Box<dyn FnMut(&Stream, usize, Item) -> Result<bool> + Send + 'p>;
+
+/// The ends of a channel between two groups of stages, in which `depth` batches may wait.
+fn channel<'p>(depth: usize) -> (PassOn<'p>, NextBatch<'p>) {
+    let (to, next) = sync_channel(depth);
+    let give =
+        move |stream: &Stream, batch, item| Ok(to.send((batch, item, stream.device().hand_off())).is_ok());
+    let take = move |device: &Device, _: &Failure| {
+        let (batch, item, from) = next.recv().ok()?;
+        device.take_over(from);
+        Some((batch, item))
+    };
+    (Box::new(give), Box::new(take))
+}
+
+/// Collects results; the device may be `most` batches behind the host.
+fn collected(outputs: &mut Vec<Item>, most: usize) -> PassOn<'_> {
+    let mut pending = VecDeque::new();
+    Box::new(move |stream, _, item| {
+        outputs.push(item);
+        pending.push_back(stream.record()?);
+        let oldest = if pending.len() > most { pending.pop_front() } else { None };
+        oldest.map_or(Ok(()), |oldest| oldest.synchronize()).map(|()| true)
+    })
+}
 
 /// A group of stages at work.
 struct GroupWork<'p, 'a> {
     stages: &'p mut [Stage<'a>],
     /// The number of its first stage.
     first: usize,
-    from: Upstream<'p>,
-    to: Downstream<'p>,
-}
-
-enum Upstream<'p> {
-    /// The next of the run's batches, and how many more may be taken.
-    Batches {
-        next: &'p mut usize,
-        left: usize,
-        batches: &'p mut (dyn Iterator<Item = Item> + Send),
-        is_over: &'p mut bool,
-    },
-    Channel(Receiver<Given>),
-}
-
-enum Downstream<'p> {
-    Channel(SyncSender<Given>),
-    /// Results, and the ends of batches that the host has not seen pass.
-    Outputs {
-        outputs: &'p mut Vec<Item>,
-        pending: VecDeque<Event>,
-        most: usize,
-    },
-}
-
-impl Upstream<'_> {
-    /// The next batch with its number; `None` if there is none, or the iterator panicked.
-    fn next(&mut self, device: &Device, failure: &Failure) -> Option<(usize, Item)> {
-        match self {
-            Upstream::Channel(line) => {
-                let (batch, item, from) = line.recv().ok()?;
-                device.take_over(from);
-                Some((batch, item))
-            }
-            Upstream::Batches { left: 0, .. } => None,
-            Upstream::Batches { next, left, batches, is_over } => {
-                let batch = **next;
-                let item = taken(&mut **batches, batch).unwrap_or_else(|error| {
-                    keep(failure, batch, error);
-                    None
-                });
-                match item {
-                    Some(_) => (**next, *left) = (batch + 1, *left - 1),
-                    None => **is_over = true,
-                }
-                item.map(|item| (batch, item))
-            }
-        }
-    }
-}
-
-impl Downstream<'_> {
-    /// Hands a batch over. `false` if nobody takes it any more.
-    fn give(&mut self, stream: &Stream, batch: usize, item: Item) -> Result<bool> {
-        match self {
-            Downstream::Channel(line) => Ok(line.send((batch, item, stream.device().hand_off())).is_ok()),
-            Downstream::Outputs { outputs, pending, most } => {
-                outputs.push(item);
-                pending.push_back(stream.record()?);
-                if pending.len() > *most
-                    && let Some(oldest) = pending.pop_front()
-                {
-                    oldest.synchronize()?;
-                }
-                Ok(true)
-            }
-        }
-    }
+    from: NextBatch<'p>,
+    to: PassOn<'p>,
 }
 
 /// The next of the batches; what asking for it panicked with.
 pub(super) fn taken(batches: &mut dyn Iterator<Item = Item>, batch: usize) -> Result<Option<Item>> {
-    Panicked::catch(|| as_user(|| batches.next())).map_err(|panicked| failed("batches", batch, panicked))
+    Panicked::catch(|| AtCaller::user(|| batches.next()))
+        .map_err(|panicked| failed("batches", batch, panicked))
 }
 
 impl GroupWork<'_, '_> {
     /// Works until there is nothing left, or something failed.
     fn work(&mut self, stream: &Stream, around: &Around, failure: &Failure) {
         let _at = AtCaller::enter_at(around.caller);
-        while let Some((batch, item)) = self.from.next(stream.device(), failure) {
+        while let Some((batch, item)) = (self.from)(stream.device(), failure) {
             let made = through_all(around, self.stages, self.first, batch, item);
-            match made.and_then(|item| self.to.give(stream, batch, item)) {
+            match made.and_then(|item| (self.to)(stream, batch, item)) {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => return keep(failure, batch, error),
@@ -206,32 +168,38 @@ impl<'r> Run<'r> {
     ) -> Result<()> {
         let (groups, last) = (lines.groups.len(), lines.groups.len() - 1);
         let failure = Failure::default();
-        let mut parts = Vec::with_capacity(groups);
-        let (mut rest, mut outputs) = (stages, Some(&mut self.outputs));
-        let mut from = Upstream::Batches {
-            next: &mut self.next,
-            left: count,
-            batches: &mut *self.batches,
-            is_over: &mut self.is_over,
+        let parts = {
+            let mut parts = Vec::with_capacity(groups);
+            let (mut rest, mut outputs) = (stages, Some(&mut self.outputs));
+            let (batches, next, is_over) = (&mut *self.batches, &mut self.next, &mut self.is_over);
+            let mut left = count;
+            let mut from: NextBatch<'_> = Box::new(move |_, failure| {
+                left = left.checked_sub(1)?;
+                let batch = *next;
+                let item = taken(batches, batch).unwrap_or_else(|error| {
+                    keep(failure, batch, error);
+                    None
+                });
+                *is_over = item.is_none();
+                *next += usize::from(item.is_some());
+                item.map(|item| (batch, item))
+            });
+            for group in &lines.groups {
+                let (own, others) = rest.split_at_mut(group.len());
+                rest = others;
+                let (to, next) = match outputs.take_if(|_| parts.len() == last) {
+                    Some(outputs) => (collected(outputs, 2 * groups + depth), None),
+                    None => {
+                        let (to, next) = channel(depth);
+                        (to, Some(next))
+                    }
+                };
+                parts.push(Mutex::new(Some(GroupWork { stages: own, first: group.start, from, to })));
+                let Some(next) = next else { break };
+                from = next;
+            }
+            parts
         };
-        for group in &lines.groups {
-            let (own, others) = rest.split_at_mut(group.len());
-            rest = others;
-            let (to, next) = match outputs.take_if(|_| parts.len() == last) {
-                Some(outputs) => {
-                    let pending = VecDeque::new();
-                    (Downstream::Outputs { outputs, pending, most: 2 * groups + depth }, None)
-                }
-                None => {
-                    let (to, next) = sync_channel(depth);
-                    (Downstream::Channel(to), Some(next))
-                }
-            };
-            let part = GroupWork { stages: own, first: group.start, from, to };
-            parts.push(Mutex::new(Some(part)));
-            let Some(next) = next else { break };
-            from = Upstream::Channel(next);
-        }
         let around = &self.around;
         let panicked = lines.team.run(&|thread| {
             // The caller's thread is number 0.
@@ -243,6 +211,7 @@ impl<'r> Run<'r> {
                 stream.scope(|| part.work(stream, around, &failure));
             }
         })?;
+        drop(parts);
         if let Some((_, error)) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(error);
         }

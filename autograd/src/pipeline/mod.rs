@@ -9,6 +9,7 @@ mod prefetch;
 mod progress;
 mod stages;
 
+pub(crate) use around::Around;
 pub use concurrent::{ConcurrentBatches, LaneOptions, Lanes, Step};
 pub use deferred::defer;
 pub(crate) use deferred::discard_deferred;

@@ -10,7 +10,6 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use tensor::{Device, Error, Result, Stream, next_child};
 
 use super::around::{Around, failed};
-use super::concurrent::as_user;
 use super::measured::Trial;
 use super::stages::{MOST_DEPTH, PipelineSchedule};
 
@@ -362,7 +361,7 @@ impl<T> Source<T> {
     fn next(&mut self) -> Option<Made<T>> {
         let Source { items, number, stream, around, step } = self;
         let _at = AtCaller::enter_at(around.caller);
-        let ask = || as_user(|| items.as_mut().and_then(|items| items.next()));
+        let ask = || AtCaller::user(|| items.as_mut().and_then(|items| items.next()));
         let asked = around.run(around.generator(*number), || stream.device().range("prefetch", ask));
         let made = |item, is_last| Some(Made { item, from: stream.device().hand_off(), is_last });
         let made = match asked {

@@ -1,21 +1,27 @@
 //! What ends the program early.
 
-use std::fmt;
 use std::io;
 use std::path::Path;
 
+use thiserror::Error;
+
 /// Shown as one line.
-#[derive(Debug)]
+#[derive(Debug, Error)]
 pub(super) enum Failure {
     /// Arguments that make no sense.
+    #[error("{0}")]
     Usage(String),
-    /// What the library answered.
-    Engine(streamgrad::Error),
+    /// An error of the library.
+    #[error(transparent)]
+    Engine(#[from] streamgrad::Error),
     /// A file of the program's own.
+    #[error("{path}: {source}")]
     File { path: String, source: io::Error },
     /// A run that came to nothing.
+    #[error("{0}")]
     Run(String),
     /// Another program's end, with the status that is passed on.
+    #[error("{message}")]
     Ended { message: String, status: u8 },
 }
 
@@ -36,23 +42,5 @@ impl Failure {
 
     pub(super) fn file(path: &Path, source: io::Error) -> Failure {
         Failure::File { path: path.display().to_string(), source }
-    }
-}
-
-impl From<streamgrad::Error> for Failure {
-    fn from(error: streamgrad::Error) -> Failure {
-        Failure::Engine(error)
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Usage(message) | Failure::Run(message) | Failure::Ended { message, .. } => {
-                f.write_str(message)
-            }
-            Failure::Engine(error) => error.fmt(f),
-            Failure::File { path, source } => write!(f, "{path}: {source}"),
-        }
     }
 }

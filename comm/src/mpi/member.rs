@@ -159,8 +159,7 @@ unsafe impl Backend for Member {
     }
 
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Backend>>> {
-        let made = self.split_group(color, key)?;
-        Ok(made.map(|member| Arc::new(member) as Arc<dyn Backend>))
+        Ok(self.split_group(color, key)?.map(|member| Arc::new(member) as _))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::failure::{Failure, Side, late, mismatch};
 use crate::{Call, Collective, Error, ErrorKind, Result};
 
 /// The ranks of a group that are in this process: all of them, or one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Group {
     pub(super) size: usize,
     /// Whether all ranks are here.
@@ -54,16 +54,8 @@ fn channel(rank: usize, collective: Collective) -> Channel {
 impl Group {
     /// A group of `size` ranks: all of them are in this process if it `is_local`, else one.
     pub(super) fn new(size: usize, is_local: bool, failure: Arc<Failure>) -> Arc<Group> {
-        Arc::new(Group {
-            size,
-            is_local,
-            members: Mutex::new((0..size).collect()),
-            failure,
-            mismatched: Mutex::default(),
-            calls: Mutex::default(),
-            left: Mutex::default(),
-            splits: Mutex::default(),
-        })
+        let members = Mutex::new((0..size).collect());
+        Arc::new(Group { size, is_local, members, failure, ..Group::default() })
     }
 
     /// The group that `rank` is in after the split with this number, by its color: as rank `place` of `size`.

@@ -14,8 +14,8 @@ use crate::failure::{Failure, Side, late, mismatch, reason_of_drop};
 use crate::split::{Asked, by_color};
 use crate::{Call, CommOptions, Error, Memory, Result};
 
-/// What the ranks share.
-#[derive(Debug)]
+/// State that the ranks share.
+#[derive(Debug, Default)]
 pub(super) struct Group {
     /// The ranks as the first communicator counts them.
     pub(super) members: Box<[usize]>,
@@ -75,21 +75,7 @@ impl Group {
             shown: SpinLock::new(None),
         };
         let posts = members.iter().map(post).collect();
-        Arc::new(Group {
-            members,
-            options,
-            failure,
-            state: AtomicU64::new(0),
-            arrivals: AtomicU64::new(0),
-            steps: AtomicU64::new(0),
-            posts,
-            is_broken: AtomicBool::new(false),
-            sleepers: AtomicUsize::new(0),
-            lock: Mutex::default(),
-            changed: Condvar::new(),
-            mail: Mail::default(),
-            splits: Mutex::default(),
-        })
+        Arc::new(Group { members, options, failure, posts, ..Group::default() })
     }
 
     pub(super) fn size(&self) -> usize {

@@ -6,7 +6,7 @@ use device::{DType, Device, Error, Result};
 use tensor::{BatchStatistics, Tensor};
 
 use super::parameters::{expect_float, filled};
-use crate::{Forward, Module, Training};
+use crate::{Module, Training};
 
 /// Normalises each channel of images: `y = (x - mean) / sqrt(var + eps) weight + bias`.
 ///
@@ -120,7 +120,7 @@ impl BatchNorm2d {
         self.bias.as_ref()
     }
 
-    fn with_activation(&self, input: &Var, activation: Activation) -> Result<Var> {
+    pub(super) fn with_activation(&self, input: &Var, activation: Activation) -> Result<Var> {
         let &[n, _, h, w] = input.shape() else {
             let value = format_args!("shape {:?}", input.shape());
             return Err(Error::invalid("batch_norm", "input", "[n, c, h, w]", value));
@@ -136,16 +136,5 @@ impl BatchNorm2d {
             defer(move || running.follow(&statistics, n * h * w, momentum))?;
         }
         Ok(value)
-    }
-}
-
-#[derive::located]
-impl Forward for BatchNorm2d {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        self.with_activation(input, Activation::None)
-    }
-
-    fn activated(&self, input: &Var, activation: Activation) -> Option<Result<Var>> {
-        Some(self.with_activation(input, activation))
     }
 }

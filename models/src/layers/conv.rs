@@ -6,7 +6,7 @@ use device::{DType, Device, Error, Result};
 use tensor::{ConvOptions, RandomKey};
 
 use super::parameters::{FirstValues, expect_float};
-use crate::{Forward, Module};
+use crate::Module;
 
 /// How to make a [`Conv2d`] or a [`ConvTranspose2d`]; every pair is for the axes `[h, w]`.
 #[derive(Clone, Copy, Debug)]
@@ -138,19 +138,8 @@ impl Conv2d {
         self.bias.as_ref()
     }
 
-    fn with_activation(&self, input: &Var, activation: Activation) -> Result<Var> {
+    pub(super) fn with_activation(&self, input: &Var, activation: Activation) -> Result<Var> {
         fused::conv2d(input, &self.weight, self.bias.as_ref(), &self.options, activation)
-    }
-}
-
-#[derive::located]
-impl Forward for Conv2d {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        self.with_activation(input, Activation::None)
-    }
-
-    fn activated(&self, input: &Var, activation: Activation) -> Option<Result<Var>> {
-        Some(self.with_activation(input, activation))
     }
 }
 
@@ -217,19 +206,8 @@ impl ConvTranspose2d {
         self.bias.as_ref()
     }
 
-    fn with_activation(&self, input: &Var, activation: Activation) -> Result<Var> {
+    pub(super) fn with_activation(&self, input: &Var, activation: Activation) -> Result<Var> {
         let (weight, bias) = (&self.weight, self.bias.as_ref());
         fused::conv_transpose2d(input, weight, bias, self.output_padding, &self.options, activation)
-    }
-}
-
-#[derive::located]
-impl Forward for ConvTranspose2d {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        self.with_activation(input, Activation::None)
-    }
-
-    fn activated(&self, input: &Var, activation: Activation) -> Option<Result<Var>> {
-        Some(self.with_activation(input, activation))
     }
 }

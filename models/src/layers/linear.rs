@@ -6,7 +6,7 @@ use device::{DType, Device, Error, Result};
 use tensor::RandomKey;
 
 use super::parameters::{FirstValues, expect_float};
-use crate::{Forward, Module};
+use crate::Module;
 
 /// `y = x W^T + b`.
 ///
@@ -108,18 +108,7 @@ impl Linear {
         self.bias.as_ref()
     }
 
-    fn with_activation(&self, input: &Var, activation: Activation) -> Result<Var> {
+    pub(super) fn with_activation(&self, input: &Var, activation: Activation) -> Result<Var> {
         fused::linear(input, &self.weight, self.bias.as_ref(), activation)
-    }
-}
-
-#[derive::located]
-impl Forward for Linear {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        self.with_activation(input, Activation::None)
-    }
-
-    fn activated(&self, input: &Var, activation: Activation) -> Option<Result<Var>> {
-        Some(self.with_activation(input, activation))
     }
 }

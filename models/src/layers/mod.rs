@@ -14,6 +14,12 @@ mod recompute;
 mod sequential;
 mod shape;
 
+use autograd::Var;
+use autograd::ops::fused::Activation;
+use device::Result;
+
+use crate::Forward;
+
 pub use activation::{Gelu, Relu, Sigmoid, Silu, Tanh};
 pub use attention::{MultiheadAttention, MultiheadOptions};
 pub use batch_norm::{BatchNorm2d, BatchNormOptions};
@@ -27,6 +33,23 @@ pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
 pub use recompute::Recompute;
 pub use sequential::{Sequential, mlp};
 pub use shape::{Flatten, Unflatten};
+
+/// `Forward` of layers that apply an activation in the same command.
+macro_rules! fusing {
+    ($($layer:ident)+) => {
+        $(#[derive::located]
+        impl Forward for $layer {
+            fn forward(&self, input: &Var) -> Result<Var> {
+                self.with_activation(input, Activation::None)
+            }
+
+            fn activated(&self, input: &Var, activation: Activation) -> Option<Result<Var>> {
+                Some(self.with_activation(input, activation))
+            }
+        })+
+    };
+}
+fusing!(BatchNorm2d Conv2d ConvTranspose2d Linear);
 
 #[cfg(test)]
 mod image_tests;

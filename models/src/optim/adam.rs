@@ -69,10 +69,6 @@ macro_rules! options {
                     ("weight_decay", Field::NotNegative(&mut self.weight_decay)),
                 ]
             }
-
-            fn lr(&mut self) -> &mut f64 {
-                &mut self.lr
-            }
         }
     };
 }

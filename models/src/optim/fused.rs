@@ -5,11 +5,11 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use autograd::{Gradients, Var};
-use device::{Capture, DType, Error, ErrorKind, Result, Stream};
+use device::{Capture, DType, Error, Result, Stream};
 use parking_lot::Mutex;
 use tensor::{EachReplay, RuleStep, Tensor, Update, each_replay, fresh_slot, optimizer_step};
 
-use super::{Optimizer, OptimizerState, StateReader, check_parameters, wrong};
+use super::{Optimizer, OptimizerState, StateReader, check_parameters, refuse_captured, refused, wrong};
 
 /// A kind of optimizer: its options, and the rule that its steps follow.
 pub trait Kind: Copy + Send + 'static {
@@ -24,11 +24,8 @@ pub trait Kind: Copy + Send + 'static {
     /// `InvalidArgument` for step 0.
     fn rule(&self, step: u64) -> Result<RuleStep>;
 
-    /// Every option, the learning rate included, by its name in states.
+    /// Every option by its name in states, of which the first is the learning rate.
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)>;
-
-    /// The learning rate.
-    fn lr(&mut self) -> &mut f64;
 
     /// Rejects options that do not go together.
     ///
@@ -240,14 +237,12 @@ struct Captured<K>(Arc<Mutex<NextSteps<K>>>);
 impl<K: Kind> Inner<K> {
     /// The next step of parameters that were at one step at the capture.
     fn next(&self, Alike { captured, parameters, before, .. }: &Alike) -> Result<RuleStep> {
-        let refused =
-            |reason: String| Error::new(ErrorKind::Captured { op: captured.op(), reason: reason.into() });
         let at = self.states[parameters[0]].step;
         let next = self.options.rule(at + before + 1)?;
         if !next.same_rule(captured) {
             let reason =
                 format!("its options make it {} since the capture; capture the step again", next.op());
-            return Err(refused(reason));
+            return Err(refused(captured.op(), reason));
         }
         let steps = parameters.iter().map(|&parameter| self.states[parameter].step);
         for other in steps.filter(|&other| other != at) {
@@ -255,7 +250,7 @@ impl<K: Kind> Inner<K> {
                 let reason = format!(
                     "of parameters that were at one step, one has made {at} since and one {other}; capture the step again"
                 );
-                return Err(refused(reason));
+                return Err(refused(captured.op(), reason));
             }
         }
         Ok(next.named(captured.slot()))
@@ -292,7 +287,7 @@ impl<K: Kind> EachReplay for Captured<K> {
         let next = alike.iter().map(|alike| inner.next(alike)).collect::<Result<_>>()?;
         if inner.replaced != *replaced {
             let reason = "a state of another rule was loaded since the capture; capture the step again";
-            return Err(Error::new(ErrorKind::Captured { op: K::NAME, reason: reason.into() }));
+            return Err(refused(K::NAME, reason));
         }
         inner.count(alike.iter().flat_map(|alike| alike.parameters.iter().copied()));
         Ok(next)
@@ -320,7 +315,7 @@ impl<K: Kind> Optimizer for Fused<K> {
         if Capture::is_current() && self.parameters.iter().any(elsewhere) {
             let reason =
                 "a parameter is on another device than the step, and would not be part of its replays";
-            return Err(Error::new(ErrorKind::Captured { op: K::NAME, reason: reason.into() }));
+            return Err(refused(K::NAME, reason));
         }
         let captured = NextSteps::of(&self.inner);
         let mut captured = captured.as_ref().map(|captured| captured.lock());
@@ -357,16 +352,15 @@ impl<K: Kind> Optimizer for Fused<K> {
     }
 
     fn learning_rate(&self) -> f64 {
-        *self.options().lr()
+        self.options().fields().first().map_or(0.0, |(_, lr)| lr.get())
     }
 
     fn set_learning_rate(&mut self, lr: f64) -> Result<()> {
-        if Capture::is_current() {
-            let reason = "replays would not set it; set it between them";
-            return Err(Error::new(ErrorKind::Captured { op: K::NAME, reason: reason.into() }));
-        }
+        refuse_captured(K::NAME, "replays would not set it; set it between them")?;
         let mut options = self.options();
-        *options.lr() = lr;
+        if let Some((name, field)) = options.fields().first_mut() {
+            field.set(name, lr)?;
+        }
         check(options)?;
         self.inner.lock().options = options;
         Ok(())
@@ -397,10 +391,7 @@ impl<K: Kind> Optimizer for Fused<K> {
     }
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
-        if Capture::is_current() {
-            let reason = "replays would load the tensors and not the counts; load it between them";
-            return Err(Error::new(ErrorKind::Captured { op: K::NAME, reason: reason.into() }));
-        }
+        refuse_captured(K::NAME, "replays would load the tensors and not the counts; load it between them")?;
         let mut reader = StateReader::new(K::NAME, state)?;
         let mut options = self.options();
         let mut fields = options.fields();

@@ -59,10 +59,6 @@ impl Kind for LionOptions {
             ("weight_decay", Field::NotNegative(&mut self.weight_decay)),
         ]
     }
-
-    fn lr(&mut self) -> &mut f64 {
-        &mut self.lr
-    }
 }
 
 struct LionRule;

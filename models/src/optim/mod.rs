@@ -16,7 +16,7 @@ mod schedule;
 use std::collections::HashMap;
 
 use autograd::{Gradients, Var};
-use device::{Buffer, Error, Result};
+use device::{Buffer, Capture, Error, ErrorKind, Result};
 use tensor::{RuleValue, Tensor};
 
 use crate::checkpoint::wrong;
@@ -195,6 +195,19 @@ impl<'a> StateReader<'a> {
             None => Ok(()),
         }
     }
+}
+
+/// The error for what a captured step cannot do.
+#[cold]
+#[track_caller]
+fn refused(op: &'static str, reason: impl Into<Box<str>>) -> Error {
+    Error::new(ErrorKind::Captured { op, reason: reason.into() })
+}
+
+/// Refuses what replays of a captured step would not do.
+#[track_caller]
+fn refuse_captured(op: &'static str, reason: &'static str) -> Result<()> {
+    if Capture::is_current() { Err(refused(op, reason)) } else { Ok(()) }
 }
 
 #[cfg(test)]

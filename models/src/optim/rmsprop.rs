@@ -76,10 +76,6 @@ impl Kind for RmsPropOptions {
             ("centered", Field::Flag(&mut self.centered)),
         ]
     }
-
-    fn lr(&mut self) -> &mut f64 {
-        &mut self.lr
-    }
 }
 
 /// The rule by what it keeps: momentum and a centred variance take a state each.

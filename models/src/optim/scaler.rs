@@ -4,11 +4,11 @@ use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 
 use autograd::{Gradients, Var};
-use device::{Capture, DType, Device, Error, ErrorKind, Result};
+use device::{DType, Device, Error, Result};
 use tensor::{Tensor, Tensors, unscale_all_};
 
-use super::Optimizer;
 use super::clip::{own, put};
+use super::{Optimizer, refuse_captured};
 
 /// Multiplies losses, so that small gradients are not rounded to 0 in F16, divides the gradients again, and leaves steps out whose
 /// gradients are not finite. The factor grows while they are finite, and shrinks when they are not: torch's `GradScaler`, with its
@@ -193,7 +193,7 @@ impl GradScaler {
     /// # Errors
     /// As [`Optimizer::step`] and [`UnscaledGradients::has_non_finite`].
     pub fn step(&mut self, optimizer: &mut dyn Optimizer, gradients: &UnscaledGradients) -> Result<bool> {
-        refuse_captured()?;
+        refuse_captured(OP, READS)?;
         let found = gradients.has_non_finite()?;
         if !found {
             optimizer.step(gradients)?;
@@ -208,7 +208,7 @@ impl GradScaler {
     /// # Errors
     /// `InvalidArgument` if there was no step since the last update; `Captured` within a captured step.
     pub fn update(&mut self) -> Result<()> {
-        refuse_captured()?;
+        refuse_captured(OP, READS)?;
         let Some(found) = self.found else {
             return Err(Error::invalid(OP, "update", "after a step", "before one"));
         };
@@ -240,7 +240,7 @@ impl GradScaler {
     /// # Errors
     /// `InvalidArgument` for a factor that is not a normal number of F32 above 0; `Captured` within a captured step.
     pub fn load_state(&mut self, state: GradScalerState) -> Result<()> {
-        refuse_captured()?;
+        refuse_captured(OP, READS)?;
         check_scale("scale", state)?;
         self.set(state)
     }
@@ -265,14 +265,7 @@ fn check_scale(argument: &'static str, GradScalerState { scale, .. }: GradScaler
     Err(Error::invalid(OP, argument, "a normal number of F32 above 0", scale))
 }
 
-fn refuse_captured() -> Result<()> {
-    if Capture::is_current() {
-        let reason = "the host reads whether the gradients are finite; give them as the step's result and call it after each \
-                      replay";
-        return Err(Error::new(ErrorKind::Captured { op: OP, reason: reason.into() }));
-    }
-    Ok(())
-}
+const READS: &str = "the host reads whether the gradients are finite; give them as the step's result and call it after each replay";
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -68,10 +68,6 @@ impl Kind for SgdOptions {
         ]
     }
 
-    fn lr(&mut self) -> &mut f64 {
-        &mut self.lr
-    }
-
     fn check(&self) -> Result<()> {
         if self.nesterov && (self.momentum == 0.0 || self.dampening != 0.0) {
             let value = format_args!("momentum {} and dampening {}", self.momentum, self.dampening);

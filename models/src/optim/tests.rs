@@ -2,7 +2,7 @@
 
 use std::slice::from_ref;
 
-use device::{DType, Device, ErrorKind};
+use device::{DType, Device};
 use tensor::Graph;
 
 use super::*;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use device::{Place, quantiles};
 
 use super::super::averages::launch_ns;
-use super::super::timeline::Timeline;
+use super::super::timeline::RecordingIndex;
 use super::{Evidence, Extents, Facts, Link, PathSegment, Stretch, at, mib, mostly_at, ms, sums};
 
 /// Time in which nothing ran after a wait of the host: until it had launched something anew.
@@ -18,7 +18,7 @@ pub(super) struct Bubble {
 }
 
 /// The bubbles of a recording, in order. After the last command there is none: somebody has to wait for the result.
-pub(super) fn bubbles(timeline: &Timeline<'_>) -> Vec<Bubble> {
+pub(super) fn bubbles(timeline: &RecordingIndex<'_>) -> Vec<Bubble> {
     let commands = &timeline.recording.commands;
     let mut starts: Vec<u64> =
         commands.iter().filter(|command| command.is_work()).map(|command| command.start_ns).collect();

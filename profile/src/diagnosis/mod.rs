@@ -11,8 +11,8 @@ mod streams;
 use device::{CommandRecord, DeviceFacts, Place, RangeRecord, StreamId};
 
 use super::path::{Link, PathSegment, walk};
-use super::timeline::{Busy, Timeline};
-use super::{Profile, ms};
+use super::profile::{Profile, ms};
+use super::timeline::{Busy, RecordingIndex};
 pub use schedules::{OtherPrograms, Schedules};
 
 /// One finding of a diagnosis.
@@ -195,7 +195,7 @@ struct Facts<'a> {
 
 /// A recording with what was computed of it.
 struct Stretch<'a> {
-    timeline: Timeline<'a>,
+    timeline: RecordingIndex<'a>,
     path: Vec<PathSegment>,
     /// When no command ran because the host had waited for the device and had to launch anew.
     bubbles: Vec<host::Bubble>,

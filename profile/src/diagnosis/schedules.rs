@@ -1,8 +1,8 @@
 //! Causes that only a comparison of a serial with a concurrent schedule shows.
 
-use super::super::share;
+use super::super::profile::share;
 use super::{Evidence, Facts, NOTABLE, mib, ms, sums};
-use crate::Quantiles;
+use crate::quantiles::Quantiles;
 
 /// What a comparison of two schedules of one step measured beside their recordings, for
 /// [`diagnose_schedules`](super::diagnose_schedules).

@@ -6,7 +6,7 @@ use device::{Access, CommandKind, CommandRecord, KernelRecord, Moment, Place, St
 
 use super::super::averages::kernel_name;
 use super::super::idle::{HostActivity, IdleCause};
-use super::super::share;
+use super::super::profile::share;
 use super::{Busy, Evidence, Extents, Facts, Stretch, at, ms, sums};
 
 /// An op on the default stream while side streams are at work: in the same step one of them was launched before, one after.

@@ -1,5 +1,5 @@
 use autograd::autocast;
-use device::CpuConfig;
+use device::{CpuConfig, ErrorKind};
 use tensor::Graph;
 
 use super::*;

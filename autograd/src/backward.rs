@@ -396,7 +396,6 @@ impl<'a> Sweep<'a> {
         self.stops.len() - 1
     }
 
-    /// The stop of a value that the caller holds, so that the node was looked up when it was visited.
     /// Runs the pass, and returns the gradients of these values.
     fn gradients_of(
         mut self,
@@ -416,6 +415,7 @@ impl<'a> Sweep<'a> {
         Ok(found)
     }
 
+    /// The stop of a value that the caller holds, so that the node was looked up when it was visited.
     fn find(&self, var: &Var) -> Option<usize> {
         self.index.get(&var.node.as_ref()?.address()).copied()
     }

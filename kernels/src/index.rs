@@ -8,7 +8,7 @@ use device::{Error, Result, Stream};
 use crate::command::{Command, for_number, no_scalars};
 use crate::cpu::{for_bits, index as cpu};
 use crate::cuda::index as cuda;
-use crate::fuse::Fusible;
+use crate::fuse::{Fusible, IndexSums};
 use crate::indexed::{IndexedElements, IndexedRows};
 use crate::layout::{LoopAxis, Loops, View, normalize_axis};
 use crate::loops::Places;
@@ -74,7 +74,7 @@ pub fn index_add(
         stream,
         rows,
         no_scalars,
-        move |rows, operands| Fusible::index_add(dtype, rows, operands),
+        move |rows, operands| Fusible::of(IndexSums { dtype, rows: rows.clone(), operands }),
         // SAFETY: `rows` was made from the layouts of these operands; see `Command::launch`.
         |rows, workers, operands| unsafe { cpu::add(rows, workers, operands) },
         move |rows, queue, operands| cuda::index_add(queue, dtype, rows, operands.into(), false),

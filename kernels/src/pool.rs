@@ -6,7 +6,7 @@ use device::{DType, Error, Result, Stream};
 use crate::command::{Command, for_float, no_scalars};
 use crate::cpu::pool as cpu;
 use crate::cuda::pool as cuda;
-use crate::fuse::Fusible;
+use crate::fuse::{Fusible, MaxSlopes};
 use crate::geometry::{Means, Planes};
 use crate::layout::View;
 use crate::window::Window;
@@ -122,7 +122,9 @@ pub fn max_pool2d_grad(
         stream,
         (planes, window),
         no_scalars,
-        move |&how, operands| Fusible::max_grad(types, how, operands.into()),
+        move |&planes, operands| {
+            Fusible::of(MaxSlopes { types, planes, operands: operands.into(), positive: None })
+        },
         // SAFETY: `planes` was made from the shapes of these contiguous operands, and `types[1]` is the index's type;
         // see `Command::launch`.
         move |how, workers, (out, g, index)| unsafe {

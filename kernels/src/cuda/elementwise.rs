@@ -95,6 +95,12 @@ pub(crate) fn run<const N: usize>(
     map.enqueue(queue, &places.loops(), operands)
 }
 
+/// Enqueues `out = max(out, 0)` of so many elements.
+pub(crate) fn relu(queue: &Queue<'_>, dtype: DType, out: Address, elements: usize) -> Result<()> {
+    let places = Places::Run { elements, steps: [1; 2] };
+    run(queue, Function::Unary(UnaryOp::Relu, dtype), &places, [out; 2])
+}
+
 /// The numbers that a function takes, as bits.
 pub(super) fn numbers(function: Function) -> SmallVec<[u64; 2]> {
     match function {

@@ -9,8 +9,7 @@ use super::libraries::{self, Gemm};
 use super::walk::{ByValue, MAX_Y, Walk};
 use super::{Family, family, kernel_name, type_name};
 use crate::command::Address;
-use crate::functions::{Function, UnaryOp};
-use crate::loops::{LoopAxis, Loops, Places};
+use crate::loops::{LoopAxis, Loops};
 use crate::matrices::{MatrixBatch, MatrixLayout};
 
 pub(super) static PROGRAMS: Family = family!("matmul", FLOATS, "matmul.cu");
@@ -129,13 +128,7 @@ impl Product<'_> {
         if self.relu && !positive {
             let each = self.batch.c.rows * self.batch.c.columns;
             let elements = axes.iter().map(|axis| axis.size).product::<usize>() * each;
-            let places = Places::Run { elements, steps: [1; 2] };
-            return elementwise::run(
-                queue,
-                Function::Unary(UnaryOp::Relu, self.c_dtype),
-                &places,
-                [at[0]; 2],
-            );
+            return elementwise::relu(queue, self.c_dtype, at[0], elements);
         }
         Ok(())
     }

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::devices::emulated;
+use common::failing_memory::FailingMemory;
 use common::process::run_ignored;
-use streamgrad::device::{FailingMemory, Use};
+use streamgrad::device::Use;
 use streamgrad::nn::mlp;
 use streamgrad::optim::{Sgd, SgdOptions};
 use streamgrad::prelude::*;

@@ -83,7 +83,7 @@ pub use graph::{
 pub use half::{bf16, f16};
 pub use hidden::{HiddenSync, SyncDebug};
 pub use ipc::{IpcEvent, IpcHandle, shared_copy};
-pub use memory::{AddressSpace, FailingMemory, HeldOutside, HostMemory, MemoryDriver};
+pub use memory::{AddressSpace, HeldOutside, HostMemory, MemoryDriver};
 #[doc(hidden)]
 pub use on_drop::OnDrop;
 pub use peaks::Peaks;

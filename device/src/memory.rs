@@ -1,13 +1,9 @@
 //! Where a device's memory comes from, below the caching allocator.
 
-mod failing;
-
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use crate::{Error, ErrorKind, Result};
-
-pub use failing::FailingMemory;
 
 /// The calls that obtain and return a device's memory: slow, counted, and never made under a lock.
 ///

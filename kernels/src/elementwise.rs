@@ -1,41 +1,23 @@
 //! Launchers of the elementwise kernels.
 
-use device::cuda::Queue;
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Address, Command, WriteRead, no_scalars};
-use crate::cpu::elementwise as cpu;
+use crate::command::{Command, no_scalars, write_read};
+use crate::cpu::{copy, elementwise as cpu};
 use crate::cuda::elementwise as cuda;
-use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Function, Gradient, UnaryOp};
+use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Function, UnaryOp};
 use crate::fuse::Fusible;
 use crate::layout::{Dst, View};
 use crate::loops::Places;
 use crate::par::Workers;
 
-/// A function of elements as a command runs it, on operands of which the first is the result.
-pub(crate) trait Elements<const N: usize>: Copy + Send + Sync + 'static {
-    /// # Safety
-    /// As for [`map1`](crate::cpu::walk::map1), with elements of the function's types.
-    unsafe fn run(self, places: &Places<N>, workers: &Workers, operands: [Dst<u8>; N]);
-
-    fn function(self) -> Function;
-
-    /// Enqueues it on a CUDA device.
-    ///
-    /// # Errors
-    /// As for [`Queue::kernel`].
-    fn enqueue(self, queue: &Queue<'_>, places: &Places<N>, operands: [Address; N]) -> Result<()> {
-        cuda::run(queue, self.function(), places, operands)
-    }
-}
-
 /// Launches a function on operands of its types, of which the first is the result.
 #[inline(always)]
 #[track_caller]
-pub(crate) fn launch<F: Elements<N>, const N: usize>(
+pub(crate) fn launch<const N: usize>(
     stream: &Stream,
     name: &'static str,
-    function: F,
+    function: Function,
     operands: [View<'_>; N],
 ) -> Result<()> {
     let out = operands[0];
@@ -43,16 +25,58 @@ pub(crate) fn launch<F: Elements<N>, const N: usize>(
         input.expect_shape_of(name, &out)?;
     }
     let places = Places::of(operands.each_ref().map(|operand| operand.layout));
-    Command::new(name, WriteRead(operands)).cost(out.layout.elements(), function.function().cost()).launch(
+    Command::new(name, write_read(operands)).cost(out.layout.elements(), function.cost()).launch(
         stream,
         (places, function),
         no_scalars,
-        |(places, function), operands| Fusible::function(function.function(), places, operands),
+        |(places, function), operands| Fusible::function(*function, places, operands),
         // SAFETY: `places` was made from the layouts of these operands, whose types were checked; see
         // `Command::launch`.
-        |(places, function), workers, operands| unsafe { function.run(places, workers, operands) },
-        |(places, function), queue, operands| function.enqueue(queue, places, operands),
+        |(places, function), workers, operands| unsafe { run(*function, places, workers, operands) },
+        |(places, function), queue, operands| cuda::run(queue, *function, places, operands),
     )
+}
+
+/// Runs a function on a CPU.
+///
+/// # Safety
+/// As for [`map1`](crate::cpu::walk::map1), with elements of the function's types.
+#[inline(always)]
+unsafe fn run<const N: usize>(
+    function: Function,
+    places: &Places<N>,
+    workers: &Workers,
+    operands: [Dst<u8>; N],
+) {
+    // SAFETY: the contract is the same.
+    unsafe {
+        match (function, &operands[..]) {
+            (Function::Unary(op, dtype), &[out, x]) => {
+                cpu::unary(op, dtype, places.counted(), workers, out, x.src());
+            }
+            (Function::Gradient(op, dtype), &[out, saved, g]) => {
+                cpu::unary_grad(op, dtype, places.counted(), workers, out, (saved.src(), g.src()));
+            }
+            (Function::Binary(op, dtype), &[out, x, y]) => {
+                cpu::binary(op, dtype, places.counted(), workers, out, (x.src(), y.src()));
+            }
+            (Function::BinaryGradient(op, dtype), &[out, x, y, g]) => {
+                cpu::binary_grad(op, dtype, places.counted(), workers, out, (x.src(), y.src(), g.src()));
+            }
+            (Function::Compare(op, dtype), &[out, x, y]) => {
+                cpu::compare(op, dtype, places.counted(), workers, out, (x.src(), y.src()));
+            }
+            (Function::Not, &[out, x]) => cpu::logical_not(places.counted(), workers, out, x.src()),
+            (Function::Where(dtype), &[out, condition, x, y]) => {
+                let inputs = (condition.src(), x.src(), y.src());
+                cpu::where_cond(dtype.size_bytes(), places.counted(), workers, out, inputs);
+            }
+            (Function::Copy { to, from }, &[out, x]) => {
+                copy::copy((to, from), places.counted(), workers, out, x.src());
+            }
+            _ => unreachable!("{} of {N} operands", function.name()),
+        }
+    }
 }
 
 impl UnaryOp {
@@ -98,7 +122,7 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
     op.check_scalar(dtype)?;
     let op = op.simplified();
     x.expect_dtype(name, dtype)?;
-    launch(stream, name, (op, dtype), [out, x])
+    launch(stream, name, Function::Unary(op, dtype), [out, x])
 }
 
 /// `out = g op'(x)`, element by element, with the derivative from what the op [saves](UnaryOp::saves), for floats.
@@ -118,7 +142,7 @@ pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, ou
     saved.expect_dtype(name, dtype)?;
     g.expect_dtype(name, dtype)?;
     let op = op.simplified();
-    launch(stream, name, (Gradient(op), dtype), [out, saved, g])
+    launch(stream, name, Function::Gradient(op, dtype), [out, saved, g])
 }
 
 /// `out = op(lhs, rhs)`, element by element.
@@ -138,7 +162,7 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
     }
     lhs.expect_dtype(name, dtype)?;
     rhs.expect_dtype(name, dtype)?;
-    launch(stream, name, (op, dtype), [out, lhs, rhs])
+    launch(stream, name, Function::Binary(op, dtype), [out, lhs, rhs])
 }
 
 /// A gradient of a binary op, `out = op(lhs, rhs, g)`, element by element, for floats.
@@ -163,7 +187,7 @@ pub fn binary_grad(
     for input in [&lhs, &rhs, &g] {
         input.expect_dtype(name, dtype)?;
     }
-    launch(stream, name, (op, dtype), [out, lhs, rhs, g])
+    launch(stream, name, Function::BinaryGradient(op, dtype), [out, lhs, rhs, g])
 }
 
 /// `out = lhs op rhs`, element by element, as truth values.
@@ -177,7 +201,7 @@ pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out
     let (name, dtype) = (op.name(), lhs.dtype);
     rhs.expect_dtype(name, dtype)?;
     out.expect_dtype(name, DType::Bool)?;
-    launch(stream, name, (op, dtype), [out, lhs, rhs])
+    launch(stream, name, Function::Compare(op, dtype), [out, lhs, rhs])
 }
 
 /// `out = not x`, on truth values.
@@ -191,7 +215,7 @@ pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "logical_not";
     x.expect_dtype(OP, DType::Bool)?;
     out.expect_dtype(OP, DType::Bool)?;
-    launch(stream, OP, Not, [out, x])
+    launch(stream, OP, Function::Not, [out, x])
 }
 
 /// `out = if condition { x } else { y }`, element by element.
@@ -215,55 +239,7 @@ pub fn where_cond(
     for input in [&x, &y] {
         input.expect_dtype(OP, out.dtype)?;
     }
-    launch(stream, OP, Where(out.dtype), [out, condition, x, y])
-}
-
-/// Implements [`Elements`]: the type, its number of operands, the body for a CPU, and the function.
-macro_rules! elements {
-    ($(
-        $This:ty, $count:literal: |$this:ident, $places:ident, $workers:ident, [$($operand:ident),+]| $cpu:expr,
-        $function:expr;
-    )+) => {$(
-        impl Elements<$count> for $This {
-            #[inline(always)]
-            unsafe fn run(self, $places: &Places<$count>, $workers: &Workers, [$($operand),+]: [Dst<u8>; $count]) {
-                let $this = self;
-                // SAFETY: the contract is the same.
-                unsafe { $cpu }
-            }
-
-            #[inline(always)]
-            fn function(self) -> Function {
-                let $this = self;
-                $function
-            }
-        }
-    )+};
-}
-
-#[derive(Clone, Copy)]
-struct Not;
-
-#[derive(Clone, Copy)]
-struct Where(DType);
-
-elements! {
-    (UnaryOp, DType), 2: |this, places, workers, [out, x]|
-        cpu::unary(this.0, this.1, places, workers, out, x.src()), Function::Unary(this.0, this.1);
-    (Gradient, DType), 3: |this, places, workers, [out, saved, g]|
-        cpu::unary_grad(this.0.0, this.1, places, workers, out, (saved.src(), g.src())),
-        Function::Gradient(this.0.0, this.1);
-    (BinaryOp, DType), 3: |this, places, workers, [out, x, y]|
-        cpu::binary(this.0, this.1, places, workers, out, (x.src(), y.src())), Function::Binary(this.0, this.1);
-    (BinaryGradOp, DType), 4: |this, places, workers, [out, x, y, g]|
-        cpu::binary_grad(this.0, this.1, places, workers, out, (x.src(), y.src(), g.src())),
-        Function::BinaryGradient(this.0, this.1);
-    (CompareOp, DType), 3: |this, places, workers, [out, x, y]|
-        cpu::compare(this.0, this.1, places, workers, out, (x.src(), y.src())), Function::Compare(this.0, this.1);
-    Not, 2: |_this, places, workers, [out, x]| cpu::logical_not(places, workers, out, x.src()), Function::Not;
-    Where, 4: |this, places, workers, [out, condition, x, y]|
-        cpu::where_cond(this.0.size_bytes(), places, workers, out, (condition.src(), x.src(), y.src())),
-        Function::Where(this.0);
+    launch(stream, OP, Function::Where(out.dtype), [out, condition, x, y])
 }
 
 #[cfg(test)]

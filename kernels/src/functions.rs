@@ -295,10 +295,6 @@ impl UnaryOp {
     }
 }
 
-/// The gradient of a function of one element: of what the function saves and of its result's gradient.
-#[derive(Clone, Copy)]
-pub(crate) struct Gradient(pub(crate) UnaryOp);
-
 /// Makes the enum of the functions of two elements from their table.
 macro_rules! binary_op {
     ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {

@@ -5,7 +5,7 @@ use device::{Error, Result, Stream};
 use crate::command::{Command, for_float, no_scalars};
 use crate::cpu::loss as cpu;
 use crate::cuda::loss as cuda;
-use crate::fuse::Fusible;
+use crate::fuse::{Fusible, LossSlopes, Losses};
 use crate::layout::View;
 use crate::loops::Classes;
 
@@ -38,7 +38,7 @@ pub fn cross_entropy(
         stream,
         classes,
         no_scalars,
-        move |classes, operands| Fusible::loss(dtype, classes, operands),
+        move |classes, operands| Fusible::of(Losses { dtype, classes: classes.clone(), operands }),
         // SAFETY: `classes` was made from the layouts of these operands; see `Command::launch`.
         |classes, workers, operands| unsafe { cpu::cross_entropy(classes, workers, operands) },
         move |classes, queue, operands| cuda::cross_entropy(queue, dtype, classes, operands.into()),
@@ -78,7 +78,7 @@ pub fn cross_entropy_grad(
         stream,
         classes,
         no_scalars,
-        move |classes, operands| Fusible::loss_grad(dtype, classes, operands),
+        move |classes, operands| Fusible::of(LossSlopes { dtype, classes: classes.clone(), operands }),
         // SAFETY: `classes` was made from the layouts of these operands; see `Command::launch`.
         |classes, workers, operands| unsafe { cpu::cross_entropy_grad(classes, workers, operands) },
         move |classes, queue, operands| cuda::cross_entropy_grad(queue, dtype, classes, operands),

@@ -6,7 +6,7 @@ use crate::command::{Command, for_float, no_scalars};
 use crate::cpu::normalize as cpu;
 use crate::cuda::needs;
 use crate::cuda::normalize as cuda;
-use crate::fuse::Fusible;
+use crate::fuse::{Fusible, NormForward};
 use crate::layout::View;
 use crate::norms::NormRows;
 
@@ -66,7 +66,7 @@ pub fn normalize(
             stream,
             (rows, count),
             no_scalars,
-            move |rows, operands| Fusible::norm((op, dtype), *rows, eps, operands),
+            move |&rows, operands| Fusible::of(NormForward { op, dtype, rows, eps, operands }),
             // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::launch`.
             move |rows, workers, (out, x, affine, statistics)| unsafe {
                 cpu::forward(rows, workers, eps, (out, x), affine, statistics);

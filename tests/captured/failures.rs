@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{tensor, values};
 use crate::common::devices::emulated;
+use crate::common::failing_memory::FailingMemory;
 use crate::common::process::{function, run_ignored, run_logged};
-use streamgrad::device::FailingMemory;
 use streamgrad::prelude::*;
 use streamgrad::{CpuConfig, CudaConfig, Error, ErrorKind, Generator, Graph, Graphs, Result, with_generator};
 

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 pub(crate) mod devices;
+pub(crate) mod failing_memory;
 pub(crate) mod folder;
 pub(crate) mod process;
 pub(crate) mod programs;

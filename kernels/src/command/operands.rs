@@ -146,9 +146,31 @@ pub(crate) struct Write<'a, T> {
 }
 
 /// Bytes of an operand whose type the body looks at.
-pub(crate) struct Raw;
+pub(crate) struct Raw<'a> {
+    view: View<'a>,
+    access: Access,
+}
+
+/// Bytes of operands of which the first is written and the others are read, in place.
+#[inline(always)]
+pub(crate) fn write_read<const N: usize>(views: [View<'_>; N]) -> [Raw<'_>; N] {
+    let access = |k| if k == 0 { Access::WRITE } else { Access::READ_IN_PLACE };
+    std::array::from_fn(|k| Raw { view: views[k], access: access(k) })
+}
 
 impl<'a> View<'a> {
+    /// To be read as bytes.
+    #[inline(always)]
+    pub(crate) fn read_raw(self) -> Raw<'a> {
+        Raw { view: self, access: Access::READ }
+    }
+
+    /// To be written as bytes.
+    #[inline(always)]
+    pub(crate) fn write_raw(self) -> Raw<'a> {
+        Raw { view: self, access: Access::WRITE }
+    }
+
     /// To be read in the type that is computed in.
     #[inline(always)]
     pub(crate) fn read<T>(self) -> Read<'a, T> {
@@ -195,10 +217,12 @@ impl<T> Read<'_, T> {
     pub(crate) fn in_place(self) -> Self {
         Read { in_place: true, ..self }
     }
+}
 
-    #[inline(always)]
-    fn access(&self) -> Access {
-        Access { in_place: self.in_place, ..Access::READ }
+impl Raw<'_> {
+    /// As [`Read::in_place`].
+    pub(crate) fn in_place(self) -> Self {
+        Raw { access: Access { in_place: true, ..self.access }, ..self }
     }
 }
 
@@ -267,7 +291,7 @@ impl<T: Element> Operands for Read<'_, T> {
 
     #[inline(always)]
     fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-        show(&self.view, self.access());
+        show(&self.view, Access { in_place: self.in_place, ..Access::READ });
     }
 }
 
@@ -339,51 +363,12 @@ impl<T: Element> Held for HeldWrite<T> {
     }
 }
 
-impl Operands for Read<'_, Raw> {
-    type Held = Src<u8>;
-
-    #[inline(always)]
-    fn check(&self, check: &mut Check) -> Result<()> {
-        self.view.check_bounds(check.op)
-    }
-
-    #[inline(always)]
-    fn hold(&self) -> Src<u8> {
-        self.view.first().src()
-    }
-
-    #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-        show(&self.view, self.access());
-    }
-}
-
-impl Held for Src<u8> {
-    const STAGED: bool = false;
-    type Cpu = Src<u8>;
-    type Cuda = Address;
-
-    #[inline(always)]
-    unsafe fn on_cpu<'s>(&'s self, _: &Stage<'s>) -> Src<u8> {
-        *self
-    }
-
-    #[inline(always)]
-    fn on_cuda(&self) -> Address {
-        Dst(self.0.cast_mut())
-    }
-
-    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
-        self.0 = moved(self.0.cast_mut());
-    }
-}
-
-impl Operands for Write<'_, Raw> {
+impl Operands for Raw<'_> {
     type Held = Dst<u8>;
 
     #[inline(always)]
     fn check(&self, check: &mut Check) -> Result<()> {
-        check.writes(&self.view)
+        if self.access.write { check.writes(&self.view) } else { self.view.check_bounds(check.op) }
     }
 
     #[inline(always)]
@@ -393,7 +378,7 @@ impl Operands for Write<'_, Raw> {
 
     #[inline(always)]
     fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-        show(&self.view, Access::WRITE);
+        show(&self.view, self.access);
     }
 }
 
@@ -414,30 +399,6 @@ impl Held for Dst<u8> {
 
     fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
         self.0 = moved(self.0);
-    }
-}
-
-/// Bytes of operands of which the first is written and the others are read, in place.
-pub(crate) struct WriteRead<'a, const N: usize>(pub(crate) [View<'a>; N]);
-
-impl<const N: usize> Operands for WriteRead<'_, N> {
-    type Held = [Dst<u8>; N];
-
-    #[inline(always)]
-    fn check(&self, check: &mut Check) -> Result<()> {
-        self.0[1..].iter().try_for_each(|read| read.check_bounds(check.op))?;
-        check.writes(&self.0[0])
-    }
-
-    #[inline(always)]
-    fn hold(&self) -> [Dst<u8>; N] {
-        self.0.each_ref().map(View::first)
-    }
-
-    #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-        self.0[1..].iter().for_each(|read| show(read, Access::READ_IN_PLACE));
-        show(&self.0[0], Access::WRITE);
     }
 }
 

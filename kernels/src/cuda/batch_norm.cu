@@ -82,7 +82,10 @@ struct Affine {
     T centre, inverse, scale, shift;
 };
 #define NORM const T *mean, const T *var, const T *weight, const T *bias, f64 eps, u32 relu
+#define NORM_GIVEN Norm{mean, var, weight, bias, (T)eps, relu != 0}
 struct Norm {
+    using Of = Affine;
+
     const T* mean;
     const T* var;
     const T* weight;
@@ -97,7 +100,8 @@ struct Norm {
     __device__ static T plain(T x, const Affine& affine) {
         return add_rounded(mul_rounded(x - affine.centre, affine.scale), affine.shift);
     }
-    __device__ T value(T x, const Affine& affine) const {
+    // Of an element that is normalised, and of nothing else.
+    __device__ T value(T x, T, const Affine& affine) const {
         T value = plain(x, affine);
         return relu && value <= 0 ? (T)0 : value;
     }
@@ -135,7 +139,7 @@ __device__ inline void sums(ToSums to, const S* x, const S* g, const Norm& norm,
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_norm_sums_columns, DTYPE)(
     Two<T>* all, T* with_x, T* plain, const S* x, const S* g, NORM, u64 channels, u64 pixels, Two<T>* states,
     const __grid_constant__ Units cut) {
-    Norm norm = {mean, var, weight, bias, (T)eps, relu != 0};
+    Norm norm = NORM_GIVEN;
     auto of = [&](u64 first, const BlockLane& block) {
         const S* images[2] = {x + first, g + first};
         auto sums = Each<TwoSums<T>>::empty();
@@ -159,8 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_
 WEIGHT_KERNELS(batch_norm_sums,
                (Two<T>* all, T* with_x, T* plain, const S* x, const S* g, NORM, const __grid_constant__ Channels channels,
                 Two<T>* states, const __grid_constant__ Units cut, u32 lanes),
-               sums<Group>({all, with_x, plain}, x, g, {mean, var, weight, bias, (T)eps, relu != 0}, channels, states, cut,
-                           lanes))
+               sums<Group>({all, with_x, plain}, x, g, NORM_GIVEN, channels, states, cut, lanes))
 extern "C" __global__ void NAMED(batch_norm_sums_join, DTYPE)(Two<T>* all, T* with_x, T* plain, const Two<T>* states,
                                                               u64 channels, const __grid_constant__ Units cut, u32 lanes) {
     join_units<TwoSums<T>>(channels, cut, lanes, states, ToSums{all, with_x, plain});
@@ -173,6 +176,8 @@ struct Slope {
 };
 // Where that is; `sums` do not come in without a count.
 struct Slopes {
+    using Of = Slope;
+
     Norm norm;
     const Two<T>* sums;
     T count;
@@ -192,107 +197,71 @@ struct Slopes {
     }
 };
 
+// Results that lie as the N images do of which they are made, with what `how` tells of each channel.
+template <int N, class How> struct Made {
+    S* out;
+    const S* images[N];
+    How how;
+
+    // A pack, with what `of(v)` tells of the channel of element v.
+    template <int V, class Of> __device__ void pack(u64 at, Of of) const {
+        Pack<S, V> packs[N], result;
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            packs[n] = load<V>(images[n] + at, true);
+        }
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            result.at[v] = how.value(packs[0].at[v], packs[N - 1].at[v], of(v));
+        }
+        store<V>(out + at, result);
+    }
+};
 // Operands of the walks: the element, and its channel, which is the same for all elements of a vector or the next one for each.
-struct Normalised {
-    S* out;
-    const S* x;
-    const Norm& norm;
+template <int N, class How> struct Walked {
+    Made<N, How> made;
     const Walk<2>& walk;
 
     template <int V> __device__ void at(const Offsets<2>& offsets) const {
-        Pack<S, V> xs = load<V>(x + offsets.at[0], true), result;
-        Affine affine = {};
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
+        typename How::Of of = {};
+        made.template pack<V>(offsets.at[0], [&](int v) {
             if (v == 0 || walk.moves(1)) {
-                affine = norm.of(offsets.at[1] + v);
+                of = made.how.of(offsets.at[1] + v);
             }
-            result.at[v] = norm.value(xs.at[v], affine);
-        }
-        store<V>(out + offsets.at[0], result);
+            return of;
+        });
     }
 };
-extern "C" __global__ void NAMED(batch_norm, DTYPE)(S* out, const S* x, NORM, const __grid_constant__ Walk<2> walk) {
-    for_vectors<lanes_of<S, S>>(walk, Normalised{out, x, {mean, var, weight, bias, (T)eps, relu != 0}, walk});
-}
-
-struct Gradient {
-    S* out;
-    const S* x;
-    const S* g;
-    const Slopes& slopes;
-    const Walk<2>& walk;
-
-    template <int V> __device__ void at(const Offsets<2>& offsets) const {
-        Pack<S, V> xs = load<V>(x + offsets.at[0], true), gs = load<V>(g + offsets.at[0], true), result;
-        Slope slope = {};
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-            if (v == 0 || walk.moves(1)) {
-                slope = slopes.of(offsets.at[1] + v);
-            }
-            result.at[v] = slopes.value(xs.at[v], gs.at[v], slope);
-        }
-        store<V>(out + offsets.at[0], result);
-    }
-};
-extern "C" __global__ void NAMED(batch_norm_grad, DTYPE)(S* out, const S* x, const S* g, NORM, const Two<T>* sums, f64 count,
-                                                         const __grid_constant__ Walk<2> walk) {
-    Norm norm = {mean, var, weight, bias, (T)eps, relu != 0};
-    for_vectors<lanes_of<S, S>>(walk, Gradient{out, x, g, {norm, sums, (T)count}, walk});
-}
-
 // The same for images of one element, with channels side by side: threads x have V of them each, for which they look up what they
 // need once, and go over the pixels that are theirs.
-template <int V, class Body> __device__ inline void for_own_pixels(u64 channels, u64 pixels, Body body) {
+template <int N, class How> __device__ inline void make_columns(const Made<N, How>& made, u64 channels, u64 pixels) {
+    constexpr int V = lanes_of<S, S>;
+    u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * V;
+    if (first >= channels) {
+        return;
+    }
+    typename How::Of of[V];
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        of[v] = made.how.of(first + v);
+    }
     for (u64 p = (u64)blockIdx.y * blockDim.y + threadIdx.y; p < pixels; p += (u64)gridDim.y * blockDim.y) {
-        body(p * channels + ((u64)blockIdx.x * blockDim.x + threadIdx.x) * V);
+        made.template pack<V>(p * channels + first, [&](int v) { return of[v]; });
     }
 }
-extern "C" __global__ void __launch_bounds__(THREADS) NAMED(batch_norm_columns, DTYPE)(S* out, const S* x, NORM, u64 channels,
-                                                                                       u64 pixels) {
-    constexpr int V = lanes_of<S, S>;
-    u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * V;
-    if (first >= channels) {
-        return;
+#define MADE(name, N, How, images, how, ...)                                                                                 \
+    extern "C" __global__ void NAMED(name, DTYPE)(S * out, __VA_ARGS__, const __grid_constant__ Walk<2> walk) {              \
+        for_vectors<lanes_of<S, S>>(walk, Walked<N, How>{{out, images, how}, walk});                                         \
+    }                                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAMED(name##_columns, DTYPE)(S * out, __VA_ARGS__, u64 channels,   \
+                                                                                       u64 pixels) {                         \
+        make_columns(Made<N, How>{out, images, how}, channels, pixels);                                                      \
     }
-    Norm norm = {mean, var, weight, bias, (T)eps, relu != 0};
-    Affine affine[V];
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-        affine[v] = norm.of(first + v);
-    }
-    for_own_pixels<V>(channels, pixels, [&](u64 at) {
-        Pack<S, V> xs = load<V>(x + at, true), result;
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-            result.at[v] = norm.value(xs.at[v], affine[v]);
-        }
-        store<V>(out + at, result);
-    });
-}
-extern "C" __global__ void __launch_bounds__(THREADS) NAMED(batch_norm_grad_columns, DTYPE)(
-    S* out, const S* x, const S* g, NORM, const Two<T>* sums, f64 count, u64 channels, u64 pixels) {
-    constexpr int V = lanes_of<S, S>;
-    u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * V;
-    if (first >= channels) {
-        return;
-    }
-    Slopes slopes = {{mean, var, weight, bias, (T)eps, relu != 0}, sums, (T)count};
-    Slope slope[V];
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-        slope[v] = slopes.of(first + v);
-    }
-    for_own_pixels<V>(channels, pixels, [&](u64 at) {
-        Pack<S, V> xs = load<V>(x + at, true), gs = load<V>(g + at, true), result;
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-            result.at[v] = slopes.value(xs.at[v], gs.at[v], slope[v]);
-        }
-        store<V>(out + at, result);
-    });
-}
+#define ONE {x}
+#define TWO {x, g}
+#define SLOPES Slopes{NORM_GIVEN, sums, (T)count}
+MADE(batch_norm, 1, Norm, ONE, NORM_GIVEN, const S* x, NORM)
+MADE(batch_norm_grad, 2, Slopes, TWO, SLOPES, const S* x, const S* g, NORM, const Two<T>* sums, f64 count)
 
 // Statistics of all batches so far, moved towards those of one: running = running kept + batch moved or, without `kept` and
 // `moved`, by a share of 1 / count. One block.

@@ -31,17 +31,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(norm_of, DTYPE)(cons
     }
 }
 
+// out = x factor in a range, of which a thread has every THREADS-th element; whether its own are finite
+__device__ inline bool scale_range(const Tensor<S, 2>& tensor, u64 start, u64 end, T factor) {
+    S* out = tensor.operands[0];
+    const S* x = tensor.operands[1];
+    bool finite = true;
+#pragma unroll 4
+    for (u64 i = start + threadIdx.x; i < end; i += THREADS) {
+        T value = (T)x[i];
+        finite &= value - value == 0;
+        out[i] = mul_rounded(value, factor);
+    }
+    return finite;
+}
+
 // out = x scale
 extern "C" __global__ void __launch_bounds__(THREADS) NAMED(scale_all, DTYPE)(const __grid_constant__ Table<Tensor<S, 2>> tensors, const T* scale) {
     T factor = *scale;
-    for_ranges(tensors, [&](const Tensor<S, 2>& tensor, u64 start, u64 end, u32) {
-        S* out = tensor.operands[0];
-        const S* x = tensor.operands[1];
-#pragma unroll 4
-        for (u64 i = start + threadIdx.x; i < end; i += THREADS) {
-            out[i] = mul_rounded((T)x[i], factor);
-        }
-    });
+    for_ranges(tensors, [&](const Tensor<S, 2>& tensor, u64 start, u64 end, u32) { scale_range(tensor, start, end, factor); });
 }
 
 // out = x / scale, parts[b] = 1 if an element of part b is not finite, else 0
@@ -49,16 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     NAMED(unscale_all, DTYPE)(const __grid_constant__ Table<Tensor<S, 2>> tensors, const T* scale, T* parts) {
     T factor = (T)1 / *scale;
     for_ranges(tensors, [&](const Tensor<S, 2>& tensor, u64 start, u64 end, u32 part) {
-        S* out = tensor.operands[0];
-        const S* x = tensor.operands[1];
-        bool finite = true;
-#pragma unroll 4
-        for (u64 i = start + threadIdx.x; i < end; i += THREADS) {
-            T value = (T)x[i];
-            finite &= value - value == 0;
-            out[i] = mul_rounded(value, factor);
-        }
-        bool any = __syncthreads_or(!finite);
+        bool any = __syncthreads_or(!scale_range(tensor, start, end, factor));
         if (threadIdx.x == 0) {
             parts[part] = any ? (T)1 : (T)0;
         }

@@ -13,12 +13,12 @@ use device::{DType, Error, Result, Stream};
 use smallvec::SmallVec;
 
 use super::copy::{enqueue_copy, fill};
+pub(crate) use super::elementwise::relu;
 use super::libraries::{ConvAlgorithm, ConvPass};
 use super::matmul::{Onto, Product};
 use super::walk::{ByValue, THREADS, blocks, plane_blocks};
-use super::{Family, elementwise, family, kernel_name, type_name};
+use super::{Family, family, kernel_name, type_name};
 use crate::command::Address;
-use crate::functions::{Function, UnaryOp};
 use crate::geometry::ConvGeometry;
 use crate::loops::{LoopAxis, Loops, Places};
 use crate::matrices::{MatrixBatch, MatrixLayout};
@@ -155,12 +155,6 @@ impl Parts {
     fn stored(self) -> usize {
         if self.is_whole { 0 } else { self.all }
     }
-}
-
-/// Enqueues `out = max(out, 0)` of so many elements.
-pub(crate) fn relu(queue: &Queue<'_>, dtype: DType, out: Address, elements: usize) -> Result<()> {
-    let places = Places::Run { elements, steps: [1; 2] };
-    elementwise::run(queue, Function::Unary(UnaryOp::Relu, dtype), &places, [out; 2])
 }
 
 /// Enqueues a convolution by an algorithm of cuDNN.

@@ -55,25 +55,6 @@ unsafe fn enqueue_fill(
     })
 }
 
-pub(crate) fn copy(
-    queue: &Queue<'_>,
-    (to, from): (DType, DType),
-    places: &Places<2>,
-    operands: [Address; 2],
-) -> Result<()> {
-    if from != to {
-        let (program, kernel) = cast_kernel(to, from);
-        let sizes = [to, from].map(DType::size_bytes);
-        return Map { program, kernel: &kernel, sizes, numbers: &[] }.enqueue(
-            queue,
-            &places.loops(),
-            operands,
-        );
-    }
-    // SAFETY: `places` was made from the layouts of the operands, which the command writes and reads.
-    unsafe { enqueue_copy(queue, to.size_bytes(), &places.loops(), operands) }
-}
-
 /// The kernel that converts between two types, and its program.
 pub(super) fn cast_kernel(to: DType, from: DType) -> (&'static Program, String) {
     let half = [DType::BF16, DType::F16].into_iter().find(|half| [to, from].contains(half));

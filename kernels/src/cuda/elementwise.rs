@@ -76,6 +76,12 @@ pub(crate) fn run<const N: usize>(
     let arguments = function.arguments();
     let types = |k: usize| if k == 0 { function.result() } else { arguments[k - 1] };
     let sizes: [usize; N] = std::array::from_fn(|k| types(k).size_bytes());
+    if let (Function::Copy { to, from }, &[out, x]) = (function, &operands[..])
+        && to == from
+    {
+        // SAFETY: `places` was made from the layouts of the operands, which the command writes and reads.
+        return unsafe { copy::enqueue_copy(queue, sizes[0], &places.counted().loops(), [out, x]) };
+    }
     let (program, kernel) = match function {
         Function::Copy { to, from } => copy::cast_kernel(to, from),
         Function::Not => (&copy::COPY, kernel_name(&["logical_not"], "bool")),
@@ -87,6 +93,12 @@ pub(crate) fn run<const N: usize>(
     };
     let map = Map { program, kernel: &kernel, sizes, numbers: &numbers(function) };
     map.enqueue(queue, &places.loops(), operands)
+}
+
+/// Enqueues `out = max(out, 0)` of so many elements.
+pub(crate) fn relu(queue: &Queue<'_>, dtype: DType, out: Address, elements: usize) -> Result<()> {
+    let places = Places::Run { elements, steps: [1; 2] };
+    run(queue, Function::Unary(UnaryOp::Relu, dtype), &places, [out; 2])
 }
 
 /// The numbers that a function takes, as bits.

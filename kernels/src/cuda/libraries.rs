@@ -20,47 +20,33 @@ use dnn::describe;
 use device::cuda::Queue;
 use device::{DType, Device, Result, Stream};
 
-/// What becomes of a product before it is rounded and stored.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Epilogue {
-    /// A vector of `m` elements of `c`'s type that is added to each column.
-    pub(crate) bias: Option<*const u8>,
-    /// Whether the positive part is taken then: `max(x, 0)`, which keeps NaN.
-    pub(crate) relu: bool,
-}
-
-/// A matrix product as BLAS has it, column-major: `c = op(a) op(b)`, or `c + op(a) op(b)`, and the epilogue.
+/// A matrix product as BLAS has it, column-major and without addresses: `c = op(a) op(b)`, or `c + op(a) op(b)`.
 ///
 /// `op(a)` is `m x k`, `op(b)` is `k x n`, `c` is `m x n`; the leading dimensions and the steps from one product of the
 /// batch to the next count elements.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Gemm {
     /// Of `a` and `b`: F32, F64, BF16 or F16. Products are made, and sums taken, in its
     /// [`compute_dtype`](DType::compute_dtype).
     pub(crate) dtype: DType,
-    /// Whether factors in F32 are rounded to TF32.
-    pub(crate) tf32: bool,
     /// Of `c`: `dtype`, or its [`compute_dtype`](DType::compute_dtype).
     pub(crate) c_dtype: DType,
-    pub(crate) transa: bool,
-    pub(crate) transb: bool,
-    pub(crate) m: usize,
-    pub(crate) n: usize,
-    pub(crate) k: usize,
-    pub(crate) a: *const u8,
-    pub(crate) lda: usize,
-    pub(crate) stride_a: i64,
-    pub(crate) b: *const u8,
-    pub(crate) ldb: usize,
-    pub(crate) stride_b: i64,
-    /// Adds to `c` instead of replacing it.
-    pub(crate) accumulate: bool,
-    pub(crate) c: *mut u8,
-    pub(crate) ldc: usize,
-    pub(crate) stride_c: i64,
+    /// Whether factors in F32 are rounded to TF32.
+    pub(crate) tf32: bool,
+    /// Whether `a` and `b` are transposed.
+    pub(crate) transposed: [bool; 2],
+    /// m, n and k.
+    pub(crate) sizes: [usize; 3],
+    /// Leading dimensions of `a`, `b` and `c`, and those that follow likewise.
+    pub(crate) leading: [usize; 3],
+    /// 0 without a batch.
+    pub(crate) steps: [i64; 3],
     /// How many products.
     pub(crate) batch: usize,
-    pub(crate) epilogue: Epilogue,
+    /// Whether a vector of `m` elements of `c`'s type is added to each column before that is rounded and stored.
+    pub(crate) bias: bool,
+    /// Whether the positive part is taken then: `max(x, 0)`, which keeps NaN.
+    pub(crate) relu: bool,
 }
 
 /// Which operand of a convolution is made of the two others.

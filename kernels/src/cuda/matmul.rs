@@ -5,12 +5,11 @@ use device::{DType, Result};
 
 use super::copy::enqueue_copy;
 use super::elementwise;
-use super::libraries::{self, Epilogue, Gemm};
+use super::libraries::{self, Gemm};
 use super::walk::{ByValue, MAX_Y, Walk};
 use super::{Family, family, kernel_name, type_name};
 use crate::command::Address;
-use crate::functions::{Function, UnaryOp};
-use crate::loops::{LoopAxis, Loops, Places};
+use crate::loops::{LoopAxis, Loops};
 use crate::matrices::{MatrixBatch, MatrixLayout};
 
 pub(super) static PROGRAMS: Family = family!("matmul", FLOATS, "matmul.cu");
@@ -129,13 +128,7 @@ impl Product<'_> {
         if self.relu && !positive {
             let each = self.batch.c.rows * self.batch.c.columns;
             let elements = axes.iter().map(|axis| axis.size).product::<usize>() * each;
-            let places = Places::Run { elements, steps: [1; 2] };
-            return elementwise::run(
-                queue,
-                Function::Unary(UnaryOp::Relu, self.c_dtype),
-                &places,
-                [at[0]; 2],
-            );
+            return elementwise::relu(queue, self.c_dtype, at[0], elements);
         }
         Ok(())
     }
@@ -154,30 +147,28 @@ impl Product<'_> {
     ) -> Result<bool> {
         let [c, a, b] = at.map(|address| address.0);
         let (a, b) = if self.row_major() { (b, a) } else { (a, b) };
-        let gemm = Gemm { a, b, c, ..*gemm };
         let ways = if self.relu { &[true, false][..] } else { &[false] };
         let bias = match self.onto {
             Onto::Row(row, step) => {
                 let fits = self.row_major() && (step == 1 || self.batch.c.columns == 1);
                 // Results of 16 bits are rounded before the library adds the bias, and once more.
-                Some(row.0.cast_const()).filter(|_| fits && !self.c_dtype.is_half())
+                Some(row.0).filter(|_| fits && !self.c_dtype.is_half())
             }
             Onto::Nothing | Onto::Held => None,
         };
         // SAFETY: the caller promises that the matrices along `inner` and the row lie in buffers that the command
         // writes and reads. `gemm` describes them, and the workspace has the size that its algorithm asked for.
         unsafe {
-            for &relu in ways.iter().filter(|_| bias.is_some()) {
-                let gemm = Gemm { epilogue: Epilogue { bias, relu }, ..gemm };
-                if libraries::gemm(queue, &gemm, self.workspace)? {
+            for (&relu, bias) in ways.iter().filter_map(|relu| Some((relu, bias?))) {
+                let gemm = Gemm { bias: true, relu, ..*gemm };
+                if libraries::gemm(queue, &gemm, false, [a, b, c, bias], self.workspace)? {
                     return Ok(relu);
                 }
             }
             self.start(queue, &[*inner], at[0])?;
             for &relu in ways {
-                let epilogue = Epilogue { bias: None, relu };
-                let gemm = Gemm { accumulate: self.accumulates(), epilogue, ..gemm };
-                if libraries::gemm(queue, &gemm, self.workspace)? {
+                let (gemm, at) = (Gemm { relu, ..*gemm }, [a, b, c, std::ptr::null_mut()]);
+                if libraries::gemm(queue, &gemm, self.accumulates(), at, self.workspace)? {
                     return Ok(relu);
                 }
             }
@@ -216,39 +207,28 @@ impl Product<'_> {
         // C' = B' A' for a row-major C.
         let MatrixBatch { c, a, b, .. } = *self.batch;
         let (c, a, b, order) = if self.row_major() {
-            (c.transposed(), b.transposed(), a.transposed(), [0, 2, 1])
+            (c.transposed(), b.transposed(), a.transposed(), [2, 1, 0])
         } else {
-            (c, a, b, [0, 1, 2])
+            (c, a, b, [1, 2, 0])
         };
-        let [stride_c, stride_a, stride_b] = order.map(|k| batch.strides[k] as i64);
+        let step = |k: usize| if batch.size > 1 { batch.strides[k] as i64 } else { 0 };
         let (false, ldc) = leading(c)? else { return None };
         let ((transa, lda), (transb, ldb)) = (leading(a)?, leading(b)?);
-        let (m, n, k) = (c.rows, c.columns, a.columns);
-        if k == 0 || [m, n, k, batch.size].iter().any(|&size| i32::try_from(size).is_err()) {
+        let sizes = [c.rows, c.columns, a.columns];
+        if sizes[2] == 0 || sizes.iter().chain([&batch.size]).any(|&size| i32::try_from(size).is_err()) {
             return None;
         }
-        let none = std::ptr::null_mut();
         Some(Gemm {
             dtype: self.dtype,
-            tf32: self.tf32,
             c_dtype: self.c_dtype,
-            transa,
-            transb,
-            m,
-            n,
-            k,
-            a: none,
-            lda,
-            stride_a,
-            b: none,
-            ldb,
-            stride_b,
-            accumulate: false,
-            c: none,
-            ldc,
-            stride_c,
+            tf32: self.tf32 && self.dtype == DType::F32,
+            transposed: [transa, transb],
+            sizes,
+            leading: [lda, ldb, ldc],
+            steps: order.map(step),
             batch: batch.size,
-            epilogue: Epilogue::default(),
+            bias: false,
+            relu: false,
         })
     }
 

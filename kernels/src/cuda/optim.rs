@@ -41,23 +41,6 @@ pub(crate) fn program_of(formula: &Formula, stored: DType) -> &'static Program {
 
 const THREADS: u32 = 256;
 
-/// `StepNumbers` of the program, the numbers as bits of the type that is computed in.
-#[repr(C)]
-struct NumberBits {
-    flags: u64,
-    numbers: [u64; MAX_NUMBERS],
-}
-
-// SAFETY: all fields are words of 64 bits, so `repr(C)` adds no padding.
-unsafe impl ByValue for NumberBits {}
-
-/// `Operands` of the program.
-#[repr(C)]
-struct One<const N: usize>([u64; N]);
-
-// SAFETY: an array of words of 64 bits has no padding.
-unsafe impl<const N: usize> ByValue for One<N> {}
-
 /// Enqueues steps that are all like `first`. With `adds`, the last operand of each is what is added to the gradient first, and
 /// all are [dense](Stepped::is_dense).
 pub(crate) fn enqueue<'a>(
@@ -74,10 +57,10 @@ pub(crate) fn enqueue<'a>(
         stored: *stored,
         adds,
         has_last: stored != dtype || adds,
-        numbers: NumberBits {
-            flags: flags.into(),
-            numbers: numbers.map(|number| number_bits(*dtype, number)),
-        },
+        numbers: std::array::from_fn(|word| match word {
+            0 => flags.into(),
+            _ => number_bits(*dtype, numbers[word - 1]),
+        }),
     };
     match formula.states + usize::from(kernels.has_last) {
         0 => kernels.run::<2>(queue, tensors),
@@ -98,7 +81,8 @@ struct Kernels {
     adds: bool,
     /// Whether the last operand is another one than what is stepped.
     has_last: bool,
-    numbers: NumberBits,
+    /// `StepNumbers` of the program: the flags, then numbers as bits of the type that is computed in.
+    numbers: [u64; 1 + MAX_NUMBERS],
 }
 
 impl Kernels {
@@ -114,7 +98,8 @@ impl Kernels {
         let alone = |(stepped, _): &(&Stepped, _)| !stepped.is_dense() && stepped.loops.elements > 0;
         for (Stepped { loops, .. }, operands) in tensors.clone().filter(alone) {
             let walk = Walk::of(queue.op(), loops)?;
-            let one = One(first(&operands).map(|at| at.0.addr() as u64));
+            // `Operands` of the program.
+            let one = first(&operands).map(|at| at.0.addr() as u64);
             let args = [one.arg(), self.numbers.arg(), walk.arg()];
             let kernel = self.kernel("_strided");
             // SAFETY: the kernel takes these arguments, and the walk is that of the operands.

@@ -13,29 +13,19 @@ template <class J, class E> __device__ inline void join_parts(const S* parts, u3
     }
 }
 
-// out = ((part 0 + part 1) + part 2) + ..
-extern "C" __global__ void __launch_bounds__(THREADS) NAMED(sum_parts, DTYPE)(const S* parts, u32 count, u64 elements, S* out) {
-    join_parts(parts, count, elements, out, [](T a, T b) { return add(a, b); }, [](T x) { return x; });
-}
+#define PARTS(name, join, end)                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAMED(name##_parts, DTYPE)(const S* parts, u32 count, u64 elements, S* out) { \
+        join_parts(parts, count, elements, out, [](T a, T b) { return join(a, b); }, [&](T x) { return end; });                     \
+    }
 
+// out = ((part 0 + part 1) + part 2) + ..
+PARTS(sum, add, x)
 #if FLOATS
 // The sum / count, which is rounded once.
-extern "C" __global__ void __launch_bounds__(THREADS) NAMED(mean_parts, DTYPE)(const S* parts, u32 count, u64 elements, S* out) {
-    join_parts(parts, count, elements, out, [](T a, T b) { return add(a, b); }, [&](T sum) { return sum / (T)count; });
-}
+PARTS(mean, add, x / (T)count)
 #endif
-
 // out = ((part 0 part 1) part 2) ..
-extern "C" __global__ void __launch_bounds__(THREADS) NAMED(prod_parts, DTYPE)(const S* parts, u32 count, u64 elements, S* out) {
-    join_parts(parts, count, elements, out, [](T a, T b) { return mul(a, b); }, [](T x) { return x; });
-}
-
-// The largest; NaN if there is one.
-extern "C" __global__ void __launch_bounds__(THREADS) NAMED(max_parts, DTYPE)(const S* parts, u32 count, u64 elements, S* out) {
-    join_parts(parts, count, elements, out, [](T a, T b) { return maximum(a, b); }, [](T x) { return x; });
-}
-
-// The smallest; NaN if there is one.
-extern "C" __global__ void __launch_bounds__(THREADS) NAMED(min_parts, DTYPE)(const S* parts, u32 count, u64 elements, S* out) {
-    join_parts(parts, count, elements, out, [](T a, T b) { return minimum(a, b); }, [](T x) { return x; });
-}
+PARTS(prod, mul, x)
+// The largest and the smallest; NaN if there is one.
+PARTS(max, maximum, x)
+PARTS(min, minimum, x)

@@ -36,6 +36,8 @@ pub(crate) unsafe trait ByValue: Sized {
 // SAFETY: an array of words has no padding.
 unsafe impl<const N: usize> ByValue for [u32; N] {}
 // SAFETY: an array of words has no padding.
+unsafe impl<const N: usize> ByValue for [u64; N] {}
+// SAFETY: an array of words has no padding.
 unsafe impl<const N: usize> ByValue for [i64; N] {}
 
 /// `Axis` of the prelude.

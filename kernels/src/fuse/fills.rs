@@ -24,24 +24,16 @@ struct Filled {
 
 /// `index_add` on out, source and indices.
 #[derive(Clone)]
-struct IndexSums {
-    dtype: DType,
-    rows: IndexedRows,
-    operands: (Address, Address, Address),
+pub(crate) struct IndexSums {
+    pub(crate) dtype: DType,
+    pub(crate) rows: IndexedRows,
+    pub(crate) operands: (Address, Address, Address),
 }
 
 impl Fusible {
     pub(crate) fn fill(bits: u64, places: &Places<1>, out: Address) -> Option<Box<dyn Any>> {
         let loops = places.loops();
         Fusible::of(Filled { bits, out, run: loops.is_run().then_some(loops.elements) })
-    }
-
-    pub(crate) fn index_add(
-        dtype: DType,
-        rows: &IndexedRows,
-        operands: (Address, Address, Address),
-    ) -> Option<Box<dyn Any>> {
-        Fusible::of(IndexSums { dtype, rows: rows.clone(), operands })
     }
 }
 

@@ -1,11 +1,9 @@
 //! Cross-entropy and its gradient in one command, which reads the logits once.
 
-use std::any::Any;
-
 use device::cuda::Queue;
 use device::{Binder, DType, Result};
 
-use super::{Fuser, Fusible, Fusion};
+use super::{Fuser, Fusion};
 use crate::command::{Address, Held};
 use crate::cpu::lanes::Lanes;
 use crate::cpu::loss as cpu;
@@ -15,38 +13,20 @@ use crate::par::Workers;
 
 /// Cross-entropy of each row, on logits, labels, losses and the logarithms of sums.
 #[derive(Clone)]
-struct Losses {
-    dtype: DType,
-    classes: Classes<1>,
-    operands: (Address, Address, Address, Address),
+pub(crate) struct Losses {
+    pub(crate) dtype: DType,
+    pub(crate) classes: Classes<1>,
+    pub(crate) operands: (Address, Address, Address, Address),
 }
 
 /// The gradient of the logits; the logits, the gradient of the losses and the logarithms of sums; and labels.
 type SlopeOperands = (Address, [Address; 3], Address);
 
 #[derive(Clone)]
-struct LossSlopes {
-    dtype: DType,
-    classes: Classes<2>,
-    operands: SlopeOperands,
-}
-
-impl Fusible {
-    pub(crate) fn loss(
-        dtype: DType,
-        classes: &Classes<1>,
-        operands: (Address, Address, Address, Address),
-    ) -> Option<Box<dyn Any>> {
-        Fusible::of(Losses { dtype, classes: classes.clone(), operands })
-    }
-
-    pub(crate) fn loss_grad(
-        dtype: DType,
-        classes: &Classes<2>,
-        operands: SlopeOperands,
-    ) -> Option<Box<dyn Any>> {
-        Fusible::of(LossSlopes { dtype, classes: classes.clone(), operands })
-    }
+pub(crate) struct LossSlopes {
+    pub(crate) dtype: DType,
+    pub(crate) classes: Classes<2>,
+    pub(crate) operands: SlopeOperands,
 }
 
 impl LossSlopes {

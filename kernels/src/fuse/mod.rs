@@ -26,8 +26,12 @@ use crate::par::{Workers, workers};
 use crate::reduction::{Axes, ReduceOp, Reduction};
 use crate::rule_step::Stepped;
 use crate::rules::OPERANDS;
+pub(crate) use fills::IndexSums;
+pub(crate) use loss::{LossSlopes, Losses};
 use many::NormWeights;
 use merge::RuleUpdate;
+pub(crate) use norms::NormForward;
+pub(crate) use pools::MaxSlopes;
 
 /// Makes a captured step one of fewer commands, which computes the same, bit for bit:
 /// - commands whose results nobody uses are left out;
@@ -90,7 +94,8 @@ pub(crate) struct Folded {
 }
 
 impl Fusible {
-    fn of(what: impl Any) -> Option<Box<dyn Any>> {
+    /// Of one of the types that this module fuses; always some.
+    pub(crate) fn of(what: impl Any) -> Option<Box<dyn Any>> {
         Some(Box::new(Fusible(Box::new(what))))
     }
 

@@ -30,12 +30,12 @@ type SlopeOperands =
 
 /// A norm of each row.
 #[derive(Clone)]
-struct NormForward {
-    op: &'static str,
-    dtype: DType,
-    rows: (NormRows, usize),
-    eps: f64,
-    operands: NormOperands,
+pub(crate) struct NormForward {
+    pub(crate) op: &'static str,
+    pub(crate) dtype: DType,
+    pub(crate) rows: (NormRows, usize),
+    pub(crate) eps: f64,
+    pub(crate) operands: NormOperands,
 }
 
 /// The gradients of a norm, that of the elements among them.
@@ -48,15 +48,6 @@ struct NormSlopes {
 }
 
 impl Fusible {
-    pub(crate) fn norm(
-        (op, dtype): (&'static str, DType),
-        rows: (NormRows, usize),
-        eps: f64,
-        operands: NormOperands,
-    ) -> Option<Box<dyn Any>> {
-        Fusible::of(NormForward { op, dtype, rows, eps, operands })
-    }
-
     pub(crate) fn norm_grad(
         (op, dtype): (&'static str, DType),
         rows: (NormRows, usize),

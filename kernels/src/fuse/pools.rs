@@ -1,11 +1,9 @@
 //! Gradients of max pooling that a ReLU before it masks: only what the ReLU let through has a gradient, and only that is written.
 
-use std::any::Any;
-
 use device::cuda::Queue;
 use device::{Binder, DType, Result};
 
-use super::{Fuser, Fusible, Fusion, Mapped};
+use super::{Fuser, Fusion, Mapped};
 use crate::command::{Address, Held};
 use crate::cpu::lanes::Lanes;
 use crate::cpu::pool as cpu;
@@ -17,24 +15,14 @@ use crate::window::Window;
 
 /// The gradient of max pooling.
 #[derive(Clone)]
-struct MaxSlopes {
+pub(crate) struct MaxSlopes {
     /// Those of the elements and of the indices.
-    types: [DType; 2],
-    planes: (Planes, Window),
+    pub(crate) types: [DType; 2],
+    pub(crate) planes: (Planes, Window),
     /// The gradient of the images and that of the maxima, and the indices.
-    operands: [Address; 3],
+    pub(crate) operands: [Address; 3],
     /// The ReLU's result, which masks the gradient.
-    positive: Option<Address>,
-}
-
-impl Fusible {
-    pub(crate) fn max_grad(
-        types: [DType; 2],
-        planes: (Planes, Window),
-        operands: [Address; 3],
-    ) -> Option<Box<dyn Any>> {
-        Fusible::of(MaxSlopes { types, planes, operands, positive: None })
-    }
+    pub(crate) positive: Option<Address>,
 }
 
 /// Lets gradients of max pooling be masked where they are written.

@@ -32,6 +32,7 @@ pub(super) enum Call {
 unsafe impl Send for Call {}
 
 /// A kernel without its arguments.
+#[derive(Clone, PartialEq)]
 pub(super) struct Kernel {
     pub(super) function: Function,
     pub(super) grid: Grid,

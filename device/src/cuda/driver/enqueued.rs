@@ -12,13 +12,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::ffi::sys;
-use nodes::CapturedNode;
+use nodes::{CapturedKernel, CapturedNode};
 
-use super::Grid;
-use super::enqueue::{Arguments, Call, Cluster, Kernel, Words};
+use super::enqueue::{Call, Kernel, Words};
 use super::graph::Graph;
 use super::launcher::CommandId;
-use super::module::Function;
 use super::stream::DriverStream;
 use crate::{KernelRecord, Result};
 
@@ -55,10 +53,7 @@ struct Found {
 
 /// A kernel and its arguments.
 struct Launch {
-    function: Function,
-    grid: Grid,
-    cluster: Cluster,
-    arguments: Arguments,
+    kernel: Kernel,
     words: Box<[u64]>,
     addresses: Box<[AddressWord]>,
 }
@@ -169,10 +164,12 @@ fn shifted(operands: &Addresses, shifts: &[u64; 5]) -> Addresses {
 impl Launch {
     /// A node of three captures, the first with `operands` and the others with them shifted, as a launch; `None` if it is none.
     fn of(nodes: [&CapturedNode; 3], operands: &Addresses) -> Option<Launch> {
-        let [first, second, third] = nodes.map(|node| node.kernel.as_ref().filter(|_| node.is_next));
+        let [first, second, third] =
+            nodes.map(|node| node.kernel.as_ref().filter(|kernel| node.is_next && kernel.is_plain));
         let (first, second, third) = (first?, second?, third?);
-        let arguments = first.arguments.as_ref()?;
-        if !first.is_like(second) || !first.is_like(third) {
+        let is_like =
+            |other: &CapturedKernel| first.kernel == other.kernel && first.words.len() == other.words.len();
+        if !is_like(second) || !is_like(third) {
             return None;
         }
         let mut addresses = Vec::new();
@@ -186,27 +183,19 @@ impl Launch {
             let offset = value.wrapping_sub(operands[operand].addr() as u64);
             addresses.push(AddressWord { word, operand, offset });
         }
-        Some(Launch {
-            function: first.function,
-            grid: first.grid,
-            cluster: first.cluster,
-            arguments: arguments.clone(),
-            words: first.words.clone().into(),
-            addresses: addresses.into(),
-        })
+        let (kernel, words) = (first.kernel.clone(), first.words.clone().into());
+        Some(Launch { kernel, words, addresses: addresses.into() })
     }
 
     /// # Safety
     /// As for [`Enqueued::enqueue`].
     unsafe fn enqueue(&self, operands: &Addresses, stream: &DriverStream, command: CommandId) -> Result<()> {
-        let Launch { function, grid, cluster, ref arguments, .. } = *self;
         let mut words = Words::from_slice(&self.words);
         for &AddressWord { word, operand, offset } in &self.addresses {
             words[word] = (operands[operand].addr() as u64).wrapping_add(offset);
         }
-        let kernel = Kernel { function, grid, cluster, arguments: arguments.clone() };
         // SAFETY: the caller's promise; the function lives as long as the library.
-        unsafe { stream.enqueue(Call::Kernel(kernel), &mut words, command) }
+        unsafe { stream.enqueue(Call::Kernel(self.kernel.clone()), &mut words, command) }
     }
 }
 
@@ -217,8 +206,10 @@ mod tests {
 
     use smallvec::SmallVec;
 
-    use super::nodes::CapturedKernel;
     use super::*;
+    use crate::cuda::Grid;
+    use crate::cuda::driver::enqueue::{Arguments, Cluster};
+    use crate::cuda::driver::module::Function;
 
     const HERE: [usize; 5] = [0x7F00_0000_1000, 0x7F00_0020_0010, 0x7F00_0020_0010, 0, 0x7F00_4000_0000];
 
@@ -226,11 +217,14 @@ mod tests {
     fn node(words: &[u64]) -> CapturedNode {
         let (words, begins) = ([words, &[7]].concat(), [0, words.len() as u16]);
         let kernel = CapturedKernel {
-            function: Function(null_mut()),
+            kernel: Kernel {
+                function: Function(null_mut()),
+                grid: Grid::linear(3, 64),
+                cluster: Cluster::default(),
+                arguments: Arguments::Listed(SmallVec::from_slice(&begins)),
+            },
             name: "f".into(),
-            grid: Grid::linear(3, 64),
-            cluster: Cluster::default(),
-            arguments: Some(Arguments::Listed(SmallVec::from_slice(&begins))),
+            is_plain: true,
             words,
         };
         CapturedNode { kernel: Some(kernel), is_next: true }
@@ -252,7 +246,7 @@ mod tests {
         // The second and the third operand lie in one place, and are two.
         assert_eq!(addresses, [(0, 1, 0), (2, 0, 24), (4, 2, 0), (5, 4, 32), (6, 1, 0)]);
         assert_eq!(
-            (found.arguments, found.words[1], found.words[3]),
+            (found.kernel.arguments, found.words[1], found.words[3]),
             (Arguments::Listed(SmallVec::from_slice(&[0, 7])), 5, 0)
         );
     }
@@ -277,11 +271,11 @@ mod tests {
         let changes: [fn(&mut CapturedNode); 7] = [
             |node| node.kernel = None,
             |node| node.is_next = false,
-            |node| node.kernel.as_mut().unwrap().arguments = None,
-            |node| node.kernel.as_mut().unwrap().arguments = Some(Arguments::Buffer(24)),
-            |node| node.kernel.as_mut().unwrap().grid.blocks[0] = 4,
-            |node| node.kernel.as_mut().unwrap().cluster.size[0] = 2,
-            |node| node.kernel.as_mut().unwrap().function = Function(std::ptr::dangling_mut()),
+            |node| node.kernel.as_mut().unwrap().is_plain = false,
+            |node| node.kernel.as_mut().unwrap().kernel.arguments = Arguments::Buffer(24),
+            |node| node.kernel.as_mut().unwrap().kernel.grid.blocks[0] = 4,
+            |node| node.kernel.as_mut().unwrap().kernel.cluster.size[0] = 2,
+            |node| node.kernel.as_mut().unwrap().kernel.function = Function(std::ptr::dangling_mut()),
         ];
         for change in changes {
             let mut other = node(&[1, 2]);

@@ -35,7 +35,7 @@ pub(super) struct Compiled {
     was_kept: bool,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(super) struct Function(pub(super) sys::CUfunction);
 
 // SAFETY: the driver's handles belong to no thread.

@@ -14,7 +14,13 @@ pub(super) mod blas {
         }
     }
 
-    pub(in crate::cuda) unsafe fn gemm(_: &Queue<'_>, _: &Gemm, _: Workspace) -> Result<bool> {
+    pub(in crate::cuda) unsafe fn gemm(
+        _: &Queue<'_>,
+        _: &Gemm,
+        _: bool,
+        _: [*mut u8; 4],
+        _: Workspace,
+    ) -> Result<bool> {
         Ok(false)
     }
 }

@@ -39,47 +39,8 @@ const CANDIDATES: usize = 8;
 const MAX_ALIGNMENT: usize = 16;
 
 /// All that an algorithm is chosen by, so that products of one form give the same bits on every stream, and as part of a
-/// graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Form {
-    /// Of A and B.
-    dtype: DType,
-    c_dtype: DType,
-    tf32: bool,
-    transa: bool,
-    transb: bool,
-    /// m, n and k.
-    sizes: [usize; 3],
-    /// Leading dimensions of A, B and C, and those that follow likewise.
-    leading: [usize; 3],
-    steps: [i64; 3],
-    batch: usize,
-    /// Of the addresses.
-    alignment: [usize; 3],
-    /// Of the bias's address, if there is one.
-    bias: Option<usize>,
-    relu: bool,
-}
-
-impl Form {
-    fn of(g: &Gemm) -> Form {
-        let alignment = |at: *const u8| (1 << at.addr().trailing_zeros().min(31)).min(MAX_ALIGNMENT);
-        Form {
-            dtype: g.dtype,
-            c_dtype: g.c_dtype,
-            tf32: g.tf32 && g.dtype == DType::F32,
-            transa: g.transa,
-            transb: g.transb,
-            sizes: [g.m, g.n, g.k],
-            leading: [g.lda, g.ldb, g.ldc],
-            steps: if g.batch > 1 { [g.stride_a, g.stride_b, g.stride_c] } else { [0; 3] },
-            batch: g.batch,
-            alignment: [g.a, g.b, g.c.cast_const()].map(alignment),
-            bias: g.epilogue.bias.map(alignment),
-            relu: g.epilogue.relu,
-        }
-    }
-}
+/// graph: the product, and the alignments of A, B, C and the bias.
+type Form = (Gemm, [usize; 4]);
 
 /// How products of a form are made.
 struct Algorithm {
@@ -148,14 +109,14 @@ fn data_type(op: &'static str, dtype: DType) -> Result<blas::cudaDataType> {
 
 /// What a product and the terms that are there are multiplied with. They always lie in the same places, which kernels are told,
 /// though they do not look there.
-fn scalars(g: &Gemm) -> [*const c_void; 2] {
+fn scalars(g: &Gemm, accumulate: bool) -> [*const c_void; 2] {
     static SINGLE: [f32; 2] = [0.0, 1.0];
     static DOUBLE: [f64; 2] = [0.0, 1.0];
     let [zero, one] = match g.dtype {
         DType::F64 => DOUBLE.each_ref().map(|x| value(x).0),
         _ => SINGLE.each_ref().map(|x| value(x).0),
     };
-    [one, if g.accumulate { one } else { zero }]
+    [one, if accumulate { one } else { zero }]
 }
 
 /// The value of an attribute as the library takes it.
@@ -163,7 +124,7 @@ fn value<T>(of: &T) -> (*const c_void, usize) {
     (std::ptr::from_ref(of).cast(), size_of::<T>())
 }
 
-/// Enqueues a product. Its algorithm follows from types, sizes, steps and the addresses' alignment alone, so its result depends
+/// Enqueues a product at the addresses of A, B, C and the bias, added to what C holds if `accumulate`. Its algorithm follows from types, sizes, steps and the addresses' alignment alone, so its result depends
 /// on nothing that runs beside it. `false` if the library has no such product: then nothing was enqueued.
 ///
 /// # Safety
@@ -172,18 +133,25 @@ fn value<T>(of: &T) -> (*const c_void, usize) {
 /// # Errors
 /// `DTypeUnsupported`, `InvalidArgument` for a workspace that is smaller than a
 /// [dry run](device::Stream::dry_run) says, `StreamHeld`, `OutOfMemory`, `Driver`.
-pub(in crate::cuda) unsafe fn gemm(queue: &Queue<'_>, g: &Gemm, workspace: Workspace) -> Result<bool> {
+pub(in crate::cuda) unsafe fn gemm(
+    queue: &Queue<'_>,
+    g: &Gemm,
+    accumulate: bool,
+    operands: [*mut u8; 4],
+    workspace: Workspace,
+) -> Result<bool> {
     queue.with_room("a product", || {
-        if g.m == 0 || g.n == 0 || g.batch == 0 {
+        if g.sizes[..2].contains(&0) || g.batch == 0 {
             return Ok(true);
         }
         let blas = Blas::of(queue)?;
-        let Some(algorithm) = blas.algorithm(queue, g)? else { return Ok(false) };
-        let enqueued = &algorithm.enqueued[usize::from(g.accumulate)];
-        let bias = g.epilogue.bias.map_or(std::ptr::null_mut(), <*const u8>::cast_mut);
-        let operands = [g.a.cast_mut(), g.b.cast_mut(), g.c, bias];
+        let alignment = |at: *mut u8| (1 << at.addr().trailing_zeros().min(31)).min(MAX_ALIGNMENT);
+        let form = (*g, operands.map(alignment));
+        let Some(algorithm) = blas.algorithm(queue, form)? else { return Ok(false) };
+        let enqueued = &algorithm.enqueued[usize::from(accumulate)];
+        let scalars = scalars(g, accumulate);
         // SAFETY: as the caller promises, or captured, where addresses are recorded and never followed.
-        let call = |at: &Addresses, stream| unsafe { blas.call(g, &algorithm, at, stream) };
+        let call = |at: &Addresses, stream| unsafe { blas.call(g, scalars, &algorithm, at, stream) };
         // SAFETY: the caller's promise; all products of an algorithm have its form, and a product's kernels know of memory what
         // their arguments say.
         unsafe { queue.recorded(enqueued, operands, algorithm.workspace, workspace, call)? };
@@ -206,8 +174,7 @@ impl Blas {
     ///
     /// # Errors
     /// `StreamHeld` for the first product of a form while a stream is held: its kernels are loaded lazily.
-    fn algorithm(&self, queue: &Queue<'_>, g: &Gemm) -> Result<Option<Arc<Algorithm>>> {
-        let form = Form::of(g);
+    fn algorithm(&self, queue: &Queue<'_>, form: Form) -> Result<Option<Arc<Algorithm>>> {
         if let Some(known) = self.chosen.read().get(&form) {
             return Ok(known.clone());
         }
@@ -232,19 +199,15 @@ impl Blas {
     unsafe fn call(
         &self,
         g: &Gemm,
+        [alpha, beta]: [*const c_void; 2],
         algorithm: &Algorithm,
         &[a, b, c, bias, workspace]: &Addresses,
         stream: *mut c_void,
     ) -> Result<()> {
-        let [alpha, beta] = scalars(g);
-        let _one = match g.epilogue.bias {
-            None => None,
-            Some(_) => {
-                let one = algorithm.bias.lock();
-                set(&algorithm.operation, Of::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
-                Some(one)
-            }
-        };
+        let _one = g.bias.then(|| algorithm.bias.lock());
+        if g.bias {
+            set(&algorithm.operation, Of::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
         let [of_a, of_b, of_c] = algorithm.layouts.each_ref().map(|layout| layout.0);
         // SAFETY: handle and descriptions are live, the scalars are read before the call returns, and the caller answers for
         // the rest.
@@ -281,7 +244,11 @@ impl Drop for Blas {
 
 impl Algorithm {
     /// The library's choice for a form; `None` if it has none.
-    fn choose(op: &'static str, handle: blas::cublasLtHandle_t, form: &Form) -> Result<Option<Algorithm>> {
+    fn choose(
+        op: &'static str,
+        handle: blas::cublasLtHandle_t,
+        (form, alignment): &Form,
+    ) -> Result<Option<Algorithm>> {
         use blas::cublasComputeType_t as Compute;
         use blas::cublasLtMatmulPreferenceAttributes_t as Wanted;
         let (of_ab, of_c) = (data_type(op, form.dtype)?, data_type(op, form.c_dtype)?);
@@ -295,23 +262,23 @@ impl Algorithm {
         let create = |raw: &mut _| unsafe { blas::cublasLtMatmulDescCreate(raw, compute, of_scalars) };
         let operation = Owned::new("cublasLtMatmulDescCreate", create, blas::cublasLtMatmulDescDestroy)?;
         // As `cublasOperation_t` has it: 0 for a matrix as it is, 1 for its transpose.
-        set(&operation, Of::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(form.transa))?;
-        set(&operation, Of::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(form.transb))?;
+        set(&operation, Of::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(form.transposed[0]))?;
+        set(&operation, Of::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(form.transposed[1]))?;
         use blas::cublasLtEpilogue_t as Then;
         let epilogue = match (form.bias, form.relu) {
-            (None, false) => Then::CUBLASLT_EPILOGUE_DEFAULT,
-            (None, true) => Then::CUBLASLT_EPILOGUE_RELU,
-            (Some(_), false) => Then::CUBLASLT_EPILOGUE_BIAS,
-            (Some(_), true) => Then::CUBLASLT_EPILOGUE_RELU_BIAS,
+            (false, false) => Then::CUBLASLT_EPILOGUE_DEFAULT,
+            (false, true) => Then::CUBLASLT_EPILOGUE_RELU,
+            (true, false) => Then::CUBLASLT_EPILOGUE_BIAS,
+            (true, true) => Then::CUBLASLT_EPILOGUE_RELU_BIAS,
         };
         set(&operation, Of::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-        if let Some(alignment) = form.bias {
+        if form.bias {
             // The choice is made for the alignment of the address that is there.
-            set(&operation, Of::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &alignment)?;
+            set(&operation, Of::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &alignment[3])?;
         }
         let ([m, n, k], turned) =
             (form.sizes, |yes, (rows, columns)| if yes { (columns, rows) } else { (rows, columns) });
-        let shapes = [turned(form.transa, (m, k)), turned(form.transb, (k, n)), (m, n)];
+        let shapes = [turned(form.transposed[0], (m, k)), turned(form.transposed[1], (k, n)), (m, n)];
         let layout = |i: usize| {
             let ((rows, columns), dtype) = (shapes[i], [of_ab, of_ab, of_c][i]);
             layout(dtype, [rows, columns, form.leading[i]], (batch, form.steps[i]))
@@ -331,7 +298,7 @@ impl Algorithm {
         // Parts of a sum are kept as what it is computed in, also if the result has 16 bits, and added in a fixed order.
         let scheme = blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         prefer(Wanted::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, value(&scheme))?;
-        let [a, b, c] = form.alignment.map(|bytes| bytes as u32);
+        let [a, b, c, _] = alignment.map(|bytes| bytes as u32);
         prefer(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, value(&a))?;
         prefer(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, value(&b))?;
         prefer(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, value(&c))?;

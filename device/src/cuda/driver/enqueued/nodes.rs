@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::cuda::Grid;
 use crate::cuda::driver::call::{call, check};
-use crate::cuda::driver::enqueue::{Arguments, Cluster, END, POINTER, SIZE, append};
+use crate::cuda::driver::enqueue::{Arguments, Cluster, END, Kernel, POINTER, SIZE, append};
 use crate::cuda::driver::graph::Graph;
 use crate::cuda::driver::module::Function;
 use crate::{KernelRecord, Result};
@@ -23,12 +23,10 @@ pub(super) struct CapturedNode {
 
 /// A node's kernel.
 pub(super) struct CapturedKernel {
-    pub(super) function: Function,
+    pub(super) kernel: Kernel,
     pub(super) name: Box<str>,
-    pub(super) grid: Grid,
-    pub(super) cluster: Cluster,
-    /// `None` if function, grid, cluster and arguments are not all that a launch has to say.
-    pub(super) arguments: Option<Arguments>,
+    /// Whether the kernel and its arguments are all that a launch has to say.
+    pub(super) is_plain: bool,
     /// All arguments.
     pub(super) words: Vec<u64>,
 }
@@ -57,7 +55,7 @@ impl CapturedNode {
 
     /// What a recording says of it, if it is a kernel.
     pub(super) fn record(&self) -> Option<Result<KernelRecord>> {
-        self.kernel.as_ref().map(|kernel| kernel.function.describe(&kernel.name, kernel.grid))
+        self.kernel.as_ref().map(|node| node.kernel.function.describe(&node.name, node.kernel.grid))
     }
 }
 
@@ -80,15 +78,6 @@ fn edges(graph: &Graph) -> Result<Vec<(sys::CUgraphNode, sys::CUgraphNode)>> {
 }
 
 impl CapturedKernel {
-    /// Whether another one differs in words at most.
-    pub(super) fn is_like(&self, other: &CapturedKernel) -> bool {
-        self.function.0 == other.function.0
-            && self.grid == other.grid
-            && self.cluster == other.cluster
-            && self.arguments == other.arguments
-            && self.words.len() == other.words.len()
-    }
-
     /// What a node runs, if that is a kernel.
     ///
     /// # Safety
@@ -122,8 +111,10 @@ impl CapturedKernel {
         let (cluster, (arguments, words)) = unsafe { (Cluster::of(node)?, arguments(&params)?) };
         // SAFETY: the node is live and a kernel's, as its type says.
         let waits = unsafe { attribute(node, Attribute::CU_LAUNCH_ATTRIBUTE_COOPERATIVE)?.cooperative != 0 };
-        let arguments = arguments.filter(|_| !waits);
-        Ok(Some(CapturedKernel { function: Function(params.func), name, grid, cluster, arguments, words }))
+        let is_plain = arguments.is_some() && !waits;
+        let arguments = arguments.unwrap_or(Arguments::Buffer(0));
+        let kernel = Kernel { function: Function(params.func), grid, cluster, arguments };
+        Ok(Some(CapturedKernel { kernel, name, is_plain, words }))
     }
 }
 

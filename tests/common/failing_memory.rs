@@ -1,16 +1,16 @@
-//! A driver that fails on demand, for tests of whoever is above it.
+//! A driver that fails on demand, for tests of what is above it.
 
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{AddressSpace, HostMemory, MemoryDriver};
-use crate::{Error, ErrorKind, Result};
+use streamgrad::device::{AddressSpace, HostMemory, MemoryDriver};
+use streamgrad::{Error, ErrorKind, Result};
 
 /// Host memory of which some calls fail, counted from 1: those that obtain memory or addresses, and those that take
-/// the memory of pages. For tests.
+/// the memory of pages.
 #[derive(Debug)]
-pub struct FailingMemory {
+pub(crate) struct FailingMemory {
     host: HostMemory,
     in_place: bool,
     fails: Range<u64>,
@@ -19,12 +19,12 @@ pub struct FailingMemory {
 
 impl FailingMemory {
     /// Memory of which the calls in `fails` fail, with an [`AddressSpace`] where the host has one, if `in_place`.
-    pub fn new(in_place: bool, fails: Range<u64>) -> Self {
+    pub(crate) fn new(in_place: bool, fails: Range<u64>) -> Self {
         FailingMemory { host: HostMemory, in_place, fails, calls: AtomicU64::new(0) }
     }
 
     /// How many calls there were.
-    pub fn calls(&self) -> u64 {
+    pub(crate) fn calls(&self) -> u64 {
         self.calls.load(Ordering::SeqCst)
     }
 

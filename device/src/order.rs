@@ -47,7 +47,7 @@ impl Stream {
     ) -> Result<RunsOn> {
         // A read of what is named once more adds nothing.
         let uses = match uses {
-            [a, b, ..] if address(a) == address(b) && !a.write => &uses[1..],
+            [.., a, b] if address(a) == address(b) && !b.write => &uses[..uses.len() - 1],
             _ => uses,
         };
         // Most commands use few buffers, each once, and sort them in no time.

@@ -14,7 +14,7 @@ use crate::par::{Workers, workers};
 
 mod operands;
 
-pub(crate) use operands::{Address, Held, Raw, Read, Write, write_read};
+pub(crate) use operands::{Address, Held, Raw, Read, Write, WriteRead};
 use operands::{Check, Operands, Used, Uses};
 
 /// A kernel's operands, before it is launched.

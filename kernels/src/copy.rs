@@ -128,7 +128,10 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
 pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     let (from, to) = (x.dtype, out.dtype);
     let op = if from == to { "copy" } else { "cast" };
-    launch(stream, op, Function::Copy { to, from }, [out, x])
+    launch(stream, op, Function::Copy { to, from }, [out, x], move |places, workers, [out, x]| {
+        // SAFETY: these are the operands' types; see `launch`.
+        unsafe { cpu::copy((to, from), places, workers, out, x.src()) }
+    })
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Command, no_scalars, write_read};
-use crate::cpu::{copy, elementwise as cpu};
+use crate::command::{Command, WriteRead, no_scalars};
+use crate::cpu::elementwise as cpu;
 use crate::cuda::elementwise as cuda;
 use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Function, UnaryOp};
 use crate::fuse::Fusible;
@@ -11,7 +11,8 @@ use crate::layout::{Dst, View};
 use crate::loops::Places;
 use crate::par::Workers;
 
-/// Launches a function on operands of its types, of which the first is the result.
+/// Launches a function on operands of its types, of which the first is the result; `cpu` is its body for a CPU. The bodies'
+/// unsafe code relies on the places, which are those of the operands, and on what [`Command::launch`] checks.
 #[inline(always)]
 #[track_caller]
 pub(crate) fn launch<const N: usize>(
@@ -19,64 +20,21 @@ pub(crate) fn launch<const N: usize>(
     name: &'static str,
     function: Function,
     operands: [View<'_>; N],
+    cpu: impl Fn(&Places<N>, &Workers, [Dst<u8>; N]) + Send + Sync + 'static,
 ) -> Result<()> {
     let out = operands[0];
     for input in &operands[1..] {
         input.expect_shape_of(name, &out)?;
     }
     let places = Places::of(operands.each_ref().map(|operand| operand.layout));
-    Command::new(name, write_read(operands)).cost(out.layout.elements(), function.cost()).launch(
+    Command::new(name, WriteRead(operands)).cost(out.layout.elements(), function.cost()).launch(
         stream,
         (places, function),
         no_scalars,
         |(places, function), operands| Fusible::function(*function, places, operands),
-        // SAFETY: `places` was made from the layouts of these operands, whose types were checked; see
-        // `Command::launch`.
-        |(places, function), workers, operands| unsafe { run(*function, places, workers, operands) },
+        move |(places, _), workers, operands| cpu(places, workers, operands),
         |(places, function), queue, operands| cuda::run(queue, *function, places, operands),
     )
-}
-
-/// Runs a function on a CPU.
-///
-/// # Safety
-/// As for [`map1`](crate::cpu::walk::map1), with elements of the function's types.
-#[inline(always)]
-unsafe fn run<const N: usize>(
-    function: Function,
-    places: &Places<N>,
-    workers: &Workers,
-    operands: [Dst<u8>; N],
-) {
-    // SAFETY: the contract is the same.
-    unsafe {
-        match (function, &operands[..]) {
-            (Function::Unary(op, dtype), &[out, x]) => {
-                cpu::unary(op, dtype, places.counted(), workers, out, x.src());
-            }
-            (Function::Gradient(op, dtype), &[out, saved, g]) => {
-                cpu::unary_grad(op, dtype, places.counted(), workers, out, (saved.src(), g.src()));
-            }
-            (Function::Binary(op, dtype), &[out, x, y]) => {
-                cpu::binary(op, dtype, places.counted(), workers, out, (x.src(), y.src()));
-            }
-            (Function::BinaryGradient(op, dtype), &[out, x, y, g]) => {
-                cpu::binary_grad(op, dtype, places.counted(), workers, out, (x.src(), y.src(), g.src()));
-            }
-            (Function::Compare(op, dtype), &[out, x, y]) => {
-                cpu::compare(op, dtype, places.counted(), workers, out, (x.src(), y.src()));
-            }
-            (Function::Not, &[out, x]) => cpu::logical_not(places.counted(), workers, out, x.src()),
-            (Function::Where(dtype), &[out, condition, x, y]) => {
-                let inputs = (condition.src(), x.src(), y.src());
-                cpu::where_cond(dtype.size_bytes(), places.counted(), workers, out, inputs);
-            }
-            (Function::Copy { to, from }, &[out, x]) => {
-                copy::copy((to, from), places.counted(), workers, out, x.src());
-            }
-            _ => unreachable!("{} of {N} operands", function.name()),
-        }
-    }
 }
 
 impl UnaryOp {
@@ -122,7 +80,10 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
     op.check_scalar(dtype)?;
     let op = op.simplified();
     x.expect_dtype(name, dtype)?;
-    launch(stream, name, Function::Unary(op, dtype), [out, x])
+    launch(stream, name, Function::Unary(op, dtype), [out, x], move |places, workers, [out, x]| {
+        // SAFETY: the types were checked; see `launch`.
+        unsafe { cpu::unary(op, dtype, places, workers, out, x.src()) }
+    })
 }
 
 /// `out = g op'(x)`, element by element, with the derivative from what the op [saves](UnaryOp::saves), for floats.
@@ -142,7 +103,16 @@ pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, ou
     saved.expect_dtype(name, dtype)?;
     g.expect_dtype(name, dtype)?;
     let op = op.simplified();
-    launch(stream, name, Function::Gradient(op, dtype), [out, saved, g])
+    launch(
+        stream,
+        name,
+        Function::Gradient(op, dtype),
+        [out, saved, g],
+        move |places, workers, [out, saved, g]| {
+            // SAFETY: the types were checked; see `launch`.
+            unsafe { cpu::unary_grad(op, dtype, places, workers, out, (saved.src(), g.src())) }
+        },
+    )
 }
 
 /// `out = op(lhs, rhs)`, element by element.
@@ -162,7 +132,10 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
     }
     lhs.expect_dtype(name, dtype)?;
     rhs.expect_dtype(name, dtype)?;
-    launch(stream, name, Function::Binary(op, dtype), [out, lhs, rhs])
+    launch(stream, name, Function::Binary(op, dtype), [out, lhs, rhs], move |places, workers, [out, x, y]| {
+        // SAFETY: the types were checked; see `launch`.
+        unsafe { cpu::binary(op, dtype, places, workers, out, (x.src(), y.src())) }
+    })
 }
 
 /// A gradient of a binary op, `out = op(lhs, rhs, g)`, element by element, for floats.
@@ -187,7 +160,16 @@ pub fn binary_grad(
     for input in [&lhs, &rhs, &g] {
         input.expect_dtype(name, dtype)?;
     }
-    launch(stream, name, Function::BinaryGradient(op, dtype), [out, lhs, rhs, g])
+    launch(
+        stream,
+        name,
+        Function::BinaryGradient(op, dtype),
+        [out, lhs, rhs, g],
+        move |places, workers, [out, x, y, g]| {
+            // SAFETY: the types were checked; see `launch`.
+            unsafe { cpu::binary_grad(op, dtype, places, workers, out, (x.src(), y.src(), g.src())) }
+        },
+    )
 }
 
 /// `out = lhs op rhs`, element by element, as truth values.
@@ -201,7 +183,16 @@ pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out
     let (name, dtype) = (op.name(), lhs.dtype);
     rhs.expect_dtype(name, dtype)?;
     out.expect_dtype(name, DType::Bool)?;
-    launch(stream, name, Function::Compare(op, dtype), [out, lhs, rhs])
+    launch(
+        stream,
+        name,
+        Function::Compare(op, dtype),
+        [out, lhs, rhs],
+        move |places, workers, [out, x, y]| {
+            // SAFETY: the types were checked; see `launch`.
+            unsafe { cpu::compare(op, dtype, places, workers, out, (x.src(), y.src())) }
+        },
+    )
 }
 
 /// `out = not x`, on truth values.
@@ -215,7 +206,10 @@ pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "logical_not";
     x.expect_dtype(OP, DType::Bool)?;
     out.expect_dtype(OP, DType::Bool)?;
-    launch(stream, OP, Function::Not, [out, x])
+    launch(stream, OP, Function::Not, [out, x], move |places, workers, [out, x]| {
+        // SAFETY: the types were checked; see `launch`.
+        unsafe { cpu::logical_not(places, workers, out, x.src()) }
+    })
 }
 
 /// `out = if condition { x } else { y }`, element by element.
@@ -239,7 +233,17 @@ pub fn where_cond(
     for input in [&x, &y] {
         input.expect_dtype(OP, out.dtype)?;
     }
-    launch(stream, OP, Function::Where(out.dtype), [out, condition, x, y])
+    let size = out.dtype.size_bytes();
+    launch(
+        stream,
+        OP,
+        Function::Where(out.dtype),
+        [out, condition, x, y],
+        move |places, workers, [out, condition, x, y]| {
+            // SAFETY: the types were checked; see `launch`.
+            unsafe { cpu::where_cond(size, places, workers, out, (condition.src(), x.src(), y.src())) }
+        },
+    )
 }
 
 #[cfg(test)]

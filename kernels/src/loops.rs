@@ -1,6 +1,5 @@
 //! Loop nests over several operands of one shape.
 
-use std::any::Any;
 use std::ops::Range;
 
 use smallvec::SmallVec;
@@ -236,15 +235,6 @@ impl<const N: usize> Places<N> {
             Places::Run { steps, .. } => Runs::flat(range, *steps),
             Places::Loops(loops) => loops.runs(range),
         }
-    }
-
-    /// The same, where `N` is known to be `M`.
-    ///
-    /// # Panics
-    /// If it is not.
-    #[inline(always)]
-    pub(crate) fn counted<const M: usize>(&self) -> &Places<M> {
-        (self as &dyn Any).downcast_ref().expect("places of as many operands")
     }
 
     /// As loops.

@@ -152,10 +152,27 @@ pub(crate) struct Raw<'a> {
 }
 
 /// Bytes of operands of which the first is written and the others are read, in place.
-#[inline(always)]
-pub(crate) fn write_read<const N: usize>(views: [View<'_>; N]) -> [Raw<'_>; N] {
-    let access = |k| if k == 0 { Access::WRITE } else { Access::READ_IN_PLACE };
-    std::array::from_fn(|k| Raw { view: views[k], access: access(k) })
+pub(crate) struct WriteRead<'a, const N: usize>(pub(crate) [View<'a>; N]);
+
+impl<const N: usize> Operands for WriteRead<'_, N> {
+    type Held = [Dst<u8>; N];
+
+    #[inline(always)]
+    fn check(&self, check: &mut Check) -> Result<()> {
+        self.0[1..].iter().try_for_each(|read| read.check_bounds(check.op))?;
+        check.writes(&self.0[0])
+    }
+
+    #[inline(always)]
+    fn hold(&self) -> [Dst<u8>; N] {
+        self.0.each_ref().map(View::first)
+    }
+
+    #[inline(always)]
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
+        show(&self.0[0], Access::WRITE);
+        self.0[1..].iter().for_each(|read| show(read, Access::READ_IN_PLACE));
+    }
 }
 
 impl<'a> View<'a> {

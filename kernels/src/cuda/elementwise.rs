@@ -8,7 +8,7 @@ use super::walk::{Map, number_bits};
 use super::{Family, bits_name, copy, family, kernel_name, type_name};
 use crate::command::Address;
 use crate::functions::{Function, UnaryOp};
-use crate::loops::Places;
+use crate::loops::{LoopAxis, Loops, Places};
 use crate::{binary_functions, binary_gradients, comparisons, unary_functions};
 
 /// The kernels of the functions of one element, and of their gradients, as macros of the program.
@@ -79,8 +79,11 @@ pub(crate) fn run<const N: usize>(
     if let (Function::Copy { to, from }, &[out, x]) = (function, &operands[..])
         && to == from
     {
+        let axis =
+            |axis: &LoopAxis<N>| LoopAxis { size: axis.size, strides: [axis.strides[0], axis.strides[1]] };
+        let loops = Loops::from_axes(places.loops().axes.iter().map(axis));
         // SAFETY: `places` was made from the layouts of the operands, which the command writes and reads.
-        return unsafe { copy::enqueue_copy(queue, sizes[0], &places.counted().loops(), [out, x]) };
+        return unsafe { copy::enqueue_copy(queue, sizes[0], &loops, [out, x]) };
     }
     let (program, kernel) = match function {
         Function::Copy { to, from } => copy::cast_kernel(to, from),

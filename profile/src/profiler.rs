@@ -48,7 +48,8 @@ struct State {
 impl Profiler {
     /// Ends a step of the program, and begins the next one.
     ///
-    /// At the ends of the schedule's phases the host waits for the device; errors of commands are left to who synchronises.
+    /// Where a phase of the schedule ends, the host waits for the device. Errors of commands are not returned here, but by the next
+    /// call that synchronises.
     pub fn step(&self) {
         self.device.mark_step();
         let before = {

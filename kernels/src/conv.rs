@@ -10,7 +10,7 @@ use device::{DType, Error, Result, Stream};
 use crate::activation::Activation;
 use crate::command::{Command, for_float};
 use crate::cpu::{conv as cpu, depthwise, matmul::positive_parts};
-use crate::cuda::conv as cuda;
+use crate::cuda::conv::{self as cuda, ConvSpec};
 use crate::geometry::ConvGeometry;
 use crate::layout::{Dst, View};
 use crate::window::Window;
@@ -63,34 +63,23 @@ pub fn conv2d_wants_channels_last(
     shapes: [[usize; 4]; 3],
     (how, bias): ((Window, usize), bool),
 ) -> Result<bool> {
-    let lanes = match dtype {
-        DType::BF16 | DType::F16 => 8,
-        DType::F32 if stream.device().tf32() => 4,
-        _ => return Ok(false),
-    };
-    let [[_, channels, ..], [filters, ..], _] = shapes;
-    if how.1 != 1 || channels % lanes != 0 || filters % lanes != 0 {
+    let exact = dtype == DType::F32 && !stream.device().tf32();
+    if exact || dtype == DType::F64 || !stream.is_cuda() {
         return Ok(false);
     }
     let geometry = geometry(op, shapes.each_ref().map(|shape| &shape[..]), how)?;
-    let form = Form { pass, geometry, dtype, exact: false, bias };
-    Ok(form.made(op, stream, true, true)?.is_some())
+    let spec = ConvSpec { pass, geometry, dtype, exact, bias };
+    let is_faster = |way: &cuda::Way| way.is_faster_than_library(&spec);
+    Ok(spec.has_vectors()
+        && !geometry.is_depthwise()
+        && (cuda::Way::of(stream, &spec, true).as_ref().is_some_and(is_faster)
+            || !cuda::Way::of(stream, &spec, false).as_ref().is_some_and(is_faster)
+                && spec.made(op, stream, true, true)?.is_some()))
 }
 
-/// What a device needs to know to choose how a convolution is made.
-#[derive(Clone, Copy, Debug)]
-struct Form {
-    pass: ConvPass,
-    geometry: ConvGeometry,
-    dtype: DType,
-    /// Whether it is one in F32 without TF32.
-    exact: bool,
-    bias: bool,
-}
-
-impl Form {
-    /// How it is made of contiguous operands, or of such with their channels last, if all are `aligned`. `None` where channels that
-    /// lie last are of no use.
+impl ConvSpec {
+    /// How it is made of contiguous operands, or of such with their channels last, if all are `aligned`: by kernels here where they are
+    /// faster, by cuDNN where that is found and has an algorithm, or by kernels here. `None` if none takes channels that lie last.
     fn made(
         &self,
         op: &'static str,
@@ -98,21 +87,17 @@ impl Form {
         channels_last: bool,
         aligned: bool,
     ) -> Result<Option<Made>> {
-        let Form { pass, ref geometry, dtype, exact, bias } = *self;
+        let way = cuda::Way::of(stream, self, channels_last).filter(|_| aligned || !channels_last);
+        if way.as_ref().is_some_and(|way| way.is_faster_than_library(self)) {
+            return Ok(way.map(Made::Here));
+        }
         let library = if aligned { self.find(op, stream, channels_last)? } else { None };
-        let way = || match channels_last {
-            true if exact || !aligned => None,
-            true => cuda::Way::of_channels_last(stream, geometry, (pass, bias), dtype),
-            false => Some(cuda::Way::of(stream, geometry, pass, (dtype, exact))),
-        };
-        Ok(library.map(Made::Library).or_else(|| way().map(Made::Here)))
+        Ok(library.map(Made::Library).or(way.map(Made::Here)))
     }
 
-    /// The algorithm of cuDNN, where that is found and has one which is of use; for contiguous operands, or for such with their
-    /// channels last.
+    /// The algorithm of cuDNN for contiguous operands, or for such with their channels last.
     fn find(&self, op: &'static str, stream: &Stream, channels_last: bool) -> Result<Option<ConvAlgorithm>> {
-        let Form { pass, ref geometry, dtype, exact, bias } = *self;
-        let g = geometry;
+        let ConvSpec { pass, geometry: ref g, dtype, bias, .. } = *self;
         let all_places = g.places == g.window.places(op, g.image)?;
         let [kh, kw] = g.window.kernel;
         let shapes = [
@@ -120,8 +105,7 @@ impl Form {
             [g.all_filters(), g.channels, kh, kw],
             [g.images, g.all_filters(), g.places[0], g.places[1]],
         ];
-        let empty = shapes.as_flattened().contains(&0);
-        if !all_places || empty || cuda::has_better(stream, g, (pass, bias), exact) {
+        if !all_places || shapes.as_flattened().contains(&0) {
             return Ok(None);
         }
         let strides = shapes.map(|[_, b, c, d]| match channels_last {
@@ -257,9 +241,9 @@ impl<'a> Conv2d<'a> {
         let fits = |view: &View<'_>| view.layout.elements() > 0 && ConvAlgorithm::fits(view.first().0);
         let refused = || Error::invalid(op, "operands", "contiguous", "such with their channels last");
         if stream.is_cuda() {
-            let form = Form { pass, geometry, dtype, exact, bias: bias.is_some() };
+            let spec = ConvSpec { pass, geometry, dtype, exact, bias: bias.is_some() };
             let aligned = conv.operands.iter().chain(&conv.bias).all(fits);
-            conv.made = form.made(op, stream, channels_last, aligned)?.ok_or_else(refused)?;
+            conv.made = spec.made(op, stream, channels_last, aligned)?.ok_or_else(refused)?;
             conv.products = conv.measure()?;
         } else if channels_last {
             return Err(refused());

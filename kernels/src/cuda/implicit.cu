@@ -15,6 +15,8 @@ enum : u32 { ROWS = 64, COLUMNS = 128, THREADS = 256, DEPTH = 4 * SIXTEENTH, PIT
 enum : u32 { ACROSS = COLUMNS / 32, EACH_LEFT = ROWS * DEPTH / THREADS, EACH_RIGHT = COLUMNS * DEPTH / THREADS, APART = THREADS / DEPTH };
 // Rows of a tile that are written at a time.
 enum : u32 { BAND = 32, BAND_PITCH = COLUMNS + 4 };
+// Elements of a window of which a mask says which are there.
+enum : u32 { MOST_TAPS = 64 };
 
 // In numbers; channels and filters are those of a group.
 struct Sizes {
@@ -72,6 +74,8 @@ template <Pass PASS> struct Factors {
     const Conv& conv;
     u32 group;
 
+    // Whether no window reaches outside of the image: the launcher takes more elements than a mask has for no others.
+    __device__ bool sees_all() const { return conv.taps() > MOST_TAPS; }
     __device__ u32 filter() const { return sizes.channels * conv.taps(); }
     __device__ u32 rows() const {
         return PASS == INPUT_GRAD ? sizes.channels : PASS == TILES_GRAD ? filter() : sizes.filters;
@@ -104,8 +108,8 @@ template <Pass PASS> struct Factors {
         } else {
             int h = (int)(at / conv.columns * conv.stride_h) - (int)conv.padding_h;
             int w = (int)(at % conv.columns * conv.stride_w) - (int)conv.padding_w;
-            u64 rows = seen_by(h, conv.kernel_h, conv.dilation_h, conv.height);
-            u64 columns = seen_by(w, conv.kernel_w, conv.dilation_w, conv.width);
+            u64 rows = sees_all() ? 1 : seen_by(h, conv.kernel_h, conv.dilation_h, conv.height);
+            u64 columns = sees_all() ? 1 : seen_by(w, conv.kernel_w, conv.dilation_w, conv.width);
             return Stand{from + ((i64)h * conv.width + w), window_of(rows, columns, conv.kernel_w)};
         }
     }
@@ -123,6 +127,7 @@ template <Pass PASS> struct Factors {
         int offset = PASS == INPUT_GRAD
                          ? (int)(plane * conv.places()) - (int)(h / conv.stride_h * conv.columns + w / conv.stride_w)
                          : (int)(plane * conv.pixels() + h * conv.width + w);
+        tap = PASS != INPUT_GRAD && sees_all() ? 0 : tap;
         return Tap{offset, tap < 32 ? 1u << tap : 0, tap < 32 ? 0 : 1u << (tap - 32), 0};
     }
 

@@ -70,8 +70,6 @@ pub(crate) struct Few {
     /// Elements in shared memory.
     elements: u32,
     cut: Cut,
-    /// Whether a tile is an image.
-    pub(super) is_whole: bool,
 }
 
 /// `Cut` of the program.
@@ -138,7 +136,6 @@ impl Few {
                 each: each as u32,
                 splits: splits as u32,
             },
-            is_whole: tile == places,
         })
     }
 }

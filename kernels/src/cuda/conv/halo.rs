@@ -113,7 +113,7 @@ impl Tiling {
 
 impl Halo {
     /// Channels and filters, at least: fewer leave a product's operands empty.
-    const LEAST: usize = 16;
+    pub(super) const LEAST: usize = 16;
     /// Blocks of a filters' gradient that occupy a device; their number is part of the order of additions.
     const ENOUGH: usize = 396;
 

@@ -19,7 +19,7 @@ const STEP_BYTES: usize = 64;
 const BAND: usize = 32;
 /// What sizes along an axis, and places with those of the padding, stay below.
 pub(super) const MOST: usize = 1 << 29;
-/// Elements of a window, at most.
+/// Elements of a window, at most, where some may lie outside of the image.
 const MOST_TAPS: usize = 64;
 
 /// A product of which a block has a tile, and for filters' gradients a part of the sums, too.
@@ -62,6 +62,8 @@ impl Implicit {
     const LEAST: [usize; 3] = [16, 32, 32];
     /// Blocks that occupy a device; their number is part of the order of additions.
     const ENOUGH: usize = 256;
+    /// Blocks with which a device is busy enough to be faster than with cuDNN's kernels.
+    const BUSY: usize = 96;
     /// Steps that make a part worth the sum with the others.
     const LEAST_STEPS: usize = 8;
 
@@ -96,7 +98,10 @@ impl Implicit {
             .chain(g.image)
             .chain([apart])
             .all(|size| size < MOST);
-        let is_other = dtype == DType::F64 || g.is_pointwise() || g.is_depthwise() || g.taps() > MOST_TAPS;
+        // Of windows that lie within the image nothing is masked.
+        let sees_all = g.is_tiled() && !matches!(product, Product::InputGrad);
+        let is_other =
+            dtype == DType::F64 || g.is_pointwise() || g.is_depthwise() || g.taps() > MOST_TAPS && !sees_all;
         if is_other || !fill_tiles || !counted || tiles[1].max(g.groups) > MAX_Y {
             return None;
         }
@@ -111,12 +116,16 @@ impl Implicit {
         Some(Implicit { product, element: (dtype, !exact), tiles, parts })
     }
 
-    /// Whether a product in F32 is quicker than cuDNN's, and than one of patches that are stored: its tiles occupy the device, and
-    /// it multiplies with nothing but what a sum has. Windows that are images are one product without patches.
-    pub(super) fn is_quick(&self, g: &ConvGeometry) -> bool {
-        let fills = self.tiles[0] * self.tiles[1] * self.parts.all.max(1) * g.groups >= Implicit::ENOUGH / 2;
-        let exact = g.window.stride == [1; 2] || !matches!(self.product, Product::InputGrad);
-        fills && exact && g.all_places() > 1
+    /// Whether its tiles occupy a device, and multiply with nothing but what a sum has.
+    pub(super) fn is_full(&self, g: &ConvGeometry) -> bool {
+        let blocks = self.tiles[0] * self.tiles[1] * self.parts.all.max(1) * g.groups;
+        let is_exact = self.element == (DType::F32, false);
+        match self.product {
+            Product::InputGrad if g.window.stride != [1; 2] => false,
+            Product::Forward | Product::InputGrad if is_exact => blocks >= Implicit::BUSY,
+            // cuDNN is slower there.
+            _ => blocks >= Implicit::BUSY / 2,
+        }
     }
 }
 

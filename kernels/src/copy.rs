@@ -105,7 +105,7 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
         stream,
         Places::of([out.layout]),
         no_scalars,
-        move |places, (out,)| Fusible::fill(bits, places, out),
+        |_, _| Fusible::fill(),
         // SAFETY: `places` was made from the layout of the output; see `Command::launch`.
         move |places, workers, (out,)| unsafe { cpu::fill(size, bits, places, workers, out) },
         move |places, queue, (out,)| cuda::fill(queue, size, bits, places, out),

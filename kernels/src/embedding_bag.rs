@@ -8,8 +8,10 @@ use device::{Error, Result, Stream};
 use crate::command::{Command, Read, for_float};
 use crate::cpu::embedding_bag as cpu;
 use crate::cuda::embedding_bag as cuda;
+use crate::cuda::needs;
 use crate::indexed::BagSizes;
 use crate::layout::View;
+use crate::loops::Places;
 
 /// Which rows of a table are in which bag.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +65,8 @@ pub fn embedding_bag(
 
 /// The gradient of [`embedding_bag`] for the table, `out[r] = Σ w[j] / members[i] g[i]` over the places `j` with
 /// `indices[j] = r` in their order, where `i` is the bag of `j`; rows that no index names become 0. BF16
-/// and F16 are summed in F32, and the sum is rounded.
+/// and F16 are summed in F32, and the sum is rounded. Sums of many entries are taken as in [`index_add`](crate::index_add). `workspace`,
+/// of type U8, has [`embedding_bag_grad_workspace`] elements, and may be left out if those are none.
 ///
 /// Shapes: `g [b, d]`, `members [b]`, `out [v, d]`. Failures of the command and bits as there.
 ///
@@ -75,23 +78,43 @@ pub fn embedding_bag_grad(
     bags: &Bags<'_>,
     members: Option<View<'_>>,
     out: View<'_>,
+    workspace: Option<View<'_>>,
 ) -> Result<()> {
     const OP: &str = "embedding_bag_grad";
     let dtype = out.dtype;
+    let workspace = View::workspace(OP, workspace, embedding_bag_grad_workspace(stream, g, bags, out)?)?;
     for_float!(OP, dtype, T => {
         let sizes = bags.sizes(OP, &out, &g, members.as_ref())?;
         let members = members.map(|members| members.read::<T>().exact());
-        Command::new(OP, (out.write::<T>(), g.read::<T>(), bags.operands::<T>(), members))
+        Command::new(OP, (out.write::<T>(), g.read::<T>(), bags.operands::<T>(), members, workspace))
             .cost(sizes.len * sizes.width + out.layout.elements(), 1)
             .may_fail()
             .run(
                 stream,
-                sizes,
+                (sizes, Places::of([out.layout])),
                 // SAFETY: `sizes` was made from the layouts of these operands; see `Command::launch`.
-                |sizes, workers, operands| unsafe { cpu::grad(sizes, workers, operands) },
-                move |sizes, queue, operands| cuda::grad(queue, dtype, sizes, operands),
+                |(sizes, _), workers, (out, g, bags, members, _)| unsafe {
+                    cpu::grad(sizes, workers, (out, g, bags, members));
+                },
+                move |sizes, queue, (out, g, bags, members, workspace)| {
+                    cuda::grad(queue, dtype, sizes, (out, g, bags, members), workspace)
+                },
             )
     })
+}
+
+/// Bytes of the workspace of [`embedding_bag_grad`].
+///
+/// # Errors
+/// `ShapeMismatch`, and `InvalidArgument` for indices that the bags do not share evenly.
+pub fn embedding_bag_grad_workspace(
+    stream: &Stream,
+    g: View<'_>,
+    bags: &Bags<'_>,
+    out: View<'_>,
+) -> Result<usize> {
+    let sizes = bags.sizes("embedding_bag_grad", &out, &g, None)?;
+    Ok(needs(stream, || sizes.entries().workspace(out.dtype)).unwrap_or(0))
 }
 
 /// The gradient of the sums of [`embedding_bag`] for the weights, `out[j] = Σ_c g[i, c] table[indices[j], c]` where `i` is the

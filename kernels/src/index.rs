@@ -5,11 +5,11 @@
 
 use device::{Error, Result, Stream};
 
-use crate::command::{Command, for_number, no_scalars};
+use crate::command::{Command, for_number};
 use crate::cpu::{for_bits, index as cpu};
 use crate::cuda::index as cuda;
-use crate::fuse::{Fusible, IndexSums};
-use crate::indexed::{IndexedElements, IndexedRows};
+use crate::cuda::needs;
+use crate::indexed::{Entries, IndexedElements, IndexedRows};
 use crate::layout::{LoopAxis, Loops, View, normalize_axis};
 use crate::loops::Places;
 
@@ -46,39 +46,90 @@ pub fn index_select(
         )
 }
 
+/// Sums at indices whose operands were checked: see [`index_add`] and [`scatter_add`].
+#[must_use = "they are not launched yet"]
+#[derive(Debug)]
+pub struct IndexSums<'a> {
+    stream: &'a Stream,
+    op: &'static str,
+    /// Sums, values and indices.
+    operands: [View<'a>; 3],
+    places: Indexed,
+}
+
+#[derive(Clone, Debug)]
+enum Indexed {
+    Rows(IndexedRows),
+    Elements(IndexedElements),
+}
+
+impl Indexed {
+    fn entries(&self) -> Entries {
+        match self {
+            Indexed::Rows(rows) => rows.entries(),
+            Indexed::Elements(elements) => elements.entries(),
+        }
+    }
+}
+
+impl IndexSums<'_> {
+    /// Bytes of the workspace.
+    pub fn workspace(&self) -> usize {
+        needs(self.stream, || self.places.entries().workspace(self.operands[0].dtype)).unwrap_or(0)
+    }
+
+    /// Launches them. `workspace`, of type U8, has [`workspace`](Self::workspace) elements, and may be left out if those are none.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` for booleans; `DTypeMismatch`; `InvalidArgument` for an `out` that is expanded or overlaps an input, and a
+    /// workspace that is smaller; the errors of [`Stream::launch`].
+    pub fn launch(self, workspace: Option<View<'_>>) -> Result<()> {
+        let needed = self.workspace();
+        let IndexSums { stream, op, operands: [out, src, indices], places } = self;
+        let (dtype, workspace) = (out.dtype, View::workspace(op, workspace, needed)?);
+        for_number!(op, dtype, T => Command::new(
+            op,
+            (out.write::<T>().keep(true), src.read::<T>(), indices.read::<i64>().exact(), workspace),
+        )
+        .cost(src.layout.elements(), 1)
+        .may_fail()
+        .run(
+            stream,
+            places,
+            // SAFETY: `places` was made from the layouts of these operands; see `Command::launch`.
+            |places, workers, (out, src, indices, _)| unsafe {
+                match places {
+                    Indexed::Rows(rows) => cpu::add(rows, workers, (out, src, indices)),
+                    Indexed::Elements(elements) => cpu::scatter_add(elements, workers, (out, src, indices)),
+                }
+            },
+            move |places, queue, (out, src, indices, workspace)| {
+                cuda::add(queue, dtype, &places.entries(), [out, src, indices], workspace)
+            },
+        ))
+    }
+}
+
 /// `out[.., indices[i], ..] += src[.., i, ..]` along `axis`, in ascending order of `i`. BF16 and F16 are summed in F32, and the
 /// sum is rounded.
+///
+/// The first 1024 entries of a row are added one by one. Others are summed in runs of 1024, and the runs are added in order: the same
+/// bits on every device.
 ///
 /// Shapes: `out [a.., n, b..]`, `indices [k]`, `src [a.., k, b..]`. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
-/// `DTypeUnsupported` for booleans; `AxisOutOfRange`; `DTypeMismatch`;
-/// `ShapeMismatch`; `InvalidArgument` for an `out` that is expanded or overlaps an input; the errors
-/// of [`Stream::launch`].
-pub fn index_add(
-    stream: &Stream,
-    out: View<'_>,
+/// `AxisOutOfRange`; `ShapeMismatch`.
+pub fn index_add<'a>(
+    stream: &'a Stream,
+    out: View<'a>,
     axis: isize,
-    indices: View<'_>,
-    src: View<'_>,
-) -> Result<()> {
+    indices: View<'a>,
+    src: View<'a>,
+) -> Result<IndexSums<'a>> {
     const OP: &str = "index_add";
-    let (rows, dtype) = (rows(OP, axis, [&src, &out, &indices])?, out.dtype);
-    for_number!(OP, dtype, T => Command::new(
-        OP,
-        (out.write::<T>().keep(true), src.read::<T>(), indices.read::<i64>().exact()),
-    )
-    .cost(src.layout.elements(), 1)
-    .may_fail()
-    .launch(
-        stream,
-        rows,
-        no_scalars,
-        move |rows, operands| Fusible::of(IndexSums { dtype, rows: rows.clone(), operands }),
-        // SAFETY: `rows` was made from the layouts of these operands; see `Command::launch`.
-        |rows, workers, operands| unsafe { cpu::add(rows, workers, operands) },
-        move |rows, queue, operands| cuda::index_add(queue, dtype, rows, operands.into(), false),
-    ))
+    let places = Indexed::Rows(rows(OP, axis, [&src, &out, &indices])?);
+    Ok(IndexSums { stream, op: OP, operands: [out, src, indices], places })
 }
 
 /// Takes apart the operands `[part, whole, indices]` of [`index_select`] and [`index_add`]: `whole` has all `n` rows, `part`
@@ -133,36 +184,23 @@ pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out:
         )
 }
 
-/// `out[p with p[axis] replaced by indices[p]] += src[p]`, in row-major order of `p`. BF16 and F16 are summed
-/// in F32, and the sum is rounded.
+/// `out[p with p[axis] replaced by indices[p]] += src[p]`, in ascending order along the axis, as [`index_add`] adds. BF16 and F16
+/// are summed in F32, and the sum is rounded.
 ///
 /// Shapes: `indices` at most as large as `src`, and as `out` on the other axes. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
-/// `DTypeUnsupported` for booleans; `AxisOutOfRange`; `DTypeMismatch`;
-/// `ShapeMismatch`; `InvalidArgument` for an `out` that is expanded or overlaps an input; the errors
-/// of [`Stream::launch`].
-pub fn scatter_add(
-    stream: &Stream,
-    out: View<'_>,
+/// `AxisOutOfRange`; `ShapeMismatch`.
+pub fn scatter_add<'a>(
+    stream: &'a Stream,
+    out: View<'a>,
     axis: isize,
-    indices: View<'_>,
-    src: View<'_>,
-) -> Result<()> {
+    indices: View<'a>,
+    src: View<'a>,
+) -> Result<IndexSums<'a>> {
     const OP: &str = "scatter_add";
-    let (elements, dtype) = (elements(OP, axis, [&src, &out, &indices])?, out.dtype);
-    for_number!(OP, dtype, T => Command::new(
-        OP,
-        (out.write::<T>().keep(true), src.read::<T>(), indices.read::<i64>().exact()),
-    )
-    .may_fail()
-    .run(
-        stream,
-        elements,
-        // SAFETY: `elements` was made from the layouts of these operands; see `Command::launch`.
-        |elements, _, operands| unsafe { cpu::scatter_add(elements, operands) },
-        move |elements, queue, operands| cuda::scatter_add(queue, dtype, elements, operands.into()),
-    ))
+    let places = Indexed::Elements(elements(OP, axis, [&src, &out, &indices])?);
+    Ok(IndexSums { stream, op: OP, operands: [out, src, indices], places })
 }
 
 /// Takes apart the operands `[part, whole, indices]` of [`gather`] and [`scatter_add`].

@@ -85,12 +85,14 @@ pub use custom::{CustomKernel, KernelLaunch, custom};
 pub use device::cuda::{Arg, Grid, Program};
 pub use distribution::{Dropout, RandomKey};
 pub use elementwise::{binary, binary_grad, compare, logical_not, unary, unary_grad, where_cond};
-pub use embedding_bag::{Bags, embedding_bag, embedding_bag_grad, embedding_bag_weights_grad};
+pub use embedding_bag::{
+    Bags, embedding_bag, embedding_bag_grad, embedding_bag_grad_workspace, embedding_bag_weights_grad,
+};
 pub use functions::{BinaryGradOp, BinaryOp, CompareOp, Saves, UnaryOp};
 pub use fuse::fuse;
 pub use geometry::{Means, Sampling};
 pub use image::{blur, warp};
-pub use index::{gather, index_add, index_select, scatter_add};
+pub use index::{IndexSums, gather, index_add, index_select, scatter_add};
 pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, normalize_axis};
 pub use loss::{cross_entropy, cross_entropy_grad};
 pub use matmul::{Accumulate, MatrixProduct, linear, matmul};

@@ -3,10 +3,9 @@
 
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Command, for_float, no_scalars};
+use crate::command::{Command, for_float};
 use crate::cpu::pool as cpu;
 use crate::cuda::pool as cuda;
-use crate::fuse::{Fusible, MaxSlopes};
 use crate::geometry::{Means, Planes};
 use crate::layout::View;
 use crate::window::Window;
@@ -118,19 +117,15 @@ pub fn max_pool2d_grad(
     for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), g.read::<T>(), index.read_raw()))
     .cost(out.layout.elements().max(g.layout.elements()), 1)
     .may_fail()
-    .launch(
+    .run(
         stream,
         (planes, window),
-        no_scalars,
-        move |&planes, operands| {
-            Fusible::of(MaxSlopes { types, planes, operands: operands.into(), positive: None })
-        },
         // SAFETY: `planes` was made from the shapes of these contiguous operands, and `types[1]` is the index's type;
         // see `Command::launch`.
         move |how, workers, (out, g, index)| unsafe {
-            cpu::max_grad(how, types[1], workers, (out, g, index.src()), None);
+            cpu::max_grad(how, types[1], workers, (out, g, index.src()));
         },
-        move |how, queue, operands| cuda::max_grad(queue, types, how, operands.into(), None),
+        move |how, queue, operands| cuda::max_grad(queue, types, how, operands.into()),
     ))
 }
 

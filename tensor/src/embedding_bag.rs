@@ -136,7 +136,10 @@ pub fn embedding_bag_grad(g: &Tensor, bags: &Bags, members: Option<&Tensor>, row
     }
     crate::check::elements_of(OP, &[rows, width])?;
     g.produce_like(&[rows, width], |stream, out| {
-        kernels::embedding_bag_grad(stream, g.view(), &bags.view(), members.map(Tensor::view), out)
+        let bytes = kernels::embedding_bag_grad_workspace(stream, g.view(), &bags.view(), out)?;
+        let memory = Tensor::workspace(stream, bytes)?;
+        let workspace = memory.as_ref().map(Tensor::view);
+        kernels::embedding_bag_grad(stream, g.view(), &bags.view(), members.map(Tensor::view), out, workspace)
     })
 }
 

@@ -1,7 +1,7 @@
 //! Joining tensors, and picking or adding elements by index.
 
 use device::{DType, Error, ErrorKind, Result, Stream};
-use kernels::{Dims, Layout, normalize_axis};
+use kernels::{Dims, IndexSums, Layout, normalize_axis};
 
 use crate::Tensor;
 use crate::check::{
@@ -27,6 +27,12 @@ pub(crate) fn check_indices(op: &'static str, indices: &Tensor, size: usize) -> 
 fn covers(op: &'static str, x: &Tensor, shape: &[usize], except: Option<usize>) -> Result<()> {
     let short = |axis: usize| Some(axis) != except && x.shape()[axis] < shape[axis];
     if (0..shape.len()).any(short) { Err(Error::shape_mismatch(op, x.shape(), shape)) } else { Ok(()) }
+}
+
+/// Launches sums with memory for them to work in.
+fn launch(stream: &Stream, sums: IndexSums<'_>) -> Result<()> {
+    let memory = Tensor::workspace(stream, sums.workspace())?;
+    sums.launch(memory.as_ref().map(Tensor::view))
 }
 
 #[derive::located]
@@ -195,7 +201,8 @@ impl Tensor {
         check_indices(op, indices, self.shape()[at])?;
         let out = start(self)?;
         Stream::with_current(self.device(), |stream| {
-            kernels::index_add(stream, out.view(), at as isize, indices.view(), src.view())
+            let sums = kernels::index_add(stream, out.view(), at as isize, indices.view(), src.view())?;
+            launch(stream, sums)
         })?;
         Ok(out)
     }
@@ -237,7 +244,8 @@ impl Tensor {
         let out = start(self)?;
         let sums = out.as_vector()?;
         Stream::with_current(self.device(), |stream| {
-            kernels::scatter_add(stream, sums.view(), at as isize, indices.view(), src.view())
+            let sums = kernels::scatter_add(stream, sums.view(), at as isize, indices.view(), src.view())?;
+            launch(stream, sums)
         })?;
         Ok(out)
     }

@@ -2,9 +2,9 @@
 
 mod counts;
 mod failures;
-mod fills;
 mod fused;
 mod graphs;
+mod indexed;
 mod losses;
 mod merged;
 mod norm_weights;
@@ -12,12 +12,10 @@ mod norms;
 mod optimizers;
 mod outputs;
 mod plans;
-mod pools;
 mod random;
 mod recorded;
 mod refused;
 mod streams;
-mod sums;
 mod workloads;
 
 use streamgrad::prelude::*;

@@ -1,11 +1,46 @@
 //! Gradients of norms' weights that become one command of a CUDA device, and those that must not.
 
-use super::sums::{check_ops, randn};
+use super::all_bits;
 use crate::common::devices::each_device;
 use streamgrad::prelude::*;
-use streamgrad::{Order, Result, Schedule};
+use streamgrad::{Graph, GraphOptions, Order, RandomKey, Result, Schedule};
 
 const SCHEDULES: [Schedule; 1] = [Schedule::Inline];
+
+fn randn(shape: &[usize], dtype: DType, op: u64, device: &Device) -> Result<Tensor> {
+    Tensor::randn(shape, DType::F32, RandomKey { seed: 11, op }, device)?.to_dtype(dtype)
+}
+
+/// How many commands of a step have one op and another one, which several become on CUDA: it has to be so many there. Replays give the
+/// bits of the step.
+fn check_ops(
+    device: &Device,
+    order: Order,
+    named: [&str; 2],
+    expected: [usize; 2],
+    step: impl Fn() -> Result<Vec<Tensor>>,
+) -> Result<()> {
+    let values = all_bits(&step()?)?;
+    for fuse in [false, true] {
+        let graph =
+            Graph::capture_with(device, GraphOptions { order, fuse, ..GraphOptions::default() }, &step)?;
+        let commands = graph.commands();
+        let ops: Vec<_> = commands.iter().map(|command| command.op).collect();
+        let counts = named.map(|op| ops.iter().filter(|found| **found == op).count());
+        if fuse && !device.runs_on_host() {
+            assert_eq!(counts, expected, "{order:?}: {ops:?}");
+        } else {
+            assert_eq!(counts[1], 0, "{order:?}: {ops:?}");
+        }
+        assert_eq!(streamgrad::device::unordered(&commands), []);
+        // Somebody still holds the results of the first replay, so that the second one has others.
+        let found = [graph.replay()?, graph.replay()?];
+        for found in &found {
+            assert!(all_bits(found)? == values, "{order:?}, fuse {fuse}: {ops:?}");
+        }
+    }
+    Ok(())
+}
 
 /// How many layer norms and gradients of such are commands by themselves, and how many commands are several.
 fn check(

@@ -135,9 +135,9 @@ pub(crate) const CALLS: &[(&str, Call)] = &[
         let (stream, axis) = (w.stream(), axis as isize);
         match w.random.below(4) {
             0 => kernels::index_select(&stream, whole, axis, indices, some),
-            1 => kernels::index_add(&stream, whole, axis, indices, some),
+            1 => kernels::index_add(&stream, whole, axis, indices, some)?.launch(None),
             2 => kernels::gather(&stream, whole, axis, each, some),
-            _ => kernels::scatter_add(&stream, whole, axis, each, some),
+            _ => kernels::scatter_add(&stream, whole, axis, each, some)?.launch(None),
         }
     }),
     ("embedding_bag", |w| {
@@ -154,7 +154,7 @@ pub(crate) const CALLS: &[(&str, Call)] = &[
         let stream = w.stream();
         match w.random.below(3) {
             0 => kernels::embedding_bag(&stream, table, &how, members, bags),
-            1 => kernels::embedding_bag_grad(&stream, bags, &how, members, table),
+            1 => kernels::embedding_bag_grad(&stream, bags, &how, members, table, None),
             _ => {
                 kernels::embedding_bag_weights_grad(&stream, bags, table, &how, how.weights.unwrap_or(table))
             }

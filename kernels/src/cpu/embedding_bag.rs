@@ -5,6 +5,7 @@ use std::ops::Range;
 use device::{Error, failure};
 
 use super::index::checked;
+use super::indexed::ByRow;
 use super::lanes::update;
 use super::number::Real;
 use super::{inlined, simd_of};
@@ -136,7 +137,7 @@ pub(crate) unsafe fn sum<T: Real>(
     });
 }
 
-/// `out[indices[j]] += w[j] / members[i] g[i]` on zeros, in ascending order of `j`, without those with the weight 0.
+/// `out[indices[j]] += w[j] / members[i] g[i]` on zeros, in the order of [`ByRow`], without those with the weight 0.
 pub(crate) unsafe fn grad<T: Real>(
     sizes: &BagSizes,
     workers: &Workers,
@@ -144,6 +145,33 @@ pub(crate) unsafe fn grad<T: Real>(
 ) {
     let BagSizes { width, table_steps, sum_steps, member_step, .. } = *sizes;
     let bags = BagReader { sizes, memory };
+    // SAFETY: the place is below `len`.
+    let row = |place| unsafe { bags.member(place) }.map(|(row, _)| row as usize);
+    if let Some(by_row) = ByRow::of(sizes.len, sizes.rows, row) {
+        let mut bag_of = vec![None; sizes.len];
+        for bag in 0..sizes.count {
+            // SAFETY: the bag is one.
+            bag_of[unsafe { bags.places(bag) }].fill(Some(bag as isize));
+        }
+        let to = |row: usize| out.at(row as isize * table_steps[0]);
+        let from = |place: usize| {
+            let bag = bag_of[place]?;
+            // SAFETY: the place is below `len`, and the bag below `count`.
+            let (factor, share) = unsafe {
+                (bags.member(place)?.1, members.map_or(T::ONE, |members| *members.at(bag * member_step)))
+            };
+            (factor != T::ZERO).then(|| (g.at(bag * sum_steps[0]), factor.div(share)))
+        };
+        // SAFETY: each row of the table has all columns, rows share no elements, and so has each of the sums.
+        unsafe {
+            for row in 0..sizes.rows {
+                (0..width as isize).for_each(|c| *to(row).offset(c * table_steps[1]) = T::ZERO);
+            }
+            return by_row.add(workers, &sizes.entries().columns, &to, &from, &|sum, x, factor| {
+                sum.add(x.mul(factor))
+            });
+        }
+    }
     // Threads share out the rows of the table, and each goes through all indices: every sum stays in one thread, in order.
     let chunk = sizes.rows.div_ceil(PARTS).max(CHUNK / width.max(1)).max(1);
     for_range(workers, sizes.rows, chunk, &|rows| {

@@ -2,10 +2,11 @@
 
 use device::{Error, ErrorKind, failure};
 
+use super::indexed::ByRow;
 use super::number::Number;
 use super::walk::{add_run, map1};
 use super::{inlined, simd_of};
-use crate::indexed::{IndexedElements, IndexedRows};
+use crate::indexed::{Entries, IndexedElements, IndexedRows, RUN};
 use crate::layout::{Dst, Src};
 use crate::loops::Places;
 use crate::par::{Workers, for_range};
@@ -61,12 +62,21 @@ pub(crate) unsafe fn select<T: Copy>(
     });
 }
 
-/// `whole[index[i]] += part[i]`, in ascending order of `i`.
+/// `whole[index[i]] += part[i]`, in the order of [`ByRow`].
 pub(crate) unsafe fn add<T: Number>(
     rows: &IndexedRows,
     workers: &Workers,
     (whole, part, index): (Dst<T>, Src<T>, Src<i64>),
 ) {
+    // SAFETY: `i` is below `rows.count`, the number of indices.
+    let row = |i: usize| unsafe { *index.at(i as isize * rows.index_step) };
+    let row = |i: usize| checked(rows.op, row(i), rows.size);
+    if let Some(by_row) = ByRow::of(rows.count, rows.size, |i| row(i).map(|row| row as usize)) {
+        let to = |row: usize| whole.at(row as isize * rows.steps[1]);
+        let from = |i: usize| Some((part.at(i as isize * rows.steps[0]), T::ONE));
+        // SAFETY: `checked` returns rows of the whole, which share no elements, and both have all columns.
+        return unsafe { by_row.add(workers, &rows.entries().columns, &to, &from, &|sum, x, _| sum.add(x)) };
+    }
     // Threads share out the elements of a row, or else the outer axes: every sum stays in one thread, in order.
     let (split_inner, elements) = (rows.outer.elements == 1, rows.inner.elements());
     let (items, chunk) = if split_inner {
@@ -122,11 +132,32 @@ pub(crate) unsafe fn gather<T: Copy>(
     });
 }
 
-/// `whole[p, index[p] along the axis] += part[p]`, in order of `p`.
+/// `whole[p, index[p] along the axis] += part[p]`, in the order of [`ByRow`].
 pub(crate) unsafe fn scatter_add<T: Number>(
     elements: &IndexedElements,
+    workers: &Workers,
     (whole, part, index): (Dst<T>, Src<T>, Src<i64>),
 ) {
+    let Entries { lines, each, steps, size, columns, .. } = elements.entries();
+    let places = |entry: usize| {
+        let (line, at) = (lines.offsets(entry / each), (entry % each) as isize);
+        [0, 1, 2].map(|k| line[k] + if k == 1 { 0 } else { at * steps[k] })
+    };
+    // Lines of no more entries than a run need no order.
+    let count = if each > RUN { lines.elements * each } else { 0 };
+    let row = |entry: usize| {
+        // SAFETY: the entry is one of those that the indices have.
+        let row = checked(elements.op, unsafe { *index.at(places(entry)[2]) }, size);
+        row.map(|row| entry / each * size + row as usize)
+    };
+    if let Some(by_row) = ByRow::of(count, lines.elements * size, row) {
+        let to = |row: usize| {
+            whole.at(lines.offsets(row / size)[1]).wrapping_offset((row % size) as isize * steps[1])
+        };
+        let from = |entry: usize| Some((part.at(places(entry)[0]), T::ONE));
+        // SAFETY: `checked` returns rows of the whole's lines, which share no elements.
+        return unsafe { by_row.add(workers, &columns, &to, &from, &|sum, x, _| sum.add(x)) };
+    }
     let IndexedElements { op, ref loops, size, .. } = *elements;
     let [_, step, _] = elements.along.strides;
     let mut runs = loops.runs(0..loops.elements);

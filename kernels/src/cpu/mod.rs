@@ -22,6 +22,7 @@ pub(crate) mod fold;
 pub(crate) mod half;
 pub(crate) mod image;
 pub(crate) mod index;
+mod indexed;
 pub(crate) mod lanes;
 pub(crate) mod loss;
 pub(crate) mod math;

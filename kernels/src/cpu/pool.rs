@@ -281,20 +281,19 @@ fn for_planes(planes: &Planes, workers: &Workers, body: impl Fn(usize, usize) + 
     });
 }
 
-/// Adds each place's element to the pixel that the index names, unless the result of a ReLU there, `positive`, is 0.
+/// Adds each place's element to the pixel that the index names.
 pub(crate) unsafe fn max_grad<T: Lanes>(
     how: &(Planes, Window),
     index_dtype: DType,
     workers: &Workers,
     (out, g, index): (Dst<T>, Src<T>, Src<u8>),
-    positive: Option<Src<T>>,
 ) {
     // SAFETY: the module's contract covers the operands, and the index has elements of `index_dtype`, which the arms
     // cast to.
     unsafe {
         match index_dtype {
-            DType::U8 => max_grad_by(how, workers, (out, g, index), positive),
-            _ => max_grad_by(how, workers, (out, g, index.cast::<i64>()), positive),
+            DType::U8 => max_grad_by(how, workers, (out, g, index)),
+            _ => max_grad_by(how, workers, (out, g, index.cast::<i64>())),
         }
     }
 }
@@ -303,28 +302,19 @@ unsafe fn max_grad_by<T: Lanes, I: Tap>(
     (planes, window): &(Planes, Window),
     workers: &Workers,
     (out, g, index): (Dst<T>, Src<T>, Src<I>),
-    positive: Option<Src<T>>,
 ) {
     let (size, places) = (planes.pixels(), planes.all_places());
     let steps = steps(planes, window);
     for_planes(planes, workers, |first_pixel, first_place| {
         // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
         // in bounds and one part's.
-        let (index, g, to, positive) = unsafe {
-            let positive = positive.map(|of| of.slice(first_pixel, size));
-            let (index, g) = (index.slice(first_place, places), g.slice(first_place, places));
-            (index, g, out.slice_mut(first_pixel, size), positive)
+        let (index, g, to) = unsafe {
+            (index.slice(first_place, places), g.slice(first_place, places), out.slice_mut(first_pixel, size))
         };
         to.fill(T::ZERO);
-        match positive {
-            None => for_taps("max_pool2d_grad", planes, window, &steps, index, |place, pixel| {
-                to[pixel] = to[pixel].add(g[place])
-            }),
-            Some(positive) => for_taps("max_pool2d_grad", planes, window, &steps, index, |place, pixel| {
-                let slope = if positive[pixel] <= T::ZERO { T::ZERO } else { g[place] };
-                to[pixel] = to[pixel].add(slope);
-            }),
-        }
+        for_taps("max_pool2d_grad", planes, window, &steps, index, |place, pixel| {
+            to[pixel] = to[pixel].add(g[place])
+        });
     });
 }
 

@@ -45,16 +45,8 @@ struct Bags {
         if (!offsets) {
             return (i64)(place / each());
         }
-        i64 low = 0, high = (i64)size.count;
-        while (low < high) {
-            i64 middle = (low + high) / 2;
-            if (offsets[middle * size.offset_step] <= (i64)place) {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        return low - 1;
+        auto begins_later = [&](i64 bag) { return offsets[bag * size.offset_step] > (i64)place; };
+        return first_of((i64)0, (i64)size.count, begins_later) - 1;
     }
 
     // The row at a place; -1 if it does not count.
@@ -126,52 +118,39 @@ template <int V> __device__ inline void sum(S* out, T* members, const S* table, 
 SUM(embedding_bag, 1)
 SUM(embedding_bag_vector, 16 / sizeof(S))
 
-// out[indices[j]] = sum of w[j] / members[i] g[i], in ascending order of j. A block owns so many rows of the table, and works on
-// `width` columns at a time, a power of two up to THREADS; it goes through the indices once for each of its columns, a tile at a
-// time, and all its threads follow the hits in their order. Each element of `out` is one thread's, which begins with 0.
-extern "C" __global__ void __launch_bounds__(THREADS) NAMED(embedding_bag_grad, DTYPE)(
-    S* out, const S* g, const T* members, BAGS, const S* weights, const __grid_constant__ BagSizes size,
-    u64 owned, u32 width, const __grid_constant__ Steps to, const __grid_constant__ Steps from, Fault fault) {
-    Bags bags{indices, offsets, weights, size, fault};
-    __shared__ u32 rows[THREADS];
-    __shared__ i64 bag_at[THREADS];
-    __shared__ T factors[THREADS];
-    u32 groups = THREADS / width, group = threadIdx.x / width;
-    i64 first = (i64)(blockIdx.x * owned);
-    u64 left = (u64)(size.rows - first);
-    u32 mine = (u32)(left < owned ? left : owned);
-    for (u64 start = (u64)blockIdx.y * width; start < (u64)size.width; start += (u64)gridDim.y * width) {
-        i64 column = (i64)start + threadIdx.x % width;
-        bool exists = column < size.width;
-        S* block = out + first * to.row + column * to.column;
-        Sums<S> sums(block, to.row, groups, group);
-        for (u32 row = group; exists && row < mine; row += groups) {
-            block[(i64)row * to.row] = T(0);
+// out[indices[j]] += w[j] / members[i] g[i]
+struct BagSource {
+    Entries entries;
+    Bags bags;
+    const S* from;
+    const T* members;
+    i64 step;  // from bag to bag
+
+    template <int V> struct Item {
+        bool counts;
+        Pack<S, V> pack;
+        T factor;
+
+        __device__ T added(T sum, int v) const { return add_rounded(sum, mul_rounded((T)pack.at[v], factor)); }
+    };
+    template <int V> __device__ void load(Item<V>& item, u32 place, i64 column) const {
+        i64 bag = bags.bag_of(place);
+        T weight = bags.weight(place);
+        if (bag < 0) {
+            raise(bags.fault, (i64)place, 0);
         }
-        for (u64 tile = 0; tile < size.len; tile += THREADS) {
-            u64 place = tile + threadIdx.x;
-            i64 row = place < size.len ? bags.row(place) - first : -1;
-            bool hit = row >= 0 && row < (i64)mine;
-            T weight = hit ? bags.weight(place) : (T)0;
-            hit = weight != 0;
-            i64 bag = hit ? bags.bag_of(place) : 0;
-            if (bag < 0) {
-                raise(fault, (i64)place, 0);
-                hit = false;
-            }
-            u32 owner = hit ? (u32)row & (groups - 1) : NONE;
-            if (hit) {
-                rows[threadIdx.x] = (u32)row;
-                bag_at[threadIdx.x] = bag;
-                factors[threadIdx.x] = members ? weight / members[bag * size.member_step] : weight;
-            }
-            follow_hits<T>(
-                owner, groups, exists, [&](u32 at) -> T { return g[bag_at[at] * from.row + column * from.column]; },
-                [&](u32 at, T value) { sums.take(rows[at], mul_rounded(value, factors[at])); });
+        item.counts = bag >= 0 && weight != 0;
+        if (item.counts) {
+            item.pack = ::load<V>(from + bag * step + column, true);
+            item.factor = members ? weight / members[bag * bags.size.member_step] : weight;
         }
-        sums.finish();
     }
-}
+};
+
+#define MEMBERS()                                                                                                               const S *from, const i64 *index, const __grid_constant__ EntryCounts counts, const __grid_constant__ Walk<3> lines,              const T *members, const i64 *offsets, const S *weights, const __grid_constant__ BagSizes size, i64 step, Fault fault
+#define MEMBER_SOURCE() \
+    (BagSource{Entries{index, counts, lines}, Bags{index, offsets, weights, size, fault}, from, members, step})
+INDEXED_SUMS(embedding_bag_grad, MEMBERS, MEMBER_SOURCE)
 
 // out[j] = sum of g[i, c] table[indices[j], c]; 0 for the padding. A warp has a place.
 extern "C" __global__ void NAMED(embedding_bag_weights_grad, DTYPE)(

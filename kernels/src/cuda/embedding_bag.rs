@@ -3,14 +3,15 @@
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
-use super::sums::Owned;
+use super::copy::fill;
 use super::walk::{ByValue, THREADS, blocks};
 use super::{Family, family};
 use crate::command::Address;
 use crate::indexed::BagSizes;
+use crate::loops::Places;
 
 pub(super) static PROGRAMS: Family =
-    family!("embedding_bag", FLOATS, "rows.cuh", "sums.cuh", "embedding_bag.cu");
+    family!("embedding_bag", FLOATS, "rows.cuh", "sort.cuh", "indexed.cuh", "embedding_bag.cu");
 
 /// Threads that take an index together.
 const WARP: u32 = 32;
@@ -60,23 +61,21 @@ pub(crate) fn sum(
     unsafe { PROGRAMS.kernel(queue, &[kernel], dtype, grid, &args) }
 }
 
-/// On the gradients of a table and of sums, the bags and their numbers of members.
+/// On the gradients of a table, with its places, and of sums, the bags and their numbers of members.
 pub(crate) fn grad(
     queue: &Queue<'_>,
     dtype: DType,
-    sizes: &BagSizes,
+    (sizes, places): &(BagSizes, Places<1>),
     (out, g, (indices, offsets, weights), members): (Address, Address, BagMemory, Option<Address>),
+    workspace: Option<Address>,
 ) -> Result<()> {
-    let Owned { rows, width, grid } = Owned::of(queue, dtype, [sizes.rows, sizes.width]);
-    let [out, g, indices] = [out, g, indices].map(Arg::from);
+    fill(queue, dtype.size_bytes(), 0, places, out)?;
     let [members, offsets, weights] = [members, offsets, weights].map(Arg::from);
-    let (words, to, from) = (words(sizes), steps(sizes.table_steps), steps(sizes.sum_steps));
-    let (rows, width) = (Arg::U64(rows as u64), Arg::U32(width as u32));
-    let (sizes, to, from) = (words.arg(), to.arg(), from.arg());
-    let args = [out, g, members, indices, offsets, weights, sizes, rows, width, to, from, Arg::Fault];
-    // SAFETY: the kernel takes these arguments, sizes and steps are those of the operands, and an index is checked
-    // before it is followed.
-    unsafe { PROGRAMS.kernel(queue, &["embedding_bag_grad"], dtype, grid, &args) }
+    let words = words(sizes);
+    let step = Arg::I64(sizes.sum_steps[0] as i64);
+    let more = [members, offsets, weights, words.arg(), step, Arg::Fault];
+    let what = (&PROGRAMS, "embedding_bag_grad", dtype);
+    sizes.entries().add(queue, what, [out, g, indices], &more, workspace)
 }
 
 /// On the gradients of weights, with their step, and of sums, a table and its bags.

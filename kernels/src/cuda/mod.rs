@@ -26,10 +26,10 @@ pub(crate) mod embedding_bag;
 pub(crate) mod formula;
 pub(crate) mod image;
 pub(crate) mod index;
+mod indexed;
 pub(crate) mod libraries;
 pub(crate) mod loss;
 pub(crate) mod many_norms;
-pub(crate) mod many_sums;
 pub(crate) mod matmul;
 pub(crate) mod normalize;
 pub(crate) mod optim;
@@ -40,7 +40,6 @@ pub(crate) mod reduce;
 pub(crate) mod rows;
 pub(crate) mod sequence;
 pub(crate) mod softmax;
-pub(crate) mod sums;
 pub(crate) mod table;
 mod tensors;
 pub(crate) mod walk;
@@ -180,7 +179,6 @@ pub fn preload(stream: &Stream) -> Result<()> {
         &copy::COPY,
         single(&embedding_bag::PROGRAMS),
         single(&clip::PROGRAMS),
-        single(&many_sums::PROGRAMS),
         single(&index::PROGRAMS),
         single(&random::PROGRAMS),
         single(&matmul::PROGRAMS),

@@ -35,12 +35,8 @@ template <class I> __device__ inline void max_pool(S* out, I* index, const S* x,
     });
 }
 
-// Whether a pixel has a gradient behind a ReLU with the results `positive`, if there is one.
-__device__ inline bool has_slope(const S* positive, u64 pixel) { return !positive || !((T)positive[pixel] <= 0); }
-
 // With windows apart a thread makes all pixels from one step to the next.
-template <class I>
-__device__ inline void max_pool_grad_apart(S* out, const S* g, const I* index, const S* positive, const Pool& pool) {
+template <class I> __device__ inline void max_pool_grad_apart(S* out, const S* g, const I* index, const Pool& pool) {
     u32 across = (pool.width + pool.stride_w - 1) / pool.stride_w, down = (pool.height + pool.stride_h - 1) / pool.stride_h;
     for_planes(pool.planes, across * down, [&](u64 plane, u32 tile) {
         u32 y = tile / across, x = tile - y * across;
@@ -55,15 +51,15 @@ __device__ inline void max_pool_grad_apart(S* out, const S* g, const I* index, c
             for (u32 j = 0; j < wide; ++j) {
                 bool is_taken = i < pool.kernel_h && j < pool.kernel_w && taken == i * pool.kernel_w + j;
                 u64 pixel = first + (top + i) * pool.width + left + j;
-                out[pixel] = is_taken && has_slope(positive, pixel) ? slope : (T)0;
+                out[pixel] = is_taken ? slope : (T)0;
             }
         }
     });
 }
 template <class I>
-__device__ inline void max_pool_grad(S* out, const S* g, const I* index, const S* positive, const Pool& pool) {
+__device__ inline void max_pool_grad(S* out, const S* g, const I* index, const Pool& pool) {
     if (pool.apart) {
-        max_pool_grad_apart(out, g, index, positive, pool);
+        max_pool_grad_apart(out, g, index, pool);
         return;
     }
     for_planes(pool.planes, pool.pixels(), [&](u64 plane, u32 pixel) {
@@ -80,8 +76,7 @@ __device__ inline void max_pool_grad(S* out, const S* g, const I* index, const S
                 }
             }
         }
-        u64 at = plane * pool.pixels() + pixel;
-        out[at] = has_slope(positive, at) ? sum : (T)0;
+        out[plane * pool.pixels() + pixel] = sum;
     });
 }
 
@@ -169,9 +164,8 @@ extern "C" __global__ void NAMED(avg_pool_grad, DTYPE)(S* out, const S* g, const
         max_pool(out, index, x, pool);                                                              \
     }                                                                                               \
     extern "C" __global__ void NAMED(max_pool_grad_##I, DTYPE)(S * out, const S* g, const I* index, \
-                                                               const S* positive,                   \
                                                                const __grid_constant__ Pool pool) { \
-        max_pool_grad(out, g, index, positive, pool);                                               \
+        max_pool_grad(out, g, index, pool);                                               \
     }                                                                                               \
     extern "C" __global__ void NAMED(max_pool_pick_##I, DTYPE)(S * out, const S* x, const I* index, \
                                                                const __grid_constant__ Pool pool) { \

@@ -60,7 +60,7 @@ impl Pool {
         dtype: DType,
         kernel: &[&str],
         size: usize,
-        operands: &[Option<Address>],
+        operands: &[Address],
     ) -> Result<()> {
         let mut args: SmallVec<[Arg<'_>; 5]> = operands.iter().map(|&at| at.into()).collect();
         args.push(self.arg());
@@ -90,28 +90,20 @@ pub(crate) fn for_places(
     operands: [Address; 3],
 ) -> Result<()> {
     let kernel = [kernel, index.name()];
-    Pool::of(queue.op(), planes, window)?.enqueue(
-        queue,
-        dtype,
-        &kernel,
-        planes.all_places(),
-        &operands.map(Some),
-    )
+    Pool::of(queue.op(), planes, window)?.enqueue(queue, dtype, &kernel, planes.all_places(), &operands)
 }
 
-/// On the gradients of images and values, indices, and what has to be above 0 for a pixel to have a gradient.
+/// On the gradients of images and values, and indices.
 pub(crate) fn max_grad(
     queue: &Queue<'_>,
     [dtype, index]: [DType; 2],
     (planes, window): &(Planes, Window),
-    [out, g, index_at]: [Address; 3],
-    positive: Option<Address>,
+    operands: [Address; 3],
 ) -> Result<()> {
     let tiles = || [0, 1].map(|axis| planes.image[axis].div_ceil(window.stride[axis])).iter().product();
     let apart = is_apart(window);
     let size = if apart { tiles() } else { planes.pixels() };
     let pool = Pool { apart: u32::from(apart), ..Pool::of(queue.op(), planes, window)? };
-    let operands = [Some(out), Some(g), Some(index_at), positive];
     pool.enqueue(queue, dtype, &["max_pool_grad", index.name()], size, &operands)
 }
 
@@ -126,5 +118,5 @@ pub(crate) fn mean(
         true => ("avg_pool_grad", planes.pixels()),
         false => ("avg_pool", planes.all_places()),
     };
-    Pool::of_means(queue.op(), planes, means)?.enqueue(queue, dtype, &[kernel], size, &operands.map(Some))
+    Pool::of_means(queue.op(), planes, means)?.enqueue(queue, dtype, &[kernel], size, &operands)
 }

@@ -9,7 +9,6 @@ mod image;
 mod index;
 #[cfg(feature = "cuda")]
 mod libraries;
-mod many_sums;
 mod matmul;
 mod normalize;
 mod optim;

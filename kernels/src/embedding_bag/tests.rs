@@ -88,7 +88,7 @@ impl Case {
             assert_eq!(counts.to_vec(), members);
         }
         let (_, out) = self.array(&stream, 5, ROWS);
-        embedding_bag_grad(&stream, g_array.view(), &bags, wanted, out.view()).expect("fits");
+        embedding_bag_grad(&stream, g_array.view(), &bags, wanted, out.view(), None).expect("fits");
         assert_eq!(bits(&out.to_vec()), bits(&grad));
         let out = Array::full(&stream, f32::NAN, &[INDICES.len()]);
         embedding_bag_weights_grad(&stream, g_array.view(), table_array.view(), &bags, out.view())
@@ -134,8 +134,8 @@ fn all_results<T: Element>(stream: &Stream, width: usize, of: impl Fn(f32) -> T)
     embedding_bag(stream, table.view(), &plain, Some(members.view()), mean.view()).expect("fits");
     assert_eq!(members.to_vec(), [2.0, 1.0, 3.0, 3.0, 1.0]);
     embedding_bag(stream, table.view(), &weighted, None, sum.view()).expect("fits");
-    embedding_bag_grad(stream, g.view(), &plain, Some(members.view()), mean_grad.view()).expect("fits");
-    embedding_bag_grad(stream, g.view(), &weighted, None, sum_grad.view()).expect("fits");
+    embedding_bag_grad(stream, g.view(), &plain, Some(members.view()), mean_grad.view(), None).expect("fits");
+    embedding_bag_grad(stream, g.view(), &weighted, None, sum_grad.view(), None).expect("fits");
     embedding_bag_weights_grad(stream, g.view(), table.view(), &weighted, weights_grad.view()).expect("fits");
     [mean, sum, mean_grad, sum_grad, weights_grad].map(|array| array.to_vec())
 }
@@ -279,6 +279,6 @@ fn rows_with_the_weight_zero_are_not_read() {
     embedding_bag(&stream, table.view(), &bags(2), Some(members.view()), out.view()).expect("a launch");
     assert_eq!((out.to_vec(), members.to_vec()), (vec![5.0, -10.5], vec![2.0, 2.0]));
     let g = Array::new(&stream, &[nan, 1.0, 2.0, nan], &[4, 1]);
-    embedding_bag_grad(&stream, g.view(), &bags(4), None, table.view()).expect("a launch");
+    embedding_bag_grad(&stream, g.view(), &bags(4), None, table.view(), None).expect("a launch");
     assert_eq!(table.to_vec(), [0.0, 2.0, -6.0]);
 }

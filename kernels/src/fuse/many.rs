@@ -1,20 +1,17 @@
-//! Small commands that nobody waits for, as one of a CUDA device with others of their kind: each by itself is little but a launch.
-//! Most make the gradients of biases and of norms' weights, which the optimizer takes.
+//! Small gradients of norms' weights, which only the optimizer waits for, as one command of a CUDA device: each by itself is little but
+//! a launch.
 
 use device::cuda::Queue;
 use device::{Binder, DType, Fused, Groups, Order, Result};
 use smallvec::SmallVec;
 
-use super::{Command, Commands, Folded, Fuser, Fusion};
+use super::{Command, Commands, Fuser, Fusion};
 use crate::command::{Address, Held};
 use crate::cpu::lanes::Lanes;
-use crate::cuda::{many_norms, many_sums, table};
+use crate::cuda::{many_norms, table};
 use crate::norms::NormRows;
 use crate::par::Workers;
-use crate::reduction::{Axes, ReduceOp};
 
-const SUMS: &str = "sums";
-const NORM_WEIGHTS: &str = "norm_weights";
 /// The most bytes of an operand: a device reads them in less time than a launch takes.
 const BYTES: usize = 1 << 20;
 /// And of all that a command takes, which are kept until the last ones are there.
@@ -38,8 +35,7 @@ impl NormWeights {
     }
 }
 
-/// Makes one command of those of a kind that could run at once. On a CPU sums are parts of chains, and on streams that are kept in
-/// order no two of a stream run at once.
+/// Makes one command of those that could run at once. On streams that are kept in order no two of a stream do.
 pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
     let commands = fuser.commands();
     if commands.plan.device().runs_on_host() || fuser.order == Order::Streams {
@@ -68,12 +64,9 @@ struct Smalls<'a> {
     open: Vec<Open>,
 }
 
-/// The op of a launch, and the type of its elements.
-type Kind = (&'static str, DType);
-
-/// A group of one kind.
+/// A group of elements of one type.
 struct Open {
-    kind: Kind,
+    dtype: DType,
     /// One of them.
     member: usize,
     /// What they take.
@@ -82,8 +75,8 @@ struct Open {
 
 impl Smalls<'_> {
     /// Adds a command to the latest group that it may join. A full group takes no more.
-    fn add(&mut self, command: usize, Small { kind, bytes, .. }: Small) {
-        let is_one = |open: &Open| open.kind == kind && self.may_join(open.member, command);
+    fn add(&mut self, command: usize, Small { dtype, bytes, .. }: Small) {
+        let is_one = |open: &Open| open.dtype == dtype && self.may_join(open.member, command);
         if let Some(at) = self.open.iter().rposition(is_one) {
             let open = &mut self.open[at];
             if open.bytes + bytes <= TOGETHER && self.groups.of(open.member).len() < table::OPERANDS {
@@ -95,7 +88,7 @@ impl Smalls<'_> {
         if self.open.len() == OPEN {
             self.open.remove(0);
         }
-        self.open.push(Open { kind, member: command, bytes });
+        self.open.push(Open { dtype, member: command, bytes });
     }
 
     /// Whether a command may join a group: they could run at once, and whoever waits for one of them waits for all, anyway.
@@ -113,21 +106,15 @@ impl Smalls<'_> {
 /// A command that one launch can make with others of its kind: the memories that it uses and whether it writes them, and how many
 /// bytes it takes.
 struct Small {
-    kind: Kind,
+    dtype: DType,
     uses: SmallVec<[(usize, bool); 6]>,
     bytes: usize,
 }
 
 /// `None` if a command is something else.
 fn small(commands: &Commands<'_>, command: usize) -> Option<Small> {
-    let fold = commands.of::<Folded>(command);
-    let fold = fold.filter(|fold| fold.op == ReduceOp::Sum && many_sums::fits(&fold.axes));
-    let norm = commands.of::<NormWeights>(command).filter(|norm| norm.fits());
-    let (kind, written, read) = match (fold, norm) {
-        (Some(fold), _) => ((SUMS, fold.dtype), &[Some(fold.out.at)][..], &[Some(fold.x)][..]),
-        (_, Some(norm)) => ((NORM_WEIGHTS, norm.dtype), &norm.operands[..2], &norm.operands[2..]),
-        _ => return None,
-    };
+    let norm = commands.of::<NormWeights>(command).filter(|norm| norm.fits())?;
+    let (written, read) = norm.operands.split_at(2);
     let written = written.iter().flatten().map(|&at| (at, true));
     let all = written.chain(read.iter().flatten().map(|&at| (at, false)));
     let uses = all.map(|(at, writes)| Some((commands.memory(command, at)?, writes)));
@@ -136,7 +123,7 @@ fn small(commands: &Commands<'_>, command: usize) -> Option<Small> {
     let bytes: SmallVec<[usize; 4]> =
         taken.map(|&(memory, _)| commands.plan.addresses(memory).len()).collect();
     let fits = bytes.iter().all(|&bytes| bytes <= BYTES);
-    fits.then(|| Small { kind, bytes: bytes.iter().sum(), uses })
+    fits.then(|| Small { dtype: norm.dtype, bytes: bytes.iter().sum(), uses })
 }
 
 /// The commands that wait for another one: those that use what it writes, or write what it uses.
@@ -151,25 +138,18 @@ fn waiting<'a>(commands: &'a Commands<'_>, command: usize) -> impl Iterator<Item
 
 /// The command that takes the place of a group.
 fn fused(commands: &Commands<'_>, members: &[usize]) -> Option<Fused> {
-    let mut fusion = Together { dtype: DType::F32, sums: Vec::new(), norms: Vec::new() };
-    let (mut op, mut cost, mut used) = (SUMS, 0, Vec::new());
+    let (mut norms, mut used) = (Vec::new(), Vec::new());
     for &member in members {
-        let small = small(commands, member)?;
-        (op, fusion.dtype) = small.kind;
-        used.extend(small.uses);
-        let fold = commands.of::<Folded>(member);
-        fusion.sums.extend(fold.map(|fold| (fold.axes.clone(), [fold.out.at, fold.x])));
-        fusion.norms.extend(commands.of::<NormWeights>(member).cloned());
-        cost += commands.plan.cost(member);
+        used.extend(small(commands, member)?.uses);
+        norms.extend(commands.of::<NormWeights>(member).cloned());
     }
-    Some(Fused { op, uses: Fused::each_once(used), work: Box::new(Command { fusion, cost }) })
+    let cost = members.iter().map(|&member| commands.plan.cost(member)).sum();
+    let work = Box::new(Command { fusion: Together { norms }, cost });
+    Some(Fused { op: "norm_weights", uses: Fused::each_once(used), work })
 }
 
-/// Sums or gradients of norms' weights, on a CUDA device.
+/// Gradients of norms' weights of one type, on a CUDA device.
 struct Together {
-    dtype: DType,
-    /// Axes, results and elements.
-    sums: Vec<(Axes, [Address; 2])>,
     norms: Vec<NormWeights>,
 }
 
@@ -177,15 +157,13 @@ impl Fusion for Together {
     unsafe fn run_in<T: Lanes>(&self, _: &Workers) {}
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
-        let sums = self.sums.iter().map(|(axes, operands)| (axes, *operands));
-        many_sums::sum(queue, self.dtype, sums)?;
+        let dtype = self.norms.first().map_or(DType::F32, |norm| norm.dtype);
         let norms = self.norms.iter().map(|norm| (&norm.rows, norm.operands));
-        many_norms::gradients(queue, self.dtype, norms)
+        many_norms::gradients(queue, dtype, norms)
     }
 
     fn bind(&mut self, binder: &mut dyn Binder) {
         let moved = &mut |at| binder.address(at);
-        self.sums.iter_mut().for_each(|(_, operands)| operands.bind(moved));
         self.norms.iter_mut().for_each(|norm| norm.operands.bind(moved));
     }
 }

@@ -3,12 +3,10 @@
 mod chains;
 mod constants;
 mod draft;
-mod fills;
 mod loss;
 mod many;
 mod merge;
 mod norms;
-mod pools;
 
 use std::any::Any;
 use std::ops::{Deref, Range};
@@ -26,25 +24,20 @@ use crate::par::{Workers, workers};
 use crate::reduction::{Axes, ReduceOp, Reduction};
 use crate::rule_step::Stepped;
 use crate::rules::OPERANDS;
-pub(crate) use fills::IndexSums;
 pub(crate) use loss::{LossSlopes, Losses};
 use many::NormWeights;
 use merge::RuleUpdate;
 pub(crate) use norms::NormForward;
-pub(crate) use pools::MaxSlopes;
 
 /// Makes a captured step one of fewer commands, which computes the same, bit for bit:
 /// - commands whose results nobody uses are left out;
 /// - those that always write the same few bytes run now, on `stream`, in memory by `allocate`;
-/// - gradients of maxima are masked by the ReLU before them where they are written;
 /// - functions of elements become one command with those that take what they give, and with a reduction of it; what only they
 ///   use is not written any more;
 /// - cross-entropy and its gradient become one command, if the gradient of the losses is known by then;
 /// - a sum and the norm of its rows become one command, and so do the gradient of a norm's rows and what adds it to another one;
-/// - sums at indices write the zeros that they begin with;
 /// - what adds up the gradients of several batches becomes a part of the optimizer's step;
-/// - small sums for which nobody waits before all of them could run become one command of a CUDA device, and so do gradients of
-///   norms' weights.
+/// - small gradients of norms' weights for which nobody waits before all of them could run become one command of a CUDA device.
 ///
 /// With [`Order::Streams`] commands are fused that follow each other in their stream.
 ///
@@ -63,11 +56,9 @@ pub fn fuse(
         fuser.plan.settle(&constants, stream, allocate)?;
         fuser.known = Known::of(fuser.plan);
     }
-    pools::fuse(&mut fuser)?;
     chains::fuse(&mut fuser)?;
     loss::fuse(&mut fuser)?;
     norms::fuse(&mut fuser)?;
-    fills::fuse(&mut fuser)?;
     merge::fuse(&mut fuser)?;
     many::fuse(&mut fuser)
 }
@@ -94,6 +85,11 @@ pub(crate) struct Folded {
 }
 
 impl Fusible {
+    /// Of a fill, of which nothing has to be known but that it always writes the same.
+    pub(crate) fn fill() -> Option<Box<dyn Any>> {
+        Fusible::of(())
+    }
+
     /// Of one of the types that this module fuses; always some.
     pub(crate) fn of(what: impl Any) -> Option<Box<dyn Any>> {
         Some(Box::new(Fusible(Box::new(what))))

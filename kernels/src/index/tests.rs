@@ -6,6 +6,14 @@ use super::*;
 use crate::layout::Layout;
 use crate::testing::{Array, cpu, index_of, values_f32};
 
+fn index_add(stream: &Stream, out: View<'_>, axis: isize, index: View<'_>, src: View<'_>) -> Result<()> {
+    super::index_add(stream, out, axis, index, src)?.launch(None)
+}
+
+fn scatter_add(stream: &Stream, out: View<'_>, axis: isize, index: View<'_>, src: View<'_>) -> Result<()> {
+    super::scatter_add(stream, out, axis, index, src)?.launch(None)
+}
+
 /// Flat index of `index` in `shape`.
 fn flat(shape: &[usize], index: &[usize]) -> usize {
     index.iter().zip(shape).fold(0, |flat, (&i, &size)| flat * size + i)
@@ -80,6 +88,40 @@ fn elements_are_gathered_and_scattered_along_every_axis() {
                 .expect("fits");
             assert_eq!(whole.to_vec(), scattered, "axis {axis}");
         }
+    }
+}
+
+/// Rows of more entries than a run, of which the sums have the documented order.
+#[test]
+fn frequent_rows_are_summed_in_runs() {
+    let (count, width) = (20_000, 3);
+    // Half of the entries name row 1.
+    let indices: Vec<i64> = (0..count as i64).map(|i| if i % 2 == 0 { 1 } else { i * i % 50 }).collect();
+    let (table, src) = (values_f32(1, 50 * width), values_f32(2, count * width));
+    let mut expected = table.clone();
+    for row in 0..50 {
+        for column in 0..width {
+            let own: Vec<f32> =
+                (0..count).filter(|&i| indices[i] == row as i64).map(|i| src[i * width + column]).collect();
+            let total = &mut expected[row * width + column];
+            for (n, run) in own.chunks(1024).enumerate() {
+                let add = |sum: f32| run.iter().fold(sum, |sum, x| sum + x);
+                *total = if n == 0 { add(*total) } else { *total + add(-0.0) };
+            }
+        }
+    }
+    for threads in [1, 3] {
+        let device = cpu(threads);
+        let stream = device.default_stream();
+        let index = Array::new(&stream, &indices, &[count]);
+        let [whole, other] = [0; 2].map(|_| Array::new(&stream, &table, &[50, width]));
+        let src = Array::new(&stream, &src, &[count, width]);
+        index_add(&stream, whole.view(), 0, index.view(), src.view()).expect("fits");
+        assert_eq!(whole.to_vec(), expected);
+        let each: Vec<i64> = indices.iter().flat_map(|&i| [i; 3]).collect();
+        let each = Array::new(&stream, &each, &[count, width]);
+        scatter_add(&stream, other.view(), 0, each.view(), src.view()).expect("fits");
+        assert_eq!(other.to_vec(), expected);
     }
 }
 
@@ -252,7 +294,11 @@ fn bad_indices_are_reported_without_a_panic() {
             crate::Bags { indices: index.view(), offsets: None, count: 2, weights: None, padding: None };
         let weights = Array::full(&s, bf16::from_f32(1.0), &[2]);
         expect("embedding_bag", 4, crate::embedding_bag(&s, x.view(), &bags, None, out.view()));
-        expect("embedding_bag_grad", 4, crate::embedding_bag_grad(&s, out.view(), &bags, None, x.view()));
+        expect(
+            "embedding_bag_grad",
+            4,
+            crate::embedding_bag_grad(&s, out.view(), &bags, None, x.view(), None),
+        );
         let launched = crate::embedding_bag_weights_grad(&s, out.view(), x.view(), &bags, weights.view());
         expect("embedding_bag_weights_grad", 4, launched);
         let [losses, log_sums] = [0.0_f32; 2].map(|value| Array::full(&s, value, &[2]));

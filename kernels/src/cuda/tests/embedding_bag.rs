@@ -1,7 +1,21 @@
 //! Bags of rows. Sums are taken in one order on both devices, so that they are the same.
 
 use super::*;
-use crate::{Bags, embedding_bag, embedding_bag_grad, embedding_bag_weights_grad};
+use crate::{Bags, View, embedding_bag, embedding_bag_weights_grad};
+
+/// With memory to work in.
+fn bag_grad(
+    stream: &Stream,
+    g: View<'_>,
+    bags: &Bags<'_>,
+    members: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
+    let bytes = crate::embedding_bag_grad_workspace(stream, g, bags, out)?;
+    // Freeing it synchronizes.
+    let memory = Some(bytes).filter(|&bytes| bytes > 0).map(|bytes| Array::full(stream, 0_u8, &[bytes]));
+    crate::embedding_bag_grad(stream, g, bags, members, out, memory.as_ref().map(Array::view))
+}
 
 /// Indices below `size`, of which the small ones are frequent.
 fn indices(seed: u64, len: usize, size: usize) -> Vec<i64> {
@@ -67,7 +81,7 @@ impl Case {
         let mean = matches!(kernel, Kernel::Mean | Kernel::MeanGrad).then(|| members.view());
         match kernel {
             Kernel::Sum | Kernel::Mean => embedding_bag(stream, table.view(), &bags, mean, out.view())?,
-            Kernel::Grad | Kernel::MeanGrad => embedding_bag_grad(stream, g.view(), &bags, mean, out.view())?,
+            Kernel::Grad | Kernel::MeanGrad => bag_grad(stream, g.view(), &bags, mean, out.view())?,
             Kernel::WeightsGrad => {
                 embedding_bag_weights_grad(stream, g.view(), table.view(), &bags, out.view())?;
             }
@@ -169,7 +183,7 @@ fn an_index_or_offset_out_of_range_is_an_error() {
         if offsets[0] == 0 && offsets[1] == 1 {
             let g = Array::full(&cuda, 1_f32, &[count, 3]);
             let grad = Array::full(&cuda, 7_f32, &[4, 3]);
-            embedding_bag_grad(&cuda, g.view(), &bags, None, grad.view()).expect("a launch");
+            bag_grad(&cuda, g.view(), &bags, None, grad.view()).expect("a launch");
             let error = cuda.synchronize().expect_err("a fault").to_string();
             assert!(error.contains("embedding_bag_grad") && error.contains(told), "{offsets:?}: {error}");
             assert_eq!(grad.to_vec().iter().sum::<f32>(), 3.0, "the good index counts, the bad one does not");
@@ -204,7 +218,7 @@ fn rows_with_the_weight_zero_are_not_read() {
             let bags = Bags { count: 4, ..bags };
             let elements: Vec<f32> = [nan, 1.0, 2.0, nan].into_iter().flat_map(|x| vec![x; width]).collect();
             let g = Array::new(stream, &elements, &[4, width]);
-            embedding_bag_grad(stream, g.view(), &bags, None, table.view()).map(|()| table)
+            bag_grad(stream, g.view(), &bags, None, table.view()).map(|()| table)
         });
     }
 }

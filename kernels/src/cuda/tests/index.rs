@@ -1,7 +1,33 @@
 //! Reading and adding at indices. Sums are taken in one order on both devices, so that they are the same.
 
 use super::*;
-use crate::{gather, index_add, index_select, scatter_add};
+use crate::{IndexSums, View, gather, index_select};
+
+type Sums = for<'a> fn(&'a Stream, View<'a>, isize, View<'a>, View<'a>) -> Result<IndexSums<'a>>;
+
+/// Sums at indices, with memory to work in.
+fn add_at(
+    sums: Sums,
+    stream: &Stream,
+    out: View<'_>,
+    axis: isize,
+    index: View<'_>,
+    src: View<'_>,
+) -> Result<()> {
+    let sums = sums(stream, out, axis, index, src)?;
+    // Freeing it synchronizes.
+    let memory = Some(sums.workspace()).filter(|&bytes| bytes > 0);
+    let memory = memory.map(|bytes| Array::full(stream, 0_u8, &[bytes]));
+    sums.launch(memory.as_ref().map(Array::view))
+}
+
+fn index_add(stream: &Stream, out: View<'_>, axis: isize, index: View<'_>, src: View<'_>) -> Result<()> {
+    add_at(crate::index_add, stream, out, axis, index, src)
+}
+
+fn scatter_add(stream: &Stream, out: View<'_>, axis: isize, index: View<'_>, src: View<'_>) -> Result<()> {
+    add_at(crate::scatter_add, stream, out, axis, index, src)
+}
 
 /// Indices below `size`, of which many are equal.
 fn indices(seed: u64, len: usize, size: usize) -> Vec<i64> {
@@ -11,9 +37,20 @@ fn indices(seed: u64, len: usize, size: usize) -> Vec<i64> {
 fn rows_of<T: Real>() {
     let Some(both) = both() else { return };
     // Rows of the whole, indices, elements of a row.
-    for (size, count, inner) in
-        [(1, 1, 1), (5, 0, 4), (7, 13, 1), (100, 1000, 3), (50, 300, 64), (3, 2000, 33), (2000, 40, 300)]
-    {
+    for (size, count, inner) in [
+        (1, 1, 1),
+        (5, 0, 4),
+        (7, 13, 1),
+        (100, 1000, 3),
+        (50, 300, 64),
+        (3, 1000, 16),
+        (2000, 40, 300),
+        // Rows of several runs.
+        (3, 5000, 33),
+        (2, 20_000, 1),
+        // Several passes of a sort.
+        (3000, 5000, 8),
+    ] {
         for (axis, how) in
             [(0_isize, Stored::Dense), (1, Stored::Dense), (0, Stored::Transposed), (1, Stored::Narrowed)]
         {

@@ -1,0 +1,155 @@
+//! Sums at indices: entries are sorted by the row that they name, and those of a row are added in order; see `indexed.cuh`.
+
+use device::cuda::{Arg, Grid, Program, Queue};
+use device::{DType, Error, Result};
+use smallvec::SmallVec;
+
+use super::Family;
+use super::walk::{ByValue, MAX_Y, THREADS, Walk};
+use crate::command::Address;
+use crate::indexed::{Entries, RUN};
+
+static SORT: Program = Program::new(
+    "sort",
+    concat!(include_str!("prelude.cuh"), include_str!("sort.cuh"), include_str!("sort.cu")),
+);
+
+/// Entries of a block of a sort, and bits that a pass orders by; as in the program.
+const TILE: usize = 4096;
+const BITS: u32 = 10;
+/// Blocks for each multiprocessor that are wanted.
+const BLOCKS: usize = 8;
+const ALIGNED: usize = 256;
+
+impl Entries {
+    /// Bytes of the orders, the counts and the parts of sums, in this order.
+    fn parts(&self, dtype: DType) -> [usize; 4] {
+        if self.count() <= RUN {
+            return [0; 4];
+        }
+        let order = self.count().saturating_mul(4);
+        let counts = (self.count().div_ceil(TILE) + 1) << (BITS + 2);
+        let sums = self.count().div_ceil(RUN).saturating_mul(2 * dtype.compute_dtype().size_bytes());
+        [order, order, counts, sums.saturating_mul(self.columns.elements)]
+            .map(|bytes| bytes.next_multiple_of(ALIGNED))
+    }
+
+    /// Bytes of the workspace.
+    pub(crate) fn workspace(&self, dtype: DType) -> usize {
+        self.parts(dtype).iter().fold(0, |all, &bytes| all.saturating_add(bytes))
+    }
+
+    /// Enqueues the sort of the entries by row. Returns the memory that has the order then.
+    fn sort(
+        &self,
+        queue: &Queue<'_>,
+        index: Address,
+        workspace: Address,
+        args: [Arg<'_>; 2],
+    ) -> Result<Address> {
+        let [order, ..] = self.parts(DType::F32);
+        let [mut from, mut to, found] =
+            [0, order, 2 * order].map(|bytes| workspace.offset(bytes as isize, 1));
+        let tiles = self.count().div_ceil(TILE) as u32;
+        let (grid, [counts, lines]) = (Grid::linear(tiles, THREADS), args);
+        let [index, found] = [index, found].map(Arg::from);
+        // One more than the keys stands for entries that are left out.
+        for shift in (0..usize::BITS - self.keys().leading_zeros()).step_by(BITS as usize) {
+            let order = if shift == 0 { Address::NULL } else { from };
+            let [order, shift] = [order.into(), Arg::U32(shift)];
+            let digits = Grid::linear((1 << BITS) / THREADS, THREADS);
+            // SAFETY: the kernels take these arguments, and the workspace has room for two orders of all entries and for the
+            // counts of each tile.
+            unsafe {
+                queue.kernel(
+                    &SORT,
+                    "sort_count",
+                    grid,
+                    &[index, counts, lines, order, found, shift, Arg::Fault],
+                )?;
+                queue.kernel(&SORT, "sort_offsets", digits, &[found, Arg::U32(tiles)])?;
+                queue.kernel(
+                    &SORT,
+                    "sort_place",
+                    grid,
+                    &[index, counts, lines, order, to.into(), found, shift],
+                )?;
+            }
+            std::mem::swap(&mut from, &mut to);
+        }
+        Ok(from)
+    }
+
+    /// Enqueues the sums of a family's kernel `name`: what is written, the values and the indices, and what the kernel takes beside them.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 2^31 entries or rows.
+    pub(super) fn add(
+        &self,
+        queue: &Queue<'_>,
+        (family, name, dtype): (&'static Family, &str, DType),
+        [out, values, index]: [Address; 3],
+        more: &[Arg<'_>],
+        workspace: Option<Address>,
+    ) -> Result<()> {
+        if self.count() == 0 || self.columns.elements == 0 || self.keys() == 0 {
+            return Ok(());
+        }
+        if self.count().max(self.keys()) >= 1 << 31 {
+            let value = format_args!("{} for {} rows", self.count(), self.keys());
+            return Err(Error::invalid(queue.op(), "indices", "fewer than 2^31 for as many rows", value));
+        }
+        let is_few = self.count() <= RUN;
+        let numbers = [self.count(), self.each].map(|n| n as i64);
+        let [source, sums, step] = self.steps.map(|step| step as i64);
+        // `EntryCounts` of the program.
+        let counts = [numbers[0], numbers[1], source, sums, step, self.size as i64, self.padding];
+        let lines = Walk::of(queue.op(), &self.lines)?;
+        let lanes = 16 / dtype.size_bytes();
+        let bytes = dtype.size_bytes();
+        let columns = Walk::of(queue.op(), &self.columns)?
+            .vectors(lanes, [(values.0.cast_const(), bytes), (out.0.cast_const(), bytes)]);
+        let rows_fit = self.lines.elements == 1
+            && self.steps[..2].iter().all(|&step| (step as usize).is_multiple_of(lanes));
+        let is_vector = columns.is_vector()
+            && !columns.stands(1)
+            && rows_fit
+            && self.columns.elements.is_multiple_of(lanes);
+        let vectors = if is_vector { self.columns.elements / lanes } else { self.columns.elements };
+        let width = vectors.next_power_of_two().min(THREADS as usize);
+        let across = vectors.div_ceil(width).min(MAX_Y);
+        let wanted = (queue.multiprocessors() as usize * BLOCKS).div_ceil(across);
+        let shared = THREADS as usize / width;
+        let tile = self.count().div_ceil(wanted).next_power_of_two().clamp(shared, THREADS as usize);
+        let grid = |down: usize, across: usize| Grid {
+            blocks: [down as u32, across as u32, 1],
+            ..Grid::linear(1, THREADS)
+        };
+        let memory = workspace.filter(|_| !is_few).unwrap_or(Address::NULL);
+        let order = match is_few {
+            true => memory,
+            false => self.sort(queue, index, memory, [counts.arg(), lines.arg()])?,
+        };
+        let parts = self.parts(dtype);
+        let parts = memory.offset((parts[0] + parts[1] + parts[2]) as isize, 1);
+        let enqueue = |words: &[&str], grid: Grid| {
+            let widths = [Arg::U32(tile as u32), Arg::U32(width as u32), columns.arg()];
+            let first = [out, parts, order].map(Arg::from).into_iter().chain(widths);
+            let next = [values.into(), index.into(), counts.arg(), lines.arg()];
+            let args: SmallVec<[Arg<'_>; 16]> = first.chain(next).chain(more.iter().copied()).collect();
+            // SAFETY: the kernel takes these arguments, `order` has all entries, and the workspace room for two parts of each run; an
+            // index is checked before it is followed.
+            unsafe { family.kernel(queue, words, dtype, grid, &args) }
+        };
+        let words: SmallVec<[&str; 3]> = [(true, name), (is_few, "few"), (is_vector, "vector")]
+            .into_iter()
+            .filter_map(|(is_in, word)| is_in.then_some(word))
+            .collect();
+        enqueue(&words, grid(self.count().div_ceil(tile), across))?;
+        if is_few {
+            return Ok(());
+        }
+        let across = self.columns.elements.div_ceil(THREADS as usize).min(MAX_Y);
+        enqueue(&[name, "join"], grid(self.count().div_ceil(RUN), across))
+    }
+}

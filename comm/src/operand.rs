@@ -64,11 +64,10 @@ fn expect_apart(op: &'static str, collective: Collective, x: Operand<'_>, out: O
     let [x_bytes, out_bytes] = [&x, &out].map(bytes);
     let works_in_place = matches!(collective, Collective::AllReduce(_) | Collective::Broadcast { .. });
     let overlap = x_bytes.start < out_bytes.end && out_bytes.start < x_bytes.end;
-    if !std::ptr::eq(x.buffer, out.buffer) || !overlap || (x_bytes == out_bytes && works_in_place) {
-        return Ok(());
-    }
+    let is_apart =
+        !std::ptr::eq(x.buffer, out.buffer) || !overlap || (x_bytes == out_bytes && works_in_place);
     let value = format_args!("bytes {x_bytes:?} and {out_bytes:?} of one buffer");
-    Err(Error::invalid(op, "out", "apart from the input", value))
+    Error::require(is_apart, op, "out", "apart from the input", value)
 }
 
 fn expect_dense(op: &'static str, view: &View<'_>) -> Result<()> {

@@ -95,9 +95,8 @@ impl Attention {
         is_float(OP, q)?;
         same_kind(OP, q, k)?;
         same_kind(OP, q, v)?;
-        if self.is_causal && self.mask.is_some() {
-            return Err(Error::invalid(OP, "mask", "none, for a causal attention", "a mask"));
-        }
+        let is_valid = !self.is_causal || self.mask.is_none();
+        Error::require(is_valid, OP, "mask", "none, for a causal attention", "a mask")?;
         let mask = self.added_mask(q, k)?;
         Stream::with_current(q.device(), |stream| {
             let log_sums = Tensor::allocate(stream, &q.shape()[..q.rank() - 1], q.dtype.compute_dtype())?;
@@ -201,10 +200,9 @@ fn scores(q: &Tensor, k: &Tensor) -> Result<Dims> {
 /// The queries, keys and values `[.., h, s, d]` of `[.., s, 3 h d]`, as views.
 fn unpack(qkv: &Tensor, heads: usize) -> Result<[Tensor; 3]> {
     let packed = qkv.shape().last().copied().unwrap_or(0);
-    if qkv.rank() < 2 || heads == 0 || packed % (3 * heads) != 0 {
-        let value = format_args!("shape {:?} for {heads} heads", qkv.shape());
-        return Err(Error::invalid(OP, "qkv", "three times the heads' width", value));
-    }
+    let value = format_args!("shape {:?} for {heads} heads", qkv.shape());
+    let is_valid = qkv.rank() >= 2 && heads > 0 && packed % (3 * heads) == 0;
+    Error::require(is_valid, OP, "qkv", "three times the heads' width", value)?;
     let part = |index: usize| split_heads(&qkv.narrow(-1, index * packed / 3, packed / 3)?, heads);
     Ok([part(0)?, part(1)?, part(2)?])
 }

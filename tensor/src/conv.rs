@@ -46,11 +46,10 @@ impl ConvOptions {
         window.check(OP)?;
         let mut image = [0; 2];
         for axis in 0..2 {
-            if output_padding[axis] >= self.stride[axis].max(self.dilation[axis]) {
-                let expected = "below the stride or the dilation";
-                let value = format_args!("{output_padding:?}");
-                return Err(Error::invalid(OP, "output_padding", expected, value));
-            }
+            let expected = "below the stride or the dilation";
+            let value = format_args!("{output_padding:?}");
+            let is_valid = output_padding[axis] < self.stride[axis].max(self.dilation[axis]);
+            Error::require(is_valid, OP, "output_padding", expected, value)?;
             let spread = size[axis].saturating_sub(1).saturating_mul(self.stride[axis]);
             let whole = spread.saturating_add(window.extent(axis)).saturating_add(output_padding[axis]);
             match whole.checked_sub(2 * self.padding[axis]) {

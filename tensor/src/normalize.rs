@@ -75,10 +75,9 @@ impl Norm {
         let &[_, channels, ref inner @ ..] = x.shape() else {
             return Err(wrong_shape(OP, "input", "of rank 2 or more", x));
         };
-        if groups == 0 || channels % groups != 0 {
-            let value = format_args!("{groups} for {channels} channels");
-            return Err(Error::invalid(OP, "num_groups", "a divisor of the channels", value));
-        }
+        let value = format_args!("{groups} for {channels} channels");
+        let is_valid = groups > 0 && channels % groups == 0;
+        Error::require(is_valid, OP, "num_groups", "a divisor of the channels", value)?;
         let rows = NormRows { groups, channels: channels / groups, inner: inner.iter().product() };
         Ok(Norm { op: OP, rows, centred: true, eps })
     }
@@ -160,9 +159,7 @@ impl Norm {
 /// Rows over the last axes.
 fn trailing(op: &'static str, x: &Tensor, normalized_shape: &[usize]) -> Result<NormRows> {
     is_float(op, x)?;
-    if normalized_shape.is_empty() {
-        return Err(Error::invalid(op, "normalized_shape", "of one axis or more", "[]"));
-    }
+    Error::require(!normalized_shape.is_empty(), op, "normalized_shape", "of one axis or more", "[]")?;
     if !x.shape().ends_with(normalized_shape) {
         return Err(Error::shape_mismatch(op, x.shape(), normalized_shape));
     }

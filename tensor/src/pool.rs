@@ -87,9 +87,7 @@ fn image_of(op: &'static str, x: &Tensor) -> Result<[usize; 2]> {
 fn places(op: &'static str, window: &Window, image: [usize; 2], ceil: bool) -> Result<[usize; 2]> {
     window.check(op)?;
     let too_wide = (0..2).any(|axis| window.padding[axis] > window.extent(axis) / 2);
-    if too_wide {
-        return Err(Error::invalid(op, "padding", "at most half of the window", format_args!("{window:?}")));
-    }
+    Error::require(!too_wide, op, "padding", "at most half of the window", format_args!("{window:?}"))?;
     let mut places = window.places(op, image)?;
     for axis in 0..2 {
         let (size, padding, stride) = (image[axis], window.padding[axis], window.stride[axis]);

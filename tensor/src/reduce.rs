@@ -40,12 +40,10 @@ impl Tensor {
 
     /// Refuses an empty axis where the result would be no element of the tensor.
     fn axes_not_empty(&self, op: &'static str, axes: &[usize]) -> Result<()> {
-        if axes.iter().any(|&axis| self.shape()[axis] == 0) {
-            let shape = self.shape();
-            let value = format_args!("{axes:?} of {shape:?}");
-            return Err(Error::invalid(op, "axes", "axes that are not empty", value));
-        }
-        Ok(())
+        let shape = self.shape();
+        let value = format_args!("{axes:?} of {shape:?}");
+        let is_valid = axes.iter().all(|&axis| self.shape()[axis] > 0);
+        Error::require(is_valid, op, "axes", "axes that are not empty", value)
     }
 
     /// One command that reduces `axes` into a fresh tensor, with memory for it to work in.

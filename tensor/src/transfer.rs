@@ -160,10 +160,8 @@ impl Tensor {
     pub fn update_<T: Element, R>(&self, update: impl FnOnce(&mut [T]) -> R) -> Result<R> {
         const OP: &str = "update_";
         has_dtype(OP, self, T::DTYPE)?;
-        if !self.is_contiguous() {
-            let strides = format!("strides {:?}", self.strides());
-            return Err(Error::invalid(OP, "self", "contiguous", strides));
-        }
+        let strides = format_args!("strides {:?}", self.strides());
+        Error::require(self.is_contiguous(), OP, "self", "contiguous", strides)?;
         let start = self.layout.offset() * self.dtype.size_bytes();
         let range = start..start + self.elements() * self.dtype.size_bytes();
         let elements = |bytes: &mut [u8]| {

@@ -52,9 +52,7 @@ pub fn rotary_angles(
     device: &Device,
 ) -> Result<(Tensor, Tensor)> {
     const OP: &str = "rotary_angles";
-    if !width.is_multiple_of(2) {
-        return Err(Error::invalid(OP, "width", "even", width));
-    }
+    Error::require(width.is_multiple_of(2), OP, "width", "even", width)?;
     if !dtype.is_float() {
         return Err(Error::dtype_unsupported(OP, dtype));
     }

@@ -89,9 +89,8 @@ impl BatchNorm2d {
         const OP: &str = "batch_norm";
         let BatchNormOptions { momentum, affine, track_running_stats, dtype, .. } = options;
         expect_float(OP, dtype)?;
-        if let Some(momentum) = momentum.filter(|momentum| !(0.0..=1.0).contains(momentum)) {
-            return Err(Error::invalid(OP, "momentum", "between 0 and 1", momentum));
-        }
+        let share = momentum.unwrap_or_default();
+        Error::require((0.0..=1.0).contains(&share), OP, "momentum", "between 0 and 1", share)?;
         let statistic = |value: f64| Tensor::full(&[channels], value, dtype.compute_dtype(), device);
         let running = || -> Result<Running> {
             Ok(Running {

@@ -146,10 +146,9 @@ impl GroupNorm {
     ) -> Result<Self> {
         let NormOptions { eps, bias, dtype } = options;
         expect_float("group_norm", dtype)?;
-        if num_groups == 0 || !num_channels.is_multiple_of(num_groups) {
-            let value = format_args!("{num_groups} for {num_channels} channels");
-            return Err(Error::invalid("group_norm", "num_groups", "a divisor of the channels", value));
-        }
+        let value = format_args!("{num_groups} for {num_channels} channels");
+        let is_valid = num_groups > 0 && num_channels.is_multiple_of(num_groups);
+        Error::require(is_valid, "group_norm", "num_groups", "a divisor of the channels", value)?;
         let of = |value| filled(&[num_channels], value, dtype, device);
         let bias = bias.then(|| of(0.0)).transpose()?;
         Ok(GroupNorm { num_groups, weight: of(1.0)?, bias, eps: eps.unwrap_or(EPS) })

@@ -74,10 +74,7 @@ impl Field<'_> {
             Field::Share(_) => ((0.0..1.0).contains(&value), "at least 0 and below 1"),
             Field::Finite(_) | Field::Flag(_) => (true, "finite"),
         };
-        if value.is_finite() && fits {
-            return Ok(());
-        }
-        Err(Error::invalid(op, argument, expected, value))
+        Error::require(value.is_finite() && fits, op, argument, expected, value)
     }
 }
 
@@ -456,7 +453,7 @@ impl State {
 fn step_number(name: &str, tensor: &Tensor) -> Result<u64> {
     let scalar = tensor.dtype() == DType::I64 && tensor.elements() == 1;
     let number = if scalar { u64::try_from(tensor.item::<i64>()?).ok() } else { None };
-    number.ok_or_else(|| wrong(name, "must be one integer that is not negative".into()))
+    number.ok_or_else(|| wrong(name, "must be one integer that is not negative"))
 }
 
 /// Zeros with the shape and, for a transposed matrix, the memory order of `like`, in what it is computed in: the fused kernels

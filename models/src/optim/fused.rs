@@ -190,7 +190,7 @@ impl<K: Kind> NextSteps<K> {
     /// Those of the step that this thread captures, which begin with the first step of the optimizer.
     fn of(inner: &Arc<Mutex<Inner<K>>>) -> Option<Arc<Mutex<NextSteps<K>>>> {
         let all = Capture::scratch::<AllNextSteps<K>>()?;
-        let mut all = all.0.lock();
+        let mut all = all.lock();
         if let Some(known) = all.iter().find(|known| Arc::ptr_eq(&known.lock().inner, inner)) {
             return Some(Arc::clone(known));
         }
@@ -220,13 +220,7 @@ impl<K: Kind> NextSteps<K> {
 }
 
 /// For each optimizer of a kind what the capture under way has of it.
-struct AllNextSteps<K>(Mutex<Vec<Arc<Mutex<NextSteps<K>>>>>);
-
-impl<K> Default for AllNextSteps<K> {
-    fn default() -> Self {
-        AllNextSteps(Mutex::default())
-    }
-}
+type AllNextSteps<K> = Mutex<Vec<Arc<Mutex<NextSteps<K>>>>>;
 
 /// What a captured step keeps of an optimizer.
 struct Captured<K>(Arc<Mutex<NextSteps<K>>>);

@@ -133,7 +133,7 @@ impl Check<'_> {
         let leaves = leaves(inputs);
         let outputs = (self.f)(&leaves)?;
         let draw = |(index, output): (usize, &Var)| {
-            self.is_f64(output.value())?;
+            output.dtype().require(self.op, DType::F64)?;
             self.random(output.value(), OUTPUT, index)
         };
         let gradients: Vec<Tensor> = outputs.iter().enumerate().map(draw).collect::<Result<_>>()?;
@@ -159,15 +159,8 @@ impl Check<'_> {
         let tolerances = format_args!("{atol} and {rtol}");
         Error::require(atol >= 0.0 && rtol >= 0.0, self.op, "atol and rtol", "0 or more", tolerances)?;
         Error::require(!inputs.is_empty(), self.op, "inputs", "at least one tensor", "none")?;
-        inputs.iter().try_for_each(|input| self.is_f64(input))
-    }
-
-    /// Differences need the precision of F64.
-    fn is_f64(&self, x: &Tensor) -> Result<()> {
-        if x.dtype() != DType::F64 {
-            return Err(Error::dtype_mismatch(self.op, DType::F64, x.dtype()));
-        }
-        Ok(())
+        // Differences need the precision of F64.
+        inputs.iter().try_for_each(|input| input.dtype().require(self.op, DType::F64))
     }
 
     /// Random numbers in the shape of `like`; each purpose and index has numbers of its own.

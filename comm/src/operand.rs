@@ -41,19 +41,14 @@ pub(crate) fn checked(
     for view in [x, out].into_iter().flatten() {
         expect_dense(op, &view)?;
     }
-    if let Some(out) = out.filter(|out| out.dtype != view.dtype) {
-        return Err(Error::dtype_mismatch(op, view.dtype, out.dtype));
-    }
+    out.map_or(Ok(()), |out| out.dtype.require(op, view.dtype))?;
     if let (Some(x), Some(out)) = (x, out) {
         expect_apart(op, collective, Operand::new(x), Operand::new(out))?;
     }
-    let refused = match collective.reduce() {
-        Some(Reduce::Mean) => !view.dtype.is_float(),
-        Some(Reduce::Sum | Reduce::Prod) => view.dtype == DType::Bool,
-        _ => false,
-    };
-    if refused {
-        return Err(Error::dtype_unsupported(op, view.dtype));
+    match collective.reduce() {
+        Some(Reduce::Mean) => view.dtype.require_float(op)?,
+        Some(Reduce::Sum | Reduce::Prod) => view.dtype.require_number(op)?,
+        _ => {}
     }
     Ok((view.dtype, Dims::from_slice(view.shape())))
 }

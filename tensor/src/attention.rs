@@ -4,7 +4,7 @@ use device::{DType, Error, Result, Stream};
 use kernels::{AttentionGrads, AttentionInput, AttentionKind, AttentionResult, Dims, Dropout, Layout};
 
 use crate::Tensor;
-use crate::check::{has_dtype, is_float, same_device, same_kind};
+use crate::check::{same_device, same_kind};
 use crate::elementwise::inverse;
 
 const OP: &str = "scaled_dot_product_attention";
@@ -64,7 +64,7 @@ impl Attention {
             let of = |value: f64| Tensor::full(&[], value, q.dtype(), q.device());
             Tensor::where_cond(mask, &of(0.0)?, &of(f64::NEG_INFINITY)?)?
         } else {
-            has_dtype(OP, mask, q.dtype())?;
+            mask.dtype().require(OP, q.dtype())?;
             mask.clone()
         };
         Ok(Some(mask.expand(&shape)?))
@@ -92,7 +92,7 @@ impl Attention {
     }
 
     fn forward_to(&self, q: &Tensor, k: &Tensor, v: &Tensor, out: &Tensor) -> Result<Tensor> {
-        is_float(OP, q)?;
+        q.dtype().require_float(OP)?;
         same_kind(OP, q, k)?;
         same_kind(OP, q, v)?;
         let is_valid = !self.is_causal || self.mask.is_none();

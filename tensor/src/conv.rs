@@ -4,7 +4,7 @@ use device::{Error, Result, Stream};
 use kernels::{Activation, Conv2d, ConvPass, Layout, View, Window, conv2d_wants_channels_last};
 
 use crate::Tensor;
-use crate::check::{elements_of, is_float, same_kind};
+use crate::check::{elements_of, same_kind};
 
 /// Options of a convolution; every pair is for the axes `[h, w]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,7 +182,7 @@ impl ConvCall {
     ) -> Result<Tensor> {
         let ConvCall { op, pass, how } = *self;
         let [x, y] = operands;
-        is_float(op, x)?;
+        x.dtype().require_float(op)?;
         same_kind(op, x, y)?;
         bias.map_or(Ok(()), |bias| same_kind(op, x, bias))?;
         elements_of(op, &shape)?;

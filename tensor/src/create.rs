@@ -145,9 +145,7 @@ impl Tensor {
     /// `DTypeUnsupported` unless floating-point; `OutOfMemory`.
     pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         const OP: &str = "linspace";
-        if !dtype.is_float() {
-            return Err(Error::dtype_unsupported(OP, dtype));
-        }
+        dtype.require_float(OP)?;
         let by = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
         // From the nearer end, so that both ends are met exactly.
         let value = |i: usize| {

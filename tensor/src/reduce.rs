@@ -7,7 +7,7 @@ use kernels::{
 };
 
 use crate::Tensor;
-use crate::check::{has_shape, is_float, is_number, same_kind};
+use crate::check::{has_shape, same_kind};
 
 /// `shape` with the reduced axes at size 1, or without them.
 fn reduced_shape(shape: &[usize], axes: &[usize], keepdim: bool) -> Dims {
@@ -71,13 +71,13 @@ impl Tensor {
 
     /// A reduction of floats over `axes`.
     fn reduce_floats(&self, how: Reduction, axes: &[isize], keepdim: bool) -> Result<Tensor> {
-        is_float(how.name(), self)?;
+        self.dtype().require_float(how.name())?;
         self.reduce(how, &self.axes(how.name(), axes)?, keepdim)
     }
 
     /// The largest or smallest element over `axes`.
     fn extreme(&self, op: ReduceOp, axes: &[isize], keepdim: bool) -> Result<Tensor> {
-        is_number(op.name(), self)?;
+        self.dtype().require_number(op.name())?;
         let axes = self.axes(op.name(), axes)?;
         self.axes_not_empty(op.name(), &axes)?;
         self.reduce(op, &axes, keepdim)
@@ -168,7 +168,7 @@ impl Tensor {
     /// The index of one element along `axis`, as i64.
     fn index_along(&self, which: Extreme, axis: isize, keepdim: bool) -> Result<Tensor> {
         let op = which.op();
-        is_number(op, self)?;
+        self.dtype().require_number(op)?;
         if self.rank() == 0 {
             normalize_axis(op, axis, 1)?;
             return Tensor::zeros(&[], DType::I64, self.device());
@@ -247,7 +247,7 @@ impl Tensor {
         axis: isize,
         launch: impl Fn(&Stream, &Tensor, usize, View<'_>) -> Result<()>,
     ) -> Result<Tensor> {
-        is_float(op, self)?;
+        self.dtype().require_float(op)?;
         let at = normalize_axis(op, axis, self.rank().max(1))?;
         let one = if self.rank() == 0 { Some(self.reshape(&[1])?) } else { None };
         let x = one.as_ref().unwrap_or(self);

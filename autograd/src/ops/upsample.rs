@@ -41,9 +41,7 @@ impl Var {
         const OP: &str = "upsample_bilinear2d";
         autocast!("upsample", [self], |x| x.upsample_bilinear2d(size, align_corners));
         check(OP, self, size)?;
-        if !self.dtype().is_float() {
-            return Err(Error::dtype_unsupported(OP, self.dtype()));
-        }
+        self.dtype().require_float(OP)?;
         if self.dtype().is_half() {
             // Rounded once, not once along each axis.
             return widened(self, |x| x.upsample_bilinear2d(size, align_corners));

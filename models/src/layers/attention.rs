@@ -5,7 +5,7 @@ use autograd::ops::AttentionOptions;
 use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
-use super::parameters::{expect_float, filled, part_of};
+use super::parameters::{filled, part_of};
 use crate::{Forward, Linear, LinearOptions, Module, Training};
 
 /// How to make a [`MultiheadAttention`].
@@ -72,7 +72,7 @@ impl MultiheadAttention {
     ) -> Result<Self> {
         const OP: &str = "multihead_attention";
         let MultiheadOptions { bias, dropout, is_causal, dtype, key } = options;
-        expect_float(OP, dtype)?;
+        dtype.require_float(OP)?;
         let divides = num_heads > 0 && embed_dim > 0 && embed_dim.is_multiple_of(num_heads);
         let value = format_args!("{num_heads} of {embed_dim}");
         Error::require(divides, OP, "num_heads", "a divisor of the width", value)?;

@@ -5,7 +5,7 @@ use autograd::ops::fused::{self, Activation};
 use device::{DType, Device, Error, Result};
 use tensor::{ConvOptions, RandomKey};
 
-use super::parameters::{FirstValues, expect_float};
+use super::parameters::FirstValues;
 use crate::Module;
 
 /// How to make a [`Conv2d`] or a [`ConvTranspose2d`]; every pair is for the axes `[h, w]`.
@@ -106,7 +106,7 @@ impl<const TRANSPOSED: bool> Conv<TRANSPOSED> {
     ) -> Result<Self> {
         let Conv2dOptions { stride, padding, dilation, groups, output_padding, bias, dtype, key } = options;
         let op = if TRANSPOSED { "conv_transpose2d" } else { "conv2d" };
-        expect_float(op, dtype)?;
+        dtype.require_float(op)?;
         let divides = groups > 0 && channels.is_multiple_of(groups) && filters.is_multiple_of(groups);
         let value = format_args!("{groups} for {:?} channels", [channels, filters]);
         Error::require(divides, op, "groups", "a divisor of both numbers of channels", value)?;

@@ -116,9 +116,7 @@ fn check_parameters(op: &'static str, parameters: &[Var]) -> Result<()> {
     // By their storage, since a model may have very many.
     let mut earlier: HashMap<*const Buffer, Vec<&Var>> = HashMap::new();
     for (number, parameter) in parameters.iter().enumerate() {
-        if !parameter.dtype().is_float() {
-            return Err(Error::dtype_unsupported(op, parameter.dtype()));
-        }
+        parameter.dtype().require_float(op)?;
         let (expected, value) =
             ("leaves that require a gradient", format_args!("number {number}, which does not"));
         Error::require(parameter.is_leaf(), op, "parameters", expected, value)?;

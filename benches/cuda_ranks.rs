@@ -167,7 +167,7 @@ fn rank(comms: [Communicator; 2]) -> Result<()> {
 const ORDERS: [ReduceOrder; 2] = [ReduceOrder::Fast, ReduceOrder::Ranks];
 
 fn options(order: ReduceOrder) -> CommOptions {
-    CommOptions::default().order(order)
+    CommOptions { order, ..CommOptions::default() }
 }
 
 /// A process that is one rank, with the ids that rank 0 has made.

@@ -256,8 +256,8 @@ struct Stop<'a> {
     is_end: bool,
     /// What was taken from the node, until its gradient has run.
     claimed: Claimed,
-    /// Index of its gradient in `UnderWay`; `NONE` if there is none yet.
-    gradient: usize,
+    /// The sum of its gradients so far, until it is passed on.
+    gradient: Option<Var>,
 }
 
 impl<'a> Stop<'a> {
@@ -277,7 +277,6 @@ struct Sweep<'a> {
     edges: Vec<usize>,
     /// The order of the pass: newest first.
     order: Vec<usize>,
-    gradients: UnderWay,
     /// Where it ends, besides the leaves.
     ends: Option<&'a Ends>,
 }
@@ -285,34 +284,6 @@ struct Sweep<'a> {
 const NONE: usize = usize::MAX;
 /// Initial capacity in nodes, so that small passes allocate once.
 const FEW: usize = 32;
-
-/// The gradients that are not passed on yet: few at a time, even for large graphs.
-#[derive(Default)]
-struct UnderWay {
-    places: Vec<Option<Var>>,
-    vacant: Vec<usize>,
-}
-
-impl UnderWay {
-    fn put(&mut self, gradient: Var) -> usize {
-        match self.vacant.pop() {
-            Some(place) => {
-                self.places[place] = Some(gradient);
-                place
-            }
-            None => {
-                self.places.push(Some(gradient));
-                self.places.len() - 1
-            }
-        }
-    }
-
-    fn take(&mut self, place: usize) -> Option<Var> {
-        let gradient = self.places.get_mut(place)?.take();
-        self.vacant.push(place);
-        gradient
-    }
-}
 
 impl<'a> Sweep<'a> {
     /// Finds the nodes between `roots` and `targets`. Launches nothing.
@@ -322,7 +293,6 @@ impl<'a> Sweep<'a> {
             index: FxHashMap::default(),
             edges: Vec::with_capacity(FEW),
             order: Vec::new(),
-            gradients: UnderWay::default(),
             ends: match targets {
                 Targets::Until(ends) => Some(ends),
                 _ => None,
@@ -391,7 +361,7 @@ impl<'a> Sweep<'a> {
             needed: true,
             is_end: false,
             claimed: Claimed::default(),
-            gradient: NONE,
+            gradient: None,
         });
         self.stops.len() - 1
     }
@@ -535,8 +505,7 @@ impl<'a> Sweep<'a> {
     ) -> Result<()> {
         let stop = &mut self.stops[at];
         let (node, Claimed { saved, hooks }) = (stop.node, std::mem::take(&mut stop.claimed));
-        let gradient = std::mem::replace(&mut stop.gradient, NONE);
-        let Some(mut gradient) = self.gradients.take(gradient) else { return Ok(()) };
+        let Some(mut gradient) = stop.gradient.take() else { return Ok(()) };
         let mut needed: SmallVec<[bool; 8]> = SmallVec::new();
         for &input in self.edges(at) {
             needed.push(input != NONE && self.stops[input].needed);
@@ -581,13 +550,13 @@ impl<'a> Sweep<'a> {
     /// Keeps the first gradient of a node and adds later ones to it, on the node's stream.
     fn add(&mut self, at: usize, gradient: Var) -> Result<()> {
         let stop = &mut self.stops[at];
-        match self.gradients.places.get_mut(stop.gradient) {
-            Some(Some(sum)) => {
+        match &mut stop.gradient {
+            Some(sum) => {
                 let stream = stop.node.place.elsewhere(gradient.device());
                 on(stream.as_ref(), || add_gradients(sum, &gradient))
             }
-            _ => {
-                stop.gradient = self.gradients.put(gradient);
+            none => {
+                *none = Some(gradient);
                 Ok(())
             }
         }

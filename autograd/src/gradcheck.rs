@@ -99,17 +99,14 @@ pub fn gradgradcheck(
     check.validate(inputs)?;
     let output = f(&leaves(inputs))?;
     let mut all = inputs.to_vec();
-    all.push(check.random(output.value(), Role::Outer)?);
+    all.push(check.random(output.value(), OUTER, 0)?);
     check.run(&all)
 }
 
-/// What random numbers are drawn for; each role and index has numbers of its own.
-#[derive(Clone, Copy)]
-enum Role {
-    Output(usize),
-    Direction(usize),
-    Outer,
-}
+// What random numbers are drawn for.
+const OUTPUT: u64 = 0;
+const DIRECTION: u64 = 1;
+const OUTER: u64 = 2;
 
 struct Check<'a> {
     op: &'static str,
@@ -135,7 +132,11 @@ impl Check<'_> {
         self.validate(inputs)?;
         let leaves = leaves(inputs);
         let outputs = (self.f)(&leaves)?;
-        let gradients = self.output_gradients(&outputs)?;
+        let draw = |(index, output): (usize, &Var)| {
+            output.dtype().require(self.op, DType::F64)?;
+            self.random(output.value(), OUTPUT, index)
+        };
+        let gradients: Vec<Tensor> = outputs.iter().enumerate().map(draw).collect::<Result<_>>()?;
         let weights = gradients.iter().map(Tensor::to_vec::<f64>).collect::<Result<Vec<_>>>()?;
         let analytic = self.analytic(&leaves, outputs, &gradients)?;
         let mut worst = Worst::default();
@@ -153,44 +154,19 @@ impl Check<'_> {
     }
 
     fn validate(&self, inputs: &[Tensor]) -> Result<()> {
-        let invalid =
-            |argument, expected, value: String| Err(Error::invalid(self.op, argument, expected, value));
         let GradCheck { eps, atol, rtol, .. } = self.options;
-        if !(eps > 0.0 && eps.is_finite()) {
-            return invalid("eps", "a positive number", eps.to_string());
-        }
-        if !(atol >= 0.0 && rtol >= 0.0) {
-            return invalid("atol and rtol", "0 or more", format!("{atol} and {rtol}"));
-        }
-        if inputs.is_empty() {
-            return invalid("inputs", "at least one tensor", "none".into());
-        }
-        inputs.iter().try_for_each(|input| self.is_f64(input))
+        Error::require(eps > 0.0 && eps.is_finite(), self.op, "eps", "a positive number", eps)?;
+        let tolerances = format_args!("{atol} and {rtol}");
+        Error::require(atol >= 0.0 && rtol >= 0.0, self.op, "atol and rtol", "0 or more", tolerances)?;
+        Error::require(!inputs.is_empty(), self.op, "inputs", "at least one tensor", "none")?;
+        // Differences need the precision of F64.
+        inputs.iter().try_for_each(|input| input.dtype().require(self.op, DType::F64))
     }
 
-    /// Differences need the precision of F64.
-    fn is_f64(&self, x: &Tensor) -> Result<()> {
-        if x.dtype() != DType::F64 {
-            return Err(Error::dtype_mismatch(self.op, DType::F64, x.dtype()));
-        }
-        Ok(())
-    }
-
-    fn random(&self, like: &Tensor, role: Role) -> Result<Tensor> {
-        let op = match role {
-            Role::Output(index) => 3 * index as u64,
-            Role::Direction(index) => 3 * index as u64 + 1,
-            Role::Outer => 2,
-        };
-        Tensor::randn(like.shape(), DType::F64, RandomKey { seed: self.options.seed, op }, like.device())
-    }
-
-    fn output_gradients(&self, outputs: &[Var]) -> Result<Vec<Tensor>> {
-        let draw = |(index, output): (usize, &Var)| {
-            self.is_f64(output.value())?;
-            self.random(output.value(), Role::Output(index))
-        };
-        outputs.iter().enumerate().map(draw).collect()
+    /// Random numbers in the shape of `like`; each purpose and index has numbers of its own.
+    fn random(&self, like: &Tensor, purpose: u64, index: usize) -> Result<Tensor> {
+        let key = RandomKey { seed: self.options.seed, op: 3 * index as u64 + purpose };
+        Tensor::randn(like.shape(), DType::F64, key, like.device())
     }
 
     /// The gradient of each input from the backward pass; zeros where there is none.
@@ -253,8 +229,7 @@ impl Slope<'_> {
     /// Compares the slope in one random direction, and remembers it if it agrees.
     fn direction_agrees(&self, analytic: &[f64], worst: &mut Worst) -> Result<bool> {
         let options = &self.check.options;
-        let drawn =
-            self.check.random(&self.inputs[self.input], Role::Direction(self.input))?.to_vec::<f64>()?;
+        let drawn = self.check.random(&self.inputs[self.input], DIRECTION, self.input)?.to_vec::<f64>()?;
         let norm = drawn.iter().map(|d| d * d).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
         let direction: Vec<f64> = drawn.iter().map(|d| d / norm).collect();
         let numeric = self.along(|values, step| {

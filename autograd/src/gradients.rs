@@ -219,10 +219,7 @@ pub(crate) fn check_form(op: &'static str, shape: &[usize], dtype: DType, gradie
     if given.len() != shape.len() || given.iter().zip(shape).any(|(a, b)| a != b) {
         return Err(Error::shape_mismatch(op, shape, given));
     }
-    if gradient.dtype() != dtype {
-        return Err(Error::dtype_mismatch(op, dtype, gradient.dtype()));
-    }
-    Ok(())
+    gradient.dtype().require(op, dtype)
 }
 
 /// A gradient on the device of `place`; `known` is another place and its device.

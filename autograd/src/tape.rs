@@ -10,7 +10,7 @@ use std::mem::ManuallyDrop;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use device::{AtCaller, Shared, SpinLock, StreamId};
+use device::{AtCaller, OnDrop, Shared, SpinLock, StreamId};
 use smallvec::SmallVec;
 use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
@@ -362,7 +362,11 @@ impl Drop for Node {
             outermost
         });
         if outermost {
-            let _end = EndOfLoop;
+            // Ends the loop, also after a panic.
+            let _end = OnDrop(|| {
+                drop_remains();
+                REMAINS.with_borrow_mut(|remains| remains.take());
+            });
             drop_remains();
         }
     }
@@ -373,16 +377,6 @@ fn drop_remains() {
     let next = || REMAINS.with_borrow_mut(|remains| remains.as_mut().and_then(SmallVec::pop));
     while let Some(remains) = next() {
         drop(remains);
-    }
-}
-
-/// Ends the loop, also after a panic.
-struct EndOfLoop;
-
-impl Drop for EndOfLoop {
-    fn drop(&mut self) {
-        drop_remains();
-        REMAINS.with_borrow_mut(|remains| remains.take());
     }
 }
 

@@ -2,12 +2,15 @@
 
 use autograd::Var;
 use device::{Device, Result};
+use tensor::Tensor;
 
 use compare::{Evaluation, Model, Workload, WorkloadInfo};
 
+use super::images::{EVALUATION_IMAGES, images};
 use super::lenet;
+use models::data::augment::Augment;
 use models::{
-    Batch, Digits, Forward, InMemory, Module, Optimizer, Sequential, Sgd, SgdOptions, cross_entropy, mlp,
+    Batch, Digits, Forward, InMemory, Module, Optimizer, Sgd, SgdOptions, correct, cross_entropy, mlp,
 };
 
 /// A small network on the digits, trained by SGD with momentum.
@@ -65,18 +68,56 @@ pub(super) const CNN: Classifier = Classifier {
     lr: 0.05,
 };
 
-/// A network that gives a score for each class of a row.
+/// A network that scores the classes of a row or an image.
 #[derive(Module)]
-struct Scores(#[module(flatten)] Sequential);
+pub(super) struct Scores {
+    #[module(flatten)]
+    pub(super) network: Box<dyn Forward>,
+    #[module(skip)]
+    pub(super) prepare: Prepare,
+}
+
+/// What prepares the batches of [`Scores`].
+pub(super) enum Prepare {
+    /// Nothing: the network takes rows.
+    Rows,
+    /// Gives them the shape of images.
+    Images,
+    /// Augments the images, with random numbers of the batch.
+    Augmented(Augment),
+    /// Copies the batch to the device.
+    Copied(Device),
+}
 
 impl Model for Scores {
+    fn prepare(&self, batch: Batch) -> Result<Batch> {
+        let inputs = match &self.prepare {
+            Prepare::Rows => return Ok(batch),
+            Prepare::Images => images(&batch)?,
+            Prepare::Augmented(augment) => augment.apply(&images(&batch)?, batch.key)?,
+            Prepare::Copied(device) => {
+                // On a CPU the copy is one within its memory.
+                let upload = |x: &Tensor| if x.device() == device { x.copy() } else { x.to_device(device) };
+                return Ok(Batch { inputs: upload(&batch.inputs)?, labels: upload(&batch.labels)?, ..batch });
+            }
+        };
+        Ok(Batch { inputs, ..batch })
+    }
+
     fn batch_loss(&self, batch: &Batch) -> Result<Var> {
-        batch.seeded(|| cross_entropy(&self.0.forward(&batch.input())?, &batch.labels))
+        batch.seeded(|| cross_entropy(&self.network.forward(&batch.input())?, &batch.labels))
     }
 
     fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
-        let part = |batch: &Batch| super::by_class(&self.0.forward(&batch.input())?, batch);
-        super::evaluate(self, data, EVALUATION_ROWS, device, part)
+        let takes_images = matches!(self.prepare, Prepare::Images | Prepare::Augmented(_));
+        let rows = if matches!(self.prepare, Prepare::Rows) { EVALUATION_ROWS } else { EVALUATION_IMAGES };
+        let part = |batch: &Batch| {
+            let input = if takes_images { images(batch)?.into() } else { batch.input() };
+            let (scores, labels) = (self.network.forward(&input)?, &batch.labels);
+            let loss = cross_entropy(&scores, labels)?;
+            Ok((loss.value().clone(), correct(scores.value(), labels)?, batch.len()))
+        };
+        super::evaluate(self, data, rows, device, part)
     }
 }
 
@@ -91,11 +132,11 @@ impl Workload for Classifier {
     }
 
     fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
-        let model = match self.network {
+        let network = match self.network {
             Network::Mlp(sizes) => mlp(sizes, seed, device)?,
             Network::LeNet => lenet(seed, device)?,
         };
-        Ok(Box::new(Scores(model)))
+        Ok(Box::new(Scores { network: Box::new(network), prepare: Prepare::Rows }))
     }
 
     fn data_for(&self, _: usize, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {

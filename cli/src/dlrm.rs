@@ -46,10 +46,9 @@ impl Dlrm {
     pub fn new(options: &DlrmOptions, seed: u64, device: &Device) -> Result<Dlrm> {
         let DlrmOptions { dense, categories, width, bottom, top } = options;
         let sizes = [*dense, *width].into_iter().chain(categories.iter().chain(bottom).chain(top).copied());
-        if sizes.into_iter().any(|size| size == 0) {
-            let value = format_args!("{options:?}");
-            return Err(Error::invalid("dlrm", "options", "sizes of at least 1", value));
-        }
+        let value = format_args!("{options:?}");
+        let is_valid = !sizes.into_iter().any(|size| size == 0);
+        Error::require(is_valid, "dlrm", "options", "sizes of at least 1", value)?;
         let mut op = 0;
         let mut key = || {
             op += 1;
@@ -87,10 +86,9 @@ impl Dlrm {
     /// # Errors
     /// `InvalidArgument` for another number of categorical features, `ShapeMismatch`, `IndexOutOfRange`.
     pub fn scores(&self, dense: &Var, bags: &[RaggedBatch]) -> Result<Var> {
-        if bags.len() != self.tables.len() {
-            let value = format!("{} for {} tables", bags.len(), self.tables.len());
-            return Err(Error::invalid("dlrm", "bags", "one for each categorical feature", value));
-        }
+        let value = format_args!("{} for {} tables", bags.len(), self.tables.len());
+        let is_valid = bags.len() == self.tables.len();
+        Error::require(is_valid, "dlrm", "bags", "one for each categorical feature", value)?;
         let embed = |(table, bags): (&EmbeddingBag, &RaggedBatch)| table.bags(&bags.indices, &bags.offsets);
         self.interact(dense, self.tables.iter().zip(bags).map(embed))
     }

@@ -62,9 +62,8 @@ impl Forum {
     /// `InvalidArgument` if they are not as many rows for each; those of its ops.
     pub fn outputs(&self, gathered: &Var, ranks: usize) -> Result<Var> {
         let rows = gathered.shape().first().copied().unwrap_or(0);
-        if ranks == 0 || rows % ranks != 0 {
-            return Err(Error::invalid("Forum::outputs", "gathered", "as many rows for each rank", rows));
-        }
+        let is_valid = ranks > 0 && rows % ranks == 0;
+        Error::require(is_valid, "Forum::outputs", "gathered", "as many rows for each rank", rows)?;
         let parts = gathered.split(&vec![rows / ranks; ranks], 0)?;
         let outputs: Vec<Var> = parts.iter().map(|part| self.second.forward(part)).collect::<Result<_>>()?;
         Var::cat(&outputs.iter().collect::<Vec<_>>(), 1)

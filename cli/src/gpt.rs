@@ -94,9 +94,8 @@ impl Gpt {
     /// `OutOfMemory`.
     pub fn new(options: GptOptions, seed: u64, device: &Device) -> Result<Self> {
         let GptOptions { vocabulary, context, width, heads, blocks, dropout } = options;
-        if [vocabulary, context, width, heads].contains(&0) {
-            return Err(Error::invalid("gpt", "sizes", "all positive", format_args!("{options:?}")));
-        }
+        let is_valid = ![vocabulary, context, width, heads].contains(&0);
+        Error::require(is_valid, "gpt", "sizes", "all positive", format_args!("{options:?}"))?;
         let key = |op: u64| RandomKey { seed, op };
         let embedding = |rows, op| {
             let options = EmbeddingOptions { deviation: 0.02, key: Some(key(op)), ..Default::default() };
@@ -144,11 +143,9 @@ impl Gpt {
     fn states(&self, input: &Var) -> Result<Var> {
         let length = input.shape().last().copied().unwrap_or(0);
         let GptOptions { context, .. } = self.options;
-        if length > context || length == 0 {
-            let value = format_args!("{length} places of {context}");
-            let expected = "a sequence of at least one place that fits the context";
-            return Err(Error::invalid("gpt", "tokens", expected, value));
-        }
+        let value = format_args!("{length} places of {context}");
+        let expected = "a sequence of at least one place that fits the context";
+        Error::require((1..=context).contains(&length), "gpt", "tokens", expected, value)?;
         let places = self.wpe.weight();
         let places = if length == context { places.clone() } else { places.narrow(0, 0, length)? };
         let mut x = self.drop.forward(&(self.wte.forward(input) + &places)?)?;
@@ -166,14 +163,8 @@ impl Gpt {
     /// # Errors
     /// `InvalidArgument` for an empty prompt or a negative temperature; those of the model's ops.
     pub fn generate(&self, prompt: &[i64], count: usize, temperature: f64, seed: u64) -> Result<Vec<i64>> {
-        let invalid =
-            |argument, expected, value: String| Err(Error::invalid("generate", argument, expected, value));
-        if prompt.is_empty() {
-            return invalid("prompt", "not empty", "no token".into());
-        }
-        if temperature.is_nan() || temperature < 0.0 {
-            return invalid("temperature", "not negative", temperature.to_string());
-        }
+        Error::require(!prompt.is_empty(), "generate", "prompt", "not empty", "no token")?;
+        Error::require(temperature >= 0.0, "generate", "temperature", "not negative", temperature)?;
         self.set_training(false);
         let drawn = no_grad(|| self.draw(prompt, count, temperature, seed));
         self.set_training(true);

@@ -6,32 +6,30 @@ use tensor::{RandomKey, Tensor};
 
 use compare::{Evaluation, Model, Overlap, Scale, Workload, WorkloadInfo};
 
+use super::classify::{Prepare, Scores};
 use super::{Branches, EncoderDecoder, Images, PyramidOptions, encoder, pixel_cross_entropy};
 use models::data::augment::Augment;
-use models::{
-    Batch, Flatten, Forward, InMemory, Linear, Module, Optimizer, Sequential, Sgd, cross_entropy, mlp,
-};
+use models::{Batch, Flatten, InMemory, Linear, Optimizer, Sgd, mlp};
 
 const CLASSES: usize = 10;
 /// The share of the images that is held out.
 const TEST_FRACTION: f64 = 0.2;
 /// Images in one forward pass of an evaluation.
-const EVALUATION_ROWS: usize = 8;
+pub(super) const EVALUATION_IMAGES: usize = 8;
 /// The most images to train on that are made: of 256 by 256 they take a gigabyte.
 const MOST_ROWS: usize = 1024;
 
 /// Images, the held-out ones included: `least`, or enough for a larger batch.
 fn rows(least: usize, batch: usize) -> Result<usize> {
-    if batch > MOST_ROWS {
-        let value = format_args!("{batch} for {MOST_ROWS} rows");
-        return Err(Error::invalid("workload", "batch", "at most the number of images that are made", value));
-    }
+    let value = format_args!("{batch} for {MOST_ROWS} rows");
+    let is_valid = batch <= MOST_ROWS;
+    Error::require(is_valid, "workload", "batch", "at most the number of images that are made", value)?;
     // A fifth is held out.
     Ok(least.max(batch + batch.div_ceil(4)))
 }
 
 /// The images of a batch, `[n, 3, s, s]`.
-fn images(batch: &Batch) -> Result<Tensor> {
+pub(super) fn images(batch: &Batch) -> Result<Tensor> {
     let size = (batch.inputs.elements() / batch.len().max(1) / 3).isqrt();
     batch.inputs.reshape(&[batch.len(), 3, size, size])
 }
@@ -176,18 +174,18 @@ impl Workload for OnImages {
                 let head = Linear::keyed(options.features()?, CLASSES, key, device)?;
                 let network = encoder(options, seed, device)?.push(Flatten).push(head);
                 let augment = Augment { seed, crop: [size / 2; 2], size: [size; 2], ..Augment::default() };
-                Box::new(Classifier { network, augment })
+                Box::new(Scores { network: Box::new(network), prepare: Prepare::Augmented(augment) })
             }
             Network::Copied => {
                 let network = mlp(&[3 * size * size, HIDDEN, CLASSES], seed, device)?;
-                Box::new(Copied { network, device: device.clone() })
+                Box::new(Scores { network: Box::new(network), prepare: Prepare::Copied(device.clone()) })
             }
-            Network::Branches => Box::new(Branches::new(FILTERS, CLASSES, seed, false, device)?),
+            Network::Branches => branches(seed, false, device)?,
         })
     }
 
     fn branched(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
-        Ok(Box::new(Branches::new(FILTERS, CLASSES, seed, true, device)?))
+        branches(seed, true, device)
     }
 
     fn data_for(&self, batch: usize, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
@@ -203,6 +201,11 @@ impl Workload for OnImages {
         // The gradients of the lanes are added; the rate turns the sum into a mean.
         Ok(Box::new(Sgd::new(parameters, self.lr / lanes as f64)?))
     }
+}
+
+fn branches(seed: u64, concurrent: bool, device: &Device) -> Result<Box<dyn Model>> {
+    let network = Branches::new(FILTERS, CLASSES, seed, concurrent, device)?;
+    Ok(Box::new(Scores { network: Box::new(network), prepare: Prepare::Images }))
 }
 
 impl Model for EncoderDecoder {
@@ -225,78 +228,6 @@ impl Model for EncoderDecoder {
             let loss = pixel_cross_entropy(&scores, &batch.labels)?;
             Ok((loss.value().clone(), right, batch.labels.elements()))
         };
-        super::evaluate(self, data, EVALUATION_ROWS, device, part)
-    }
-}
-
-/// The encoder with a linear layer behind it, on augmented images.
-#[derive(Module)]
-struct Classifier {
-    #[module(flatten)]
-    network: Sequential,
-    #[module(skip)]
-    augment: Augment,
-}
-
-impl Model for Classifier {
-    /// Augments the images, with random numbers of the batch.
-    fn prepare(&self, batch: Batch) -> Result<Batch> {
-        Ok(Batch { inputs: self.augment.apply(&images(&batch)?, batch.key)?, ..batch })
-    }
-
-    fn batch_loss(&self, batch: &Batch) -> Result<Var> {
-        cross_entropy(&self.network.forward(&batch.input())?, &batch.labels)
-    }
-
-    fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
-        let part = |batch: &Batch| super::by_class(&self.network.forward(&images(batch)?.into())?, batch);
-        super::evaluate(self, data, EVALUATION_ROWS, device, part)
-    }
-}
-
-/// A perceptron, and the device that batches are copied to.
-#[derive(Module)]
-struct Copied {
-    #[module(flatten)]
-    network: Sequential,
-    #[module(skip)]
-    device: Device,
-}
-
-impl Copied {
-    /// On a CPU the copy is one within its memory.
-    fn upload(&self, x: &Tensor) -> Result<Tensor> {
-        if *x.device() == self.device { x.copy() } else { x.to_device(&self.device) }
-    }
-}
-
-impl Model for Copied {
-    /// Copies the batch to the device.
-    fn prepare(&self, batch: Batch) -> Result<Batch> {
-        Ok(Batch { inputs: self.upload(&batch.inputs)?, labels: self.upload(&batch.labels)?, ..batch })
-    }
-
-    fn batch_loss(&self, batch: &Batch) -> Result<Var> {
-        cross_entropy(&self.network.forward(&batch.input())?, &batch.labels)
-    }
-
-    fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
-        let part = |batch: &Batch| super::by_class(&self.network.forward(&batch.input())?, batch);
-        super::evaluate(self, data, EVALUATION_ROWS, device, part)
-    }
-}
-
-impl Model for Branches {
-    fn prepare(&self, batch: Batch) -> Result<Batch> {
-        Ok(Batch { inputs: images(&batch)?, ..batch })
-    }
-
-    fn batch_loss(&self, batch: &Batch) -> Result<Var> {
-        cross_entropy(&self.forward(&batch.input())?, &batch.labels)
-    }
-
-    fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
-        let part = |batch: &Batch| super::by_class(&self.forward(&images(batch)?.into())?, batch);
-        super::evaluate(self, data, EVALUATION_ROWS, device, part)
+        super::evaluate(self, data, EVALUATION_IMAGES, device, part)
     }
 }

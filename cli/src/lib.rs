@@ -19,12 +19,12 @@ mod ranks;
 
 use std::sync::LazyLock;
 
-use autograd::{Var, no_grad};
+use autograd::no_grad;
 use device::{DType, Device, Error, Result};
 use tensor::Tensor;
 
 use compare::{Evaluation, Model, Scale, Workload};
-use models::{Batch, DataLoader, InMemory, LoaderOptions, correct, cross_entropy};
+use models::{Batch, DataLoader, InMemory, LoaderOptions};
 
 pub use autoencoder::{EncoderDecoder, PyramidOptions, decoder, encoder, pixel_cross_entropy};
 pub use branches::Branches;
@@ -61,18 +61,10 @@ fn evaluate(
     Ok(Evaluation { loss: loss / all as f64, accuracy: right as f64 / all as f64 })
 }
 
-/// A batch's mean cross-entropy and the number of rows that have their largest score at the label.
-fn by_class(scores: &Var, batch: &Batch) -> Result<(Tensor, Tensor, usize)> {
-    let loss = cross_entropy(scores, &batch.labels)?;
-    Ok((loss.value().clone(), correct(scores.value(), &batch.labels)?, batch.len()))
-}
-
 /// Checks that none of the counts, each with the name of its argument, is 0.
 fn expect_positive(op: &'static str, counts: impl IntoIterator<Item = (&'static str, usize)>) -> Result<()> {
-    match counts.into_iter().find(|&(_, count)| count == 0) {
-        Some((argument, _)) => Err(Error::invalid(op, argument, "at least 1", 0)),
-        None => Ok(()),
-    }
+    let mut counts = counts.into_iter();
+    counts.try_for_each(|(argument, count)| Error::require(count > 0, op, argument, "at least 1", count))
 }
 
 /// Checks that a step has batches.

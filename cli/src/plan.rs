@@ -87,9 +87,7 @@ pub struct PlannedStep {
 pub fn plan(workload: &dyn Workload, options: &PlanOptions) -> Result<Plan> {
     let PlanOptions { device, batch, steps, warmup, seed, parallel, network } = options;
     crate::expect_positive("plan", [("batch", *batch), ("steps", *steps)])?;
-    if network.bandwidth.is_nan() || network.bandwidth <= 0.0 {
-        return Err(Error::invalid("plan", "bandwidth", "positive", network.bandwidth));
-    }
+    Error::require(network.bandwidth > 0.0, "plan", "bandwidth", "positive", network.bandwidth)?;
     let comms = Communicator::threads_with(std::slice::from_ref(device), CommOptions::default())?;
     let model = DataParallel::with_options(workload.model(*seed, device)?, &comms[0], *parallel)?;
     let mut optimizer = workload.optimizer(model.parameters(), 1)?;

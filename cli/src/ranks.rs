@@ -129,8 +129,7 @@ pub fn compare_ranks(options: &RankOptions) -> Result<RankComparison> {
 }
 
 fn group(devices: &[Device], network: Option<CommModel>) -> Result<Vec<Communicator>> {
-    let options = CommOptions::default();
-    Communicator::threads_with(devices, network.map_or(options, |network| options.model(network)))
+    Communicator::threads_with(devices, CommOptions { model: network, ..CommOptions::default() })
 }
 
 /// The network that the options stand for.

@@ -1,3 +1,4 @@
+use super::classify::{Prepare, Scores};
 use super::*;
 use device::ErrorKind;
 use models::data::{LoaderSteps, Position};
@@ -119,7 +120,8 @@ fn image_models_learn() {
     let model = EncoderDecoder::new(options, 4, 7, &dev).unwrap();
     let (first, last) = learns(&model, images.segmented().unwrap(), 150);
     assert!((first - 4f64.ln()).abs() < 0.3 && last < 0.7 * first, "pixels: {first} to {last}");
-    let model = Branches::new(8, 4, 7, false, &dev).unwrap();
+    let network = Box::new(Branches::new(8, 4, 7, false, &dev).unwrap());
+    let model = Scores { network, prepare: Prepare::Images };
     let (first, last) = learns(&model, images.labelled().unwrap(), 150);
     assert!((first - 4f64.ln()).abs() < 0.4 && last < 0.7 * first, "branches: {first} to {last}");
 }

@@ -227,21 +227,14 @@ impl Communicator {
     }
 
     fn expect_parts(&self, op: &'static str, shape: &[usize]) -> Result<()> {
-        match shape.first() {
-            Some(first) if first.is_multiple_of(self.size()) => Ok(()),
-            _ => {
-                let value = format_args!("{shape:?} on {} ranks", self.size());
-                Err(Error::invalid(op, "shape", "with a first axis that is a multiple of the ranks", value))
-            }
-        }
+        let has_parts = shape.first().is_some_and(|first| first.is_multiple_of(self.size()));
+        let value = format_args!("{shape:?} on {} ranks", self.size());
+        Error::require(has_parts, op, "shape", "with a first axis that is a multiple of the ranks", value)
     }
 
     fn expect_other(&self, op: &'static str, rank: usize) -> Result<()> {
         expect_rank(op, rank, self.size())?;
-        if rank != self.rank() {
-            return Ok(());
-        }
-        Err(Error::invalid(op, "rank", "another one than this", format_args!("{rank}")))
+        Error::require(rank != self.rank(), op, "rank", "another one than this", rank)
     }
 
     fn launch(

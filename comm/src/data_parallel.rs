@@ -14,7 +14,6 @@ use crate::{Communicator, Reduce, TensorCollectives};
 
 /// How [`DataParallel`] averages gradients.
 #[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
 pub struct DataParallelOptions {
     /// About how many bytes of gradients are averaged by one collective; 25 MiB by default.
     pub bucket_bytes: usize,
@@ -29,23 +28,6 @@ pub struct DataParallelOptions {
 impl Default for DataParallelOptions {
     fn default() -> DataParallelOptions {
         DataParallelOptions { bucket_bytes: 25 << 20, find_unused: false, broadcast_buffers: true }
-    }
-}
-
-impl DataParallelOptions {
-    /// With buckets of about that many bytes.
-    pub fn bucket_bytes(self, bucket_bytes: usize) -> DataParallelOptions {
-        DataParallelOptions { bucket_bytes, ..self }
-    }
-
-    /// With losses that may leave out parameters.
-    pub fn find_unused(self, find_unused: bool) -> DataParallelOptions {
-        DataParallelOptions { find_unused, ..self }
-    }
-
-    /// With buffers that become those of rank 0 in each step, or stay what each rank makes of them.
-    pub fn broadcast_buffers(self, broadcast_buffers: bool) -> DataParallelOptions {
-        DataParallelOptions { broadcast_buffers, ..self }
     }
 }
 

@@ -61,6 +61,12 @@ pub(crate) fn unavailable(reason: impl fmt::Display) -> Error {
     Error::new(ErrorKind::CommUnavailable { reason: reason.to_string().into() })
 }
 
+/// `CommUnavailable` unless `is_available`.
+#[track_caller]
+pub(crate) fn expect_available(is_available: bool, reason: impl fmt::Display) -> Result<()> {
+    if is_available { Ok(()) } else { Err(unavailable(reason)) }
+}
+
 #[cold]
 #[track_caller]
 pub(crate) fn lost(op: &'static str, rank: usize, reason: &str) -> Error {
@@ -120,9 +126,7 @@ pub(crate) fn expect_rank(op: &'static str, rank: usize, size: usize) -> Result<
 /// Checks that there are devices, and that they differ.
 #[track_caller]
 pub(crate) fn expect_different(op: &'static str, devices: &[Device]) -> Result<()> {
-    if devices.is_empty() {
-        return Err(Error::invalid(op, "devices", "at least 1", 0));
-    }
+    Error::require(!devices.is_empty(), op, "devices", "at least 1", 0)?;
     match (0..devices.len()).find(|&rank| devices[..rank].contains(&devices[rank])) {
         Some(rank) => {
             let value = format_args!("that of rank {rank} twice");

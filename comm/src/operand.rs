@@ -41,19 +41,14 @@ pub(crate) fn checked(
     for view in [x, out].into_iter().flatten() {
         expect_dense(op, &view)?;
     }
-    if let Some(out) = out.filter(|out| out.dtype != view.dtype) {
-        return Err(Error::dtype_mismatch(op, view.dtype, out.dtype));
-    }
+    out.map_or(Ok(()), |out| out.dtype.require(op, view.dtype))?;
     if let (Some(x), Some(out)) = (x, out) {
         expect_apart(op, collective, Operand::new(x), Operand::new(out))?;
     }
-    let refused = match collective.reduce() {
-        Some(Reduce::Mean) => !view.dtype.is_float(),
-        Some(Reduce::Sum | Reduce::Prod) => view.dtype == DType::Bool,
-        _ => false,
-    };
-    if refused {
-        return Err(Error::dtype_unsupported(op, view.dtype));
+    match collective.reduce() {
+        Some(Reduce::Mean) => view.dtype.require_float(op)?,
+        Some(Reduce::Sum | Reduce::Prod) => view.dtype.require_number(op)?,
+        _ => {}
     }
     Ok((view.dtype, Dims::from_slice(view.shape())))
 }
@@ -64,11 +59,10 @@ fn expect_apart(op: &'static str, collective: Collective, x: Operand<'_>, out: O
     let [x_bytes, out_bytes] = [&x, &out].map(bytes);
     let works_in_place = matches!(collective, Collective::AllReduce(_) | Collective::Broadcast { .. });
     let overlap = x_bytes.start < out_bytes.end && out_bytes.start < x_bytes.end;
-    if !std::ptr::eq(x.buffer, out.buffer) || !overlap || (x_bytes == out_bytes && works_in_place) {
-        return Ok(());
-    }
+    let is_apart =
+        !std::ptr::eq(x.buffer, out.buffer) || !overlap || (x_bytes == out_bytes && works_in_place);
     let value = format_args!("bytes {x_bytes:?} and {out_bytes:?} of one buffer");
-    Err(Error::invalid(op, "out", "apart from the input", value))
+    Error::require(is_apart, op, "out", "apart from the input", value)
 }
 
 fn expect_dense(op: &'static str, view: &View<'_>) -> Result<()> {

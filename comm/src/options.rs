@@ -6,7 +6,6 @@ use crate::{Collective, ReduceOrder};
 
 /// What a communicator can be asked to be.
 #[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
 pub struct CommOptions {
     /// The order of reductions.
     pub order: ReduceOrder,
@@ -20,23 +19,6 @@ pub struct CommOptions {
 impl Default for CommOptions {
     fn default() -> CommOptions {
         CommOptions { order: ReduceOrder::default(), timeout: Duration::from_secs(300), model: None }
-    }
-}
-
-impl CommOptions {
-    /// With this order of reductions.
-    pub fn order(self, order: ReduceOrder) -> CommOptions {
-        CommOptions { order, ..self }
-    }
-
-    /// With this time-out.
-    pub fn timeout(self, timeout: Duration) -> CommOptions {
-        CommOptions { timeout, ..self }
-    }
-
-    /// On this modelled network.
-    pub fn model(self, model: CommModel) -> CommOptions {
-        CommOptions { model: Some(model), ..self }
     }
 }
 

@@ -166,16 +166,11 @@ impl VarCollectives for Var {
 
 /// That a reduction has a gradient, where one is asked for.
 fn linear(op: &'static str, x: &Var, reduce: Reduce) -> Result<()> {
-    if !x.requires_grad() || matches!(reduce, Reduce::Sum | Reduce::Mean) {
-        return Ok(());
-    }
-    Err(Error::invalid(op, "reduce", "a sum or a mean of a value that requires a gradient", reduce))
+    let is_linear = !x.requires_grad() || matches!(reduce, Reduce::Sum | Reduce::Mean);
+    Error::require(is_linear, op, "reduce", "a sum or a mean of a value that requires a gradient", reduce)
 }
 
 /// That a pass is not recorded.
 fn once(op: &'static str, recorded: bool) -> Result<()> {
-    if !recorded {
-        return Ok(());
-    }
-    Err(Error::invalid(op, "create_graph", "false: messages have no second derivative", true))
+    Error::require(!recorded, op, "create_graph", "false: messages have no second derivative", true)
 }

@@ -76,7 +76,7 @@ pub fn explore(options: Explore, program: impl Fn(&Device) -> Result<Vec<Tensor>
         };
         let found = run(&program, policy, &[], options.drop_wait)?;
         if let Some(output) = expected.differs(&found) {
-            return Err(explain(&program, &expected, &found, (output, seed, options.drop_wait))?);
+            return Err(explain(&program, &expected, &found, output, seed, options.drop_wait)?);
         }
         report.schedules += 1;
         report.commands = report.commands.max(found.choices.len());
@@ -101,7 +101,7 @@ pub fn explore_all(limit: usize, program: impl Fn(&Device) -> Result<Vec<Tensor>
         let prefix: Vec<usize> = frames.iter().map(Frame::stream).collect();
         let found = run(&program, Policy::OldestFirst, &prefix, None)?;
         if let Some(output) = expected.differs(&found) {
-            return Err(explain(&program, &expected, &found, (output, report.schedules as u64, None))?);
+            return Err(explain(&program, &expected, &found, output, report.schedules as u64, None)?);
         }
         report.schedules += 1;
         report.commands = report.commands.max(found.choices.len());
@@ -117,9 +117,8 @@ pub fn explore_all(limit: usize, program: impl Fn(&Device) -> Result<Vec<Tensor>
             report.distinct_orders = orders.len();
             return Ok(report);
         }
-        if report.schedules >= limit {
-            return Err(Error::invalid("explore_all", "limit", "at least the number of schedules", limit));
-        }
+        let is_valid = report.schedules < limit;
+        Error::require(is_valid, "explore_all", "limit", "at least the number of schedules", limit)?;
     }
 }
 
@@ -224,7 +223,9 @@ fn explain(
     program: &impl Fn(&Device) -> Result<Vec<Tensor>>,
     expected: &Outcome,
     found: &Outcome,
-    (output, seed, drop_wait): (usize, u64, Option<usize>),
+    output: usize,
+    seed: u64,
+    drop_wait: Option<usize>,
 ) -> Result<Error> {
     let order = found.order();
     let mut shortest = order.len();

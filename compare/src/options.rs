@@ -56,18 +56,13 @@ impl CompareOptions {
             ("steps", self.steps),
             ("traced", self.traced),
         ];
-        let invalid =
-            |argument, expected, value: usize| Err(Error::invalid("compare", argument, expected, value));
-        if let Some((argument, _)) = counts.into_iter().find(|&(_, count)| count == 0) {
-            return invalid(argument, "at least 1", 0);
+        for (argument, count) in counts {
+            Error::require(count > 0, "compare", argument, "at least 1", count)?;
         }
-        if self.streams > MAX_STREAMS {
-            return invalid("streams", "at most 256", self.streams);
-        }
-        if workload.overlap() != Overlap::Batches && self.streams > 2 {
-            return invalid("streams", "at most 2 for a workload of two parts", self.streams);
-        }
-        Ok(())
+        Error::require(self.streams <= MAX_STREAMS, "compare", "streams", "at most 256", self.streams)?;
+        let fits = workload.overlap() == Overlap::Batches || self.streams <= 2;
+        let expected = "at most 2 for a workload of two parts";
+        Error::require(fits, "compare", "streams", expected, self.streams)
     }
 
     /// Whether the workload's data have a batch's rows, before a long run of other options.
@@ -76,10 +71,8 @@ impl CompareOptions {
     /// `InvalidArgument` if they do not, and what making the data fails with.
     pub fn check_rows(&self, workload: &dyn Workload) -> Result<()> {
         let (train, _) = workload.data_for(self.batch, self.seed, &self.device)?;
-        if self.batch > train.len() {
-            let value = format_args!("{} for {} rows", self.batch, train.len());
-            return Err(Error::invalid("compare", "batch", "at most the number of rows to train on", value));
-        }
-        Ok(())
+        let value = format_args!("{} for {} rows", self.batch, train.len());
+        let is_valid = self.batch <= train.len();
+        Error::require(is_valid, "compare", "batch", "at most the number of rows to train on", value)
     }
 }

@@ -359,7 +359,7 @@ impl Runner {
         let mut times = Vec::with_capacity(steps);
         for number in 0..steps {
             let Taken { step_ms, launch_ms, counts } = self.step(false)?;
-            self.count(counts);
+            self.counts.add(counts);
             if number >= settle {
                 times.push(step_ms);
                 self.launch_ms.push(launch_ms);
@@ -367,14 +367,6 @@ impl Runner {
         }
         self.times_ms.push(times);
         Ok(())
-    }
-
-    fn count(&mut self, step: SyncStats) {
-        self.counts.launches += step.launches;
-        self.counts.events_recorded += step.events_recorded;
-        self.counts.waits_inserted += step.waits_inserted;
-        self.counts.waits_elided += step.waits_elided;
-        self.counts.host_syncs += step.host_syncs;
     }
 
     /// Runs the settling steps untraced, then `steps` traced ones.

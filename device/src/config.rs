@@ -112,7 +112,8 @@ pub struct SyncStats {
 }
 
 impl SyncStats {
-    pub(crate) fn add(&mut self, other: SyncStats) {
+    /// Adds the counts of another interval or device.
+    pub fn add(&mut self, other: SyncStats) {
         *self = self.each(other, u64::wrapping_add);
     }
 

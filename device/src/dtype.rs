@@ -4,6 +4,8 @@ use std::fmt;
 
 use half::{bf16, f16};
 
+use crate::{Error, Result};
+
 /// The type of a tensor's elements. A whole word: what holds it moves in large pieces, which a narrower field would stall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(usize)]
@@ -39,6 +41,36 @@ impl DType {
     /// Whether gradients can flow through elements of this type.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64) || self.is_half()
+    }
+
+    /// Checks that it is `expected`.
+    ///
+    /// # Errors
+    /// `DTypeMismatch` unless it is.
+    #[inline]
+    #[track_caller]
+    pub fn require(self, op: &'static str, expected: DType) -> Result<()> {
+        if self == expected { Ok(()) } else { Err(Error::dtype_mismatch(op, expected, self)) }
+    }
+
+    /// Checks that it is a type of numbers.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` for truth values.
+    #[inline]
+    #[track_caller]
+    pub fn require_number(self, op: &'static str) -> Result<()> {
+        if self == DType::Bool { Err(Error::dtype_unsupported(op, self)) } else { Ok(()) }
+    }
+
+    /// Checks that it is a floating-point type.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless it is.
+    #[inline]
+    #[track_caller]
+    pub fn require_float(self, op: &'static str) -> Result<()> {
+        if self.is_float() { Ok(()) } else { Err(Error::dtype_unsupported(op, self)) }
     }
 
     /// Whether elements are floats of 16 bits.

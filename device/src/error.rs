@@ -383,6 +383,22 @@ impl Error {
         Error::new(ErrorKind::InvalidArgument { op, argument, expected, value: value.to_string().into() })
     }
 
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) unless the value is valid.
+    ///
+    /// # Errors
+    /// As it says.
+    #[inline]
+    #[track_caller]
+    pub fn require(
+        is_valid: bool,
+        op: &'static str,
+        argument: &'static str,
+        expected: &'static str,
+        value: impl fmt::Display,
+    ) -> Result<(), Error> {
+        if is_valid { Ok(()) } else { Err(Error::invalid(op, argument, expected, value)) }
+    }
+
     /// No memory left for `bytes` bytes; `report` says why.
     #[cold]
     #[track_caller]

@@ -23,6 +23,7 @@
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use device::{DType, Device, Error, ErrorKind, Result, bf16, f16};
@@ -131,8 +132,16 @@ const METADATA: &str = "streamgrad";
 const ENTRIES: [&str; 8] =
     ["epoch", "step", "seed", "scale", "growth_tracker", "loader_epoch", "loader_batch", "optimizer"];
 
-pub(crate) fn wrong(name: &str, detail: String) -> Error {
-    Error::new(ErrorKind::Checkpoint { name: name.into(), detail: detail.into() })
+#[cold]
+#[track_caller]
+pub(crate) fn wrong(name: &str, detail: impl Display) -> Error {
+    Error::new(ErrorKind::Checkpoint { name: name.into(), detail: detail.to_string().into() })
+}
+
+/// An error of [`wrong`] unless the state fits.
+#[track_caller]
+pub(crate) fn expect_fit(fits: bool, name: &str, detail: impl Display) -> Result<()> {
+    if fits { Ok(()) } else { Err(wrong(name, detail)) }
 }
 
 fn copy_into(pairs: &[(Tensor, Tensor)]) -> Result<()> {
@@ -148,12 +157,10 @@ fn state(model: &dyn Module) -> Vec<(String, Tensor)> {
 fn state_of(model: &dyn Module) -> Result<Vec<(String, Bytes)>> {
     let mut named: Vec<(String, Bytes)> = Vec::new();
     for (name, tensor) in state(model) {
-        if named.iter().any(|(known, _)| *known == name) {
-            return Err(wrong(&name, "two parameters or buffers have this name".into()));
-        }
-        if name.starts_with(OPTIMIZER) {
-            return Err(wrong(&name, format!("names may not start with {OPTIMIZER}")));
-        }
+        let is_new = named.iter().all(|(known, _)| *known != name);
+        expect_fit(is_new, &name, "two parameters or buffers have this name")?;
+        let is_free = !name.starts_with(OPTIMIZER);
+        expect_fit(is_free, &name, format_args!("names may not start with {OPTIMIZER}"))?;
         let bytes = Bytes::of(&tensor)?;
         bytes.check_elements(&name)?;
         named.push((name, bytes));
@@ -243,17 +250,12 @@ impl Contents {
     fn state_for(&self, model: &dyn Module) -> Result<Vec<(Tensor, Tensor)>> {
         let named = state(model);
         for (name, tensor) in &named {
-            let found = self.tensors.get(name).ok_or_else(|| wrong(name, "missing in the file".into()))?;
+            let found = self.tensors.get(name).ok_or_else(|| wrong(name, "missing in the file"))?;
             let (shape, dtype) = (tensor.shape(), tensor.dtype());
-            if found.shape != shape {
-                return Err(wrong(
-                    name,
-                    format!("shape {:?} in the file, {shape:?} in the model", found.shape),
-                ));
-            }
-            if dtype_of(found.dtype) != Some(dtype) {
-                return Err(wrong(name, format!("{} in the file, {dtype} in the model", found.dtype)));
-            }
+            let detail = format_args!("shape {:?} in the file, {shape:?} in the model", found.shape);
+            expect_fit(found.shape == shape, name, detail)?;
+            let detail = format_args!("{} in the file, {dtype} in the model", found.dtype);
+            expect_fit(dtype_of(found.dtype) == Some(dtype), name, detail)?;
             found.check_elements(name)?;
         }
         let unknown = self
@@ -261,7 +263,7 @@ impl Contents {
             .keys()
             .find(|name| !name.starts_with(OPTIMIZER) && !named.iter().any(|(known, _)| known == *name));
         if let Some(name) = unknown {
-            return Err(wrong(name, "in the file, but not in the model".into()));
+            return Err(wrong(name, "in the file, but not in the model"));
         }
         named
             .into_iter()
@@ -273,26 +275,23 @@ impl Contents {
     }
 
     fn training(&self, device: &Device) -> Result<(OptimizerState, Progress)> {
-        let text =
-            self.text.as_deref().ok_or_else(|| wrong("optimizer", "no training state in the file".into()))?;
+        let text = self.text.as_deref().ok_or_else(|| wrong("optimizer", "no training state in the file"))?;
         let mut state = OptimizerState::default();
         let mut entries = BTreeMap::new();
         for entry in text.split_whitespace() {
-            let (name, value) = entry.split_once('=').ok_or_else(|| self.malformed(entry))?;
+            let unknown = || self.malformed(format_args!("\"{entry}\" is not understood"));
+            let (name, value) = entry.split_once('=').ok_or_else(unknown)?;
             if entries.insert(name, value).is_some() {
-                return Err(malformed(
-                    self.path.display(),
-                    format_args!("metadata: {name} is there more than once"),
-                ));
+                return Err(self.malformed(format_args!("{name} is there more than once")));
             }
             if let Some(option) = name.strip_prefix(OPTIMIZER) {
                 state.options.push((option.into(), self.parsed(name, value)?));
             } else if !ENTRIES.contains(&name) {
-                return Err(self.malformed(entry));
+                return Err(unknown());
             }
         }
         let entry = |name: &'static str| {
-            let missing = || malformed(self.path.display(), format_args!("metadata: {name} is missing"));
+            let missing = || self.malformed(format_args!("{name} is missing"));
             entries.get(name).copied().ok_or_else(missing)
         };
         let number = |name| self.parsed::<u64>(name, entry(name)?);
@@ -321,16 +320,16 @@ impl Contents {
         Ok((state, progress))
     }
 
-    fn malformed(&self, entry: impl std::fmt::Display) -> Error {
-        malformed(self.path.display(), format_args!("metadata: \"{entry}\" is not understood"))
+    fn malformed(&self, detail: impl Display) -> Error {
+        malformed(self.path.display(), format_args!("metadata: {detail}"))
     }
 
     fn parsed<T: std::str::FromStr>(&self, name: &str, value: &str) -> Result<T> {
-        value.parse().map_err(|_| self.malformed(format_args!("{name}={value}")))
+        value.parse().map_err(|_| self.malformed(format_args!("\"{name}={value}\" is not understood")))
     }
 
     fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
-        let bytes = self.tensors.get(name).ok_or_else(|| wrong(name, "missing in the file".into()))?;
+        let bytes = self.tensors.get(name).ok_or_else(|| wrong(name, "missing in the file"))?;
         match dtype_of(bytes.dtype) {
             Some(dtype) => {
                 let data = little_endian(bytes.data.clone(), dtype);

@@ -37,10 +37,7 @@ pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     if logits.rank() != 2 || labels.shape() != &logits.shape()[..1] {
         return Err(Error::shape_mismatch("accuracy", logits.shape(), labels.shape()));
     }
-    if labels.dtype() != DType::I64 {
-        let got = labels.dtype();
-        return Err(Error::dtype_mismatch("accuracy", DType::I64, got));
-    }
+    labels.dtype().require("accuracy", DType::I64)?;
     logits.argmax(1, false)?.eq(labels)?.to_dtype(DType::I64)?.sum(&[], false)
 }
 

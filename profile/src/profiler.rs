@@ -16,10 +16,8 @@ impl Profile {
     /// # Errors
     /// `InvalidArgument` if another profiler records the device: one at a time does.
     pub fn start(dev: &Device, options: ProfileOptions) -> Result<Profiler> {
-        if !dev.claim_recordings() {
-            let expected = "a device that no other profiler records";
-            return Err(Error::invalid("Profile::start", "dev", expected, dev.name()));
-        }
+        let expected = "a device that no other profiler records";
+        Error::require(dev.claim_recordings(), "Profile::start", "dev", expected, dev.name())?;
         let profiler = Profiler { device: dev.clone(), options, state: Mutex::default() };
         profiler.enter(Phase::Off, options.schedule.phase(0));
         Ok(profiler)

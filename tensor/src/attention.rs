@@ -4,7 +4,7 @@ use device::{DType, Error, Result, Stream};
 use kernels::{AttentionGrads, AttentionInput, AttentionKind, AttentionResult, Dims, Dropout, Layout};
 
 use crate::Tensor;
-use crate::check::{has_dtype, is_float, same_device, same_kind};
+use crate::check::{same_device, same_kind};
 use crate::elementwise::inverse;
 
 const OP: &str = "scaled_dot_product_attention";
@@ -64,7 +64,7 @@ impl Attention {
             let of = |value: f64| Tensor::full(&[], value, q.dtype(), q.device());
             Tensor::where_cond(mask, &of(0.0)?, &of(f64::NEG_INFINITY)?)?
         } else {
-            has_dtype(OP, mask, q.dtype())?;
+            mask.dtype().require(OP, q.dtype())?;
             mask.clone()
         };
         Ok(Some(mask.expand(&shape)?))
@@ -92,12 +92,11 @@ impl Attention {
     }
 
     fn forward_to(&self, q: &Tensor, k: &Tensor, v: &Tensor, out: &Tensor) -> Result<Tensor> {
-        is_float(OP, q)?;
+        q.dtype().require_float(OP)?;
         same_kind(OP, q, k)?;
         same_kind(OP, q, v)?;
-        if self.is_causal && self.mask.is_some() {
-            return Err(Error::invalid(OP, "mask", "none, for a causal attention", "a mask"));
-        }
+        let is_valid = !self.is_causal || self.mask.is_none();
+        Error::require(is_valid, OP, "mask", "none, for a causal attention", "a mask")?;
         let mask = self.added_mask(q, k)?;
         Stream::with_current(q.device(), |stream| {
             let log_sums = Tensor::allocate(stream, &q.shape()[..q.rank() - 1], q.dtype.compute_dtype())?;
@@ -201,10 +200,9 @@ fn scores(q: &Tensor, k: &Tensor) -> Result<Dims> {
 /// The queries, keys and values `[.., h, s, d]` of `[.., s, 3 h d]`, as views.
 fn unpack(qkv: &Tensor, heads: usize) -> Result<[Tensor; 3]> {
     let packed = qkv.shape().last().copied().unwrap_or(0);
-    if qkv.rank() < 2 || heads == 0 || packed % (3 * heads) != 0 {
-        let value = format_args!("shape {:?} for {heads} heads", qkv.shape());
-        return Err(Error::invalid(OP, "qkv", "three times the heads' width", value));
-    }
+    let value = format_args!("shape {:?} for {heads} heads", qkv.shape());
+    let is_valid = qkv.rank() >= 2 && heads > 0 && packed % (3 * heads) == 0;
+    Error::require(is_valid, OP, "qkv", "three times the heads' width", value)?;
     let part = |index: usize| split_heads(&qkv.narrow(-1, index * packed / 3, packed / 3)?, heads);
     Ok([part(0)?, part(1)?, part(2)?])
 }

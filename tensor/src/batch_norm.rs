@@ -4,7 +4,7 @@ use device::{DeviceKind, Result, Stream};
 use kernels::{Activation, Norm, batch_norm_workspace};
 
 use crate::Tensor;
-use crate::check::{has_dtype, has_shape, in_compute_dtype, is_float, same_device, same_kind, wrong_shape};
+use crate::check::{has_shape, in_compute_dtype, same_device, same_kind, wrong_shape};
 
 /// Each channel's mean and variance, and whether they are those of the images that they normalise. For BF16 and F16
 /// images they are F32.
@@ -62,7 +62,7 @@ fn images(pixels: &Tensor, shape: &[usize]) -> Result<Tensor> {
 
 /// The channels of images `[n, c, ..]`.
 fn channels(op: &'static str, x: &Tensor) -> Result<usize> {
-    is_float(op, x)?;
+    x.dtype().require_float(op)?;
     match *x.shape() {
         [_, c, ..] => Ok(c),
         _ => Err(wrong_shape(op, "input", "[n, c, ..]", x)),
@@ -76,7 +76,7 @@ fn vector(op: &'static str, x: &Tensor, vector: &Tensor) -> Result<Tensor> {
 
 fn statistic(op: &'static str, x: &Tensor, given: &Tensor) -> Result<Tensor> {
     same_device(op, x, given)?;
-    has_dtype(op, given, x.dtype.compute_dtype())?;
+    given.dtype().require(op, x.dtype.compute_dtype())?;
     has_shape(op, &x.shape()[1..2], given)?;
     given.contiguous()
 }

@@ -1,6 +1,6 @@
 //! Argument checks that the ops share; the errors are built out of line, off the hot path.
 
-use device::{DType, Error, Result};
+use device::{Error, Result};
 use kernels::Dims;
 
 use crate::Tensor;
@@ -9,7 +9,7 @@ use crate::Tensor;
 #[inline]
 pub(crate) fn same_kind(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
     same_device(op, lhs, rhs)?;
-    has_dtype(op, rhs, lhs.dtype())
+    rhs.dtype().require(op, lhs.dtype())
 }
 
 /// A parameter of an op on `x` in the type that is computed in; it may be of the elements' type, too.
@@ -31,24 +31,6 @@ pub(crate) fn same_device(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Resul
     Ok(())
 }
 
-/// The element type that the op needs.
-#[inline]
-pub(crate) fn has_dtype(op: &'static str, x: &Tensor, expected: DType) -> Result<()> {
-    if x.dtype() != expected {
-        return Err(Error::dtype_mismatch(op, expected, x.dtype()));
-    }
-    Ok(())
-}
-
-/// A floating-point element type.
-#[inline]
-pub(crate) fn is_float(op: &'static str, x: &Tensor) -> Result<()> {
-    if !x.dtype().is_float() {
-        return Err(Error::dtype_unsupported(op, x.dtype()));
-    }
-    Ok(())
-}
-
 /// An argument of a shape that the op does not accept.
 #[cold]
 #[track_caller]
@@ -59,15 +41,6 @@ pub(crate) fn wrong_shape(
     x: &Tensor,
 ) -> Error {
     Error::invalid(op, argument, expected, format_args!("shape {:?}", x.shape()))
-}
-
-/// Any element type but truth values.
-#[inline]
-pub(crate) fn is_number(op: &'static str, x: &Tensor) -> Result<()> {
-    if x.dtype() == DType::Bool {
-        return Err(Error::dtype_unsupported(op, x.dtype()));
-    }
-    Ok(())
 }
 
 /// Whether two shapes are equal; for a few axes a loop is faster than the call that `==` makes.

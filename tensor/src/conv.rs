@@ -4,7 +4,7 @@ use device::{Error, Result, Stream};
 use kernels::{Activation, Conv2d, ConvPass, Layout, View, Window, conv2d_wants_channels_last};
 
 use crate::Tensor;
-use crate::check::{elements_of, is_float, same_kind};
+use crate::check::{elements_of, same_kind};
 
 /// Options of a convolution; every pair is for the axes `[h, w]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,11 +46,10 @@ impl ConvOptions {
         window.check(OP)?;
         let mut image = [0; 2];
         for axis in 0..2 {
-            if output_padding[axis] >= self.stride[axis].max(self.dilation[axis]) {
-                let expected = "below the stride or the dilation";
-                let value = format_args!("{output_padding:?}");
-                return Err(Error::invalid(OP, "output_padding", expected, value));
-            }
+            let expected = "below the stride or the dilation";
+            let value = format_args!("{output_padding:?}");
+            let is_valid = output_padding[axis] < self.stride[axis].max(self.dilation[axis]);
+            Error::require(is_valid, OP, "output_padding", expected, value)?;
             let spread = size[axis].saturating_sub(1).saturating_mul(self.stride[axis]);
             let whole = spread.saturating_add(window.extent(axis)).saturating_add(output_padding[axis]);
             match whole.checked_sub(2 * self.padding[axis]) {
@@ -183,7 +182,7 @@ impl ConvCall {
     ) -> Result<Tensor> {
         let ConvCall { op, pass, how } = *self;
         let [x, y] = operands;
-        is_float(op, x)?;
+        x.dtype().require_float(op)?;
         same_kind(op, x, y)?;
         bias.map_or(Ok(()), |bias| same_kind(op, x, bias))?;
         elements_of(op, &shape)?;

@@ -114,19 +114,15 @@ impl Tensor {
         const OP: &str = "arange";
         let (start, end, step) = (start.into(), end.into(), step.into());
         let (from, to, by) = (start.to_f64(), end.to_f64(), step.to_f64());
-        if !(from.is_finite() && to.is_finite()) {
-            return Err(Error::invalid(OP, "start..end", "finite", format_args!("{from}..{to}")));
-        }
+        let is_valid = from.is_finite() && to.is_finite();
+        Error::require(is_valid, OP, "start..end", "finite", format_args!("{from}..{to}"))?;
         // Also refuses NaN.
-        if !(by > 0.0 && to >= from || by < 0.0 && to <= from) {
-            return Err(Error::invalid(OP, "step", "not 0 and in the direction of `end`", by));
-        }
+        let is_valid = by > 0.0 && to >= from || by < 0.0 && to <= from;
+        Error::require(is_valid, OP, "step", "not 0 and in the direction of `end`", by)?;
         match dtype {
             DType::I64 | DType::U8 => {
                 let (from, to, by) = (start.to_i64(), end.to_i64(), step.to_i64());
-                if by == 0 {
-                    return Err(Error::invalid(OP, "step", "not 0 as an integer", step.to_f64()));
-                }
+                Error::require(by != 0, OP, "step", "not 0 as an integer", step.to_f64())?;
                 let count =
                     (i128::from(to) - i128::from(from)).unsigned_abs().div_ceil(by.unsigned_abs().into());
                 let count = usize::try_from(count).unwrap_or(usize::MAX);
@@ -149,9 +145,7 @@ impl Tensor {
     /// `DTypeUnsupported` unless floating-point; `OutOfMemory`.
     pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         const OP: &str = "linspace";
-        if !dtype.is_float() {
-            return Err(Error::dtype_unsupported(OP, dtype));
-        }
+        dtype.require_float(OP)?;
         let by = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
         // From the nearer end, so that both ends are met exactly.
         let value = |i: usize| {

@@ -4,7 +4,7 @@ use device::{Element, Error, Result, Stream};
 use kernels::CustomKernel;
 
 use crate::Tensor;
-use crate::check::{elements_of, has_dtype, same_device};
+use crate::check::{elements_of, same_device};
 
 /// Runs a kernel of one's own on `inputs`, which are made contiguous, and gives its outputs, of these shapes. Asynchronous, on the
 /// current stream of the inputs' device.
@@ -56,7 +56,7 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
     };
     for input in inputs {
         same_device(op, first, input)?;
-        has_dtype(op, input, K::Element::DTYPE)?;
+        input.dtype().require(op, K::Element::DTYPE)?;
     }
     let mut dense = Vec::with_capacity(R);
     for input in inputs {

@@ -4,7 +4,7 @@ use device::{DType, Result, Stream};
 use kernels::{BinaryGradOp, BinaryOp, CompareOp, Dims, Layout, View, broadcast_shapes};
 
 use crate::Tensor;
-use crate::check::{has_dtype, is_float, is_number, same_device, same_kind};
+use crate::check::{same_device, same_kind};
 use crate::tensor::fill_storage;
 
 /// The order of axes in which a dense tensor's elements lie row-major; none for tensors with gaps or overlap.
@@ -160,7 +160,7 @@ impl Tensor {
             return self.promoted(rhs, |lhs, rhs| lhs.arithmetic(name, op, rhs));
         }
         same_device(name, self, rhs)?;
-        is_number(name, self)?;
+        self.dtype().require_number(name)?;
         self.zip_to(name, rhs, self.dtype, |stream, a, b, out| kernels::binary(stream, op, a, b, out))
     }
 
@@ -239,7 +239,7 @@ impl Tensor {
     /// # Errors
     /// `DTypeMismatch` for other types.
     pub fn logical_not(&self) -> Result<Tensor> {
-        has_dtype("logical_not", self, DType::Bool)?;
+        self.dtype().require("logical_not", DType::Bool)?;
         self.map_to("logical_not", DType::Bool, kernels::logical_not)
     }
 
@@ -251,7 +251,7 @@ impl Tensor {
     pub fn where_cond(cond: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         const OP: &str = "where_cond";
         same_device(OP, cond, a)?;
-        has_dtype(OP, cond, DType::Bool)?;
+        cond.dtype().require(OP, DType::Bool)?;
         same_device(OP, a, b)?;
         if a.dtype != b.dtype {
             return a.promoted(b, |a, b| Tensor::where_cond(cond, a, b));
@@ -374,7 +374,7 @@ pairs! {
 /// `DeviceMismatch`, `DTypeMismatch`, `DTypeUnsupported` unless the elements are floats, `ShapeMismatch`.
 pub fn binary_grad(op: BinaryGradOp, lhs: &Tensor, rhs: &Tensor, g: &Tensor) -> Result<Tensor> {
     let name = op.name();
-    is_float(name, g)?;
+    g.dtype().require_float(name)?;
     same_kind(name, g, lhs)?;
     same_kind(name, g, rhs)?;
     let (lhs, rhs) = (lhs.expand(g.shape())?, rhs.expand(g.shape())?);

@@ -3,7 +3,7 @@
 use device::{DType, Error, Result, Stream};
 
 use crate::Tensor;
-use crate::check::{has_dtype, has_shape, is_float, same_device, same_kind, wrong_shape};
+use crate::check::{has_shape, same_device, same_kind, wrong_shape};
 use crate::index::check_indices;
 
 /// Which rows of a table are in which bag.
@@ -46,13 +46,13 @@ impl Bags {
 
     /// Checks types, devices and, as far as the host knows them, the numbers.
     fn check(&self, op: &'static str, like: &Tensor, rows: usize) -> Result<()> {
-        is_float(op, like)?;
+        like.dtype().require_float(op)?;
         same_device(op, like, &self.indices)?;
-        has_dtype(op, &self.indices, DType::I64)?;
+        self.indices.dtype().require(op, DType::I64)?;
         check_indices(op, &self.indices, rows)?;
         if let Some(offsets) = &self.offsets {
             same_device(op, like, offsets)?;
-            has_dtype(op, offsets, DType::I64)?;
+            offsets.dtype().require(op, DType::I64)?;
             has_shape(op, &[self.count], offsets)?;
             check_indices(op, &offsets.narrow(0, 0, self.count.min(1))?, 1)?;
             check_indices(op, offsets, self.indices.elements() + 1)?;
@@ -132,7 +132,7 @@ pub fn embedding_bag_grad(g: &Tensor, bags: &Bags, members: Option<&Tensor>, row
     bags.check(OP, g, rows)?;
     if let Some(members) = members {
         same_device(OP, g, members)?;
-        has_dtype(OP, members, g.dtype.compute_dtype())?;
+        members.dtype().require(OP, g.dtype.compute_dtype())?;
     }
     crate::check::elements_of(OP, &[rows, width])?;
     g.produce_like(&[rows, width], |stream, out| {

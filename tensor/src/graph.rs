@@ -360,10 +360,9 @@ impl<R: Tensors> Graph<R> {
     /// `InvalidArgument` if the step does not use it.
     pub fn input(&self, tensor: &Tensor) -> Result<Input> {
         let used = buffer_address(tensor);
-        if !self.state.lock().inputs.contains(&used) {
-            let value = format_args!("one of shape {:?} that it does not use", tensor.shape());
-            return Err(Error::invalid("Graph::input", "tensor", "a tensor that the step uses", value));
-        }
+        let value = format_args!("one of shape {:?} that it does not use", tensor.shape());
+        let is_valid = self.state.lock().inputs.contains(&used);
+        Error::require(is_valid, "Graph::input", "tensor", "a tensor that the step uses", value)?;
         Ok(Input(tensor.clone()))
     }
 

@@ -208,11 +208,10 @@ impl<B: Tensors, R: Tensors> CapturedBatch<B, R> {
         let own =
             batch.rebuild(&mut |tensor| Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device()))?;
         let (mut own, tensors, _) = parts(&own)?;
-        if BatchSignature::of(&own, &tensors).tensors != form.tensors {
-            let value = "a batch that shows others when it is rebuilt";
-            let expected = "the same tensors in the same order each time";
-            return Err(Error::invalid("replay", "batch", expected, value));
-        }
+        let value = "a batch that shows others when it is rebuilt";
+        let expected = "the same tensors in the same order each time";
+        let is_valid = BatchSignature::of(&own, &tensors).tensors == form.tensors;
+        Error::require(is_valid, "replay", "batch", expected, value)?;
         let mut seeds = Vec::new();
         own.seeds(&mut |seed| {
             *seed = stand_in();

@@ -4,9 +4,7 @@ use device::{DType, Error, ErrorKind, Result, Stream};
 use kernels::{Dims, IndexSums, Layout, normalize_axis};
 
 use crate::Tensor;
-use crate::check::{
-    elements_of, has_dtype, has_shape, is_number, resized_axis, same_device, same_kind, wrong_shape,
-};
+use crate::check::{elements_of, has_shape, resized_axis, same_device, same_kind, wrong_shape};
 
 /// An index or label that the axis does not have.
 #[cold]
@@ -105,7 +103,7 @@ impl Tensor {
     /// Checks the operands of an op by a vector of indices and gives the axis.
     fn vector_index(&self, op: &'static str, axis: isize, indices: &Tensor) -> Result<usize> {
         same_device(op, self, indices)?;
-        has_dtype(op, indices, DType::I64)?;
+        indices.dtype().require(op, DType::I64)?;
         let at = normalize_axis(op, axis, self.rank())?;
         if indices.rank() != 1 {
             return Err(wrong_shape(op, "indices", "of rank 1", indices));
@@ -155,7 +153,7 @@ impl Tensor {
     pub fn gather(&self, axis: isize, indices: &Tensor) -> Result<Tensor> {
         const OP: &str = "gather";
         same_device(OP, self, indices)?;
-        has_dtype(OP, indices, DType::I64)?;
+        indices.dtype().require(OP, DType::I64)?;
         if self.rank() == 0 || indices.rank() == 0 {
             let taken = self.as_vector()?.gather(axis, &indices.as_vector()?)?;
             return taken.reshape(indices.shape());
@@ -196,7 +194,7 @@ impl Tensor {
         start: impl FnOnce(&Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
         same_kind(op, self, src)?;
-        is_number(op, self)?;
+        self.dtype().require_number(op)?;
         has_shape(op, &resized_axis(op, self, at, indices.elements())?, src)?;
         check_indices(op, indices, self.shape()[at])?;
         let out = start(self)?;
@@ -227,16 +225,13 @@ impl Tensor {
         start: impl FnOnce(&Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
         same_kind(op, self, src)?;
-        is_number(op, self)?;
+        self.dtype().require_number(op)?;
         same_device(op, self, indices)?;
-        has_dtype(op, indices, DType::I64)?;
+        indices.dtype().require(op, DType::I64)?;
         let (target, indices, src) = (self.as_vector()?, &indices.as_vector()?, &src.as_vector()?);
         let at = normalize_axis(op, axis, target.rank())?;
-        if indices.rank() != target.rank() {
-            return Err(Error::shape_mismatch(op, self.shape(), indices.shape()));
-        }
-        if src.rank() != target.rank() {
-            return Err(Error::shape_mismatch(op, self.shape(), src.shape()));
+        if let Some(other) = [indices, src].into_iter().find(|other| other.rank() != target.rank()) {
+            return Err(Error::shape_mismatch(op, self.shape(), other.shape()));
         }
         covers(op, src, indices.shape(), None)?;
         covers(op, &target, indices.shape(), Some(at))?;
@@ -270,7 +265,7 @@ impl Tensor {
 
     /// Labels or indices of one per row, checked as far as the host knows them.
     pub(crate) fn check_labels(&self, op: &'static str, rows: usize, classes: usize) -> Result<()> {
-        has_dtype(op, self, DType::I64)?;
+        self.dtype().require(op, DType::I64)?;
         has_shape(op, &[rows], self)?;
         check_indices(op, self, classes)
     }

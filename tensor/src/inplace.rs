@@ -4,7 +4,7 @@ use device::{Error, Result, Stream};
 use kernels::{BinaryOp, Scalar, UnaryOp};
 
 use crate::Tensor;
-use crate::check::{is_float, is_number, same_kind};
+use crate::check::same_kind;
 use crate::elementwise::dense_order;
 
 #[derive::located]
@@ -53,7 +53,7 @@ impl Tensor {
 
     fn arithmetic_(&self, name: &'static str, op: BinaryOp, rhs: &Tensor) -> Result<()> {
         same_kind(name, self, rhs)?;
-        is_number(name, self)?;
+        self.dtype().require_number(name)?;
         // The way of gradient accumulation: nothing to broadcast, to reorder or to copy.
         let flat = self.is_contiguous() && rhs.is_contiguous() && self.layout.same_shape(&rhs.layout);
         if flat && !self.same_storage(rhs) {
@@ -65,7 +65,7 @@ impl Tensor {
     }
 
     fn number_(&self, name: &'static str, op: UnaryOp) -> Result<()> {
-        is_number(name, self)?;
+        self.dtype().require_number(name)?;
         self.writable(name)?;
         self.write(name, None, |stream, x, _| kernels::unary(stream, op, x.view(), x.view()))
     }
@@ -111,7 +111,7 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::add_`]; `DTypeUnsupported` unless floating-point, as no other type holds the quotients.
     pub fn div_(&self, rhs: &Tensor) -> Result<()> {
-        is_float("div_", self)?;
+        self.dtype().require_float("div_")?;
         self.arithmetic_("div_", BinaryOp::Div, rhs)
     }
 

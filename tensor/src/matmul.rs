@@ -4,7 +4,7 @@ use device::{Error, Result, Stream};
 use kernels::{Accumulate, Activation, Dims, Layout, MatrixProduct, broadcast_shapes};
 
 use crate::Tensor;
-use crate::check::{elements_of, is_float, same_kind};
+use crate::check::{elements_of, same_kind};
 
 #[derive::located]
 impl Tensor {
@@ -28,7 +28,7 @@ impl Tensor {
     /// `InvalidArgument` for scalars.
     pub fn matmul(&self, rhs: &Tensor) -> Result<Tensor> {
         const OP: &str = "matmul";
-        is_float(OP, self)?;
+        self.dtype().require_float(OP)?;
         same_kind(OP, self, rhs)?;
         let (left, right) = (self.shape(), rhs.shape());
         let (Some(k), false) = (left.last(), right.is_empty()) else {
@@ -117,7 +117,7 @@ impl Tensor {
 /// As for [`Tensor::linear`].
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
     let op = activation.op("linear", "linear_relu");
-    is_float(op, x)?;
+    x.dtype().require_float(op)?;
     same_kind(op, x, weight)?;
     let Some((&k, lead)) = x.shape().split_last() else {
         return Err(Error::invalid(op, "input", "of rank 1 at least", "a scalar"));

@@ -4,7 +4,7 @@ use device::{DType, Error, Result, Stream};
 use kernels::{NormGrads, NormInput, NormRows, normalize_workspace};
 
 use crate::Tensor;
-use crate::check::{has_shape, in_compute_dtype, is_float, same_kind, wrong_shape};
+use crate::check::{has_shape, in_compute_dtype, same_kind, wrong_shape};
 
 /// Which elements of a tensor are normalized together: made for one shape by [`Norm::layer`], [`Norm::rms`] or
 /// [`Norm::group`].
@@ -71,14 +71,13 @@ impl Norm {
     /// divided by the groups.
     pub fn group(x: &Tensor, groups: usize, eps: f64) -> Result<Norm> {
         const OP: &str = "group_norm";
-        is_float(OP, x)?;
+        x.dtype().require_float(OP)?;
         let &[_, channels, ref inner @ ..] = x.shape() else {
             return Err(wrong_shape(OP, "input", "of rank 2 or more", x));
         };
-        if groups == 0 || channels % groups != 0 {
-            let value = format_args!("{groups} for {channels} channels");
-            return Err(Error::invalid(OP, "num_groups", "a divisor of the channels", value));
-        }
+        let value = format_args!("{groups} for {channels} channels");
+        let is_valid = groups > 0 && channels % groups == 0;
+        Error::require(is_valid, OP, "num_groups", "a divisor of the channels", value)?;
         let rows = NormRows { groups, channels: channels / groups, inner: inner.iter().product() };
         Ok(Norm { op: OP, rows, centred: true, eps })
     }
@@ -159,10 +158,8 @@ impl Norm {
 
 /// Rows over the last axes.
 fn trailing(op: &'static str, x: &Tensor, normalized_shape: &[usize]) -> Result<NormRows> {
-    is_float(op, x)?;
-    if normalized_shape.is_empty() {
-        return Err(Error::invalid(op, "normalized_shape", "of one axis or more", "[]"));
-    }
+    x.dtype().require_float(op)?;
+    Error::require(!normalized_shape.is_empty(), op, "normalized_shape", "of one axis or more", "[]")?;
     if !x.shape().ends_with(normalized_shape) {
         return Err(Error::shape_mismatch(op, x.shape(), normalized_shape));
     }

@@ -14,9 +14,8 @@ impl Tensor {
     /// `InvalidArgument` unless there is a pair for each axis.
     pub fn pad_constant(&self, borders: &[[usize; 2]], value: impl Into<Scalar>) -> Result<Tensor> {
         const OP: &str = "pad";
-        if borders.len() != self.rank() {
-            return Err(Error::invalid(OP, "borders", "a pair for each axis", format_args!("{borders:?}")));
-        }
+        let is_valid = borders.len() == self.rank();
+        Error::require(is_valid, OP, "borders", "a pair for each axis", format_args!("{borders:?}"))?;
         let sizes = self.shape().iter().zip(borders);
         let shape: Dims = sizes
             .map(|(&size, &[before, behind])| size.saturating_add(before).saturating_add(behind))

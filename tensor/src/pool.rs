@@ -4,7 +4,7 @@ use device::{Error, Result, Stream};
 use kernels::{Dims, Means, Window, max_pool2d_index_dtype};
 
 use crate::Tensor;
-use crate::check::{elements_of, has_shape, is_float, same_device, wrong_shape};
+use crate::check::{elements_of, has_shape, same_device, wrong_shape};
 
 /// The window of [`Tensor::max_pool2d`]; every pair is for the axes `[h, w]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl AvgPool {
 
 /// The sizes of the last two axes.
 fn image_of(op: &'static str, x: &Tensor) -> Result<[usize; 2]> {
-    is_float(op, x)?;
+    x.dtype().require_float(op)?;
     match *x.shape() {
         [.., h, w] if h > 0 && w > 0 => Ok([h, w]),
         _ => Err(wrong_shape(op, "input", "[.., h, w] with pixels", x)),
@@ -87,9 +87,7 @@ fn image_of(op: &'static str, x: &Tensor) -> Result<[usize; 2]> {
 fn places(op: &'static str, window: &Window, image: [usize; 2], ceil: bool) -> Result<[usize; 2]> {
     window.check(op)?;
     let too_wide = (0..2).any(|axis| window.padding[axis] > window.extent(axis) / 2);
-    if too_wide {
-        return Err(Error::invalid(op, "padding", "at most half of the window", format_args!("{window:?}")));
-    }
+    Error::require(!too_wide, op, "padding", "at most half of the window", format_args!("{window:?}"))?;
     let mut places = window.places(op, image)?;
     for axis in 0..2 {
         let (size, padding, stride) = (image[axis], window.padding[axis], window.stride[axis]);
@@ -234,7 +232,7 @@ pub fn avg_pool2d_grad(g: &Tensor, pool: &AvgPool, image: [usize; 2]) -> Result<
 /// As for [`Tensor::adaptive_avg_pool2d`].
 pub fn adaptive_avg_pool2d_grad(g: &Tensor, image: [usize; 2]) -> Result<Tensor> {
     const OP: &str = "adaptive_avg_pool2d_grad";
-    is_float(OP, g)?;
+    g.dtype().require_float(OP)?;
     if g.rank() < 2 {
         return Err(wrong_shape(OP, "gradient", "[.., h, w]", g));
     }

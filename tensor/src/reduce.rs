@@ -7,7 +7,7 @@ use kernels::{
 };
 
 use crate::Tensor;
-use crate::check::{has_shape, is_float, is_number, same_kind};
+use crate::check::{has_shape, same_kind};
 
 /// `shape` with the reduced axes at size 1, or without them.
 fn reduced_shape(shape: &[usize], axes: &[usize], keepdim: bool) -> Dims {
@@ -40,12 +40,10 @@ impl Tensor {
 
     /// Refuses an empty axis where the result would be no element of the tensor.
     fn axes_not_empty(&self, op: &'static str, axes: &[usize]) -> Result<()> {
-        if axes.iter().any(|&axis| self.shape()[axis] == 0) {
-            let shape = self.shape();
-            let value = format_args!("{axes:?} of {shape:?}");
-            return Err(Error::invalid(op, "axes", "axes that are not empty", value));
-        }
-        Ok(())
+        let shape = self.shape();
+        let value = format_args!("{axes:?} of {shape:?}");
+        let is_valid = axes.iter().all(|&axis| self.shape()[axis] > 0);
+        Error::require(is_valid, op, "axes", "axes that are not empty", value)
     }
 
     /// One command that reduces `axes` into a fresh tensor, with memory for it to work in.
@@ -73,13 +71,13 @@ impl Tensor {
 
     /// A reduction of floats over `axes`.
     fn reduce_floats(&self, how: Reduction, axes: &[isize], keepdim: bool) -> Result<Tensor> {
-        is_float(how.name(), self)?;
+        self.dtype().require_float(how.name())?;
         self.reduce(how, &self.axes(how.name(), axes)?, keepdim)
     }
 
     /// The largest or smallest element over `axes`.
     fn extreme(&self, op: ReduceOp, axes: &[isize], keepdim: bool) -> Result<Tensor> {
-        is_number(op.name(), self)?;
+        self.dtype().require_number(op.name())?;
         let axes = self.axes(op.name(), axes)?;
         self.axes_not_empty(op.name(), &axes)?;
         self.reduce(op, &axes, keepdim)
@@ -170,7 +168,7 @@ impl Tensor {
     /// The index of one element along `axis`, as i64.
     fn index_along(&self, which: Extreme, axis: isize, keepdim: bool) -> Result<Tensor> {
         let op = which.op();
-        is_number(op, self)?;
+        self.dtype().require_number(op)?;
         if self.rank() == 0 {
             normalize_axis(op, axis, 1)?;
             return Tensor::zeros(&[], DType::I64, self.device());
@@ -249,7 +247,7 @@ impl Tensor {
         axis: isize,
         launch: impl Fn(&Stream, &Tensor, usize, View<'_>) -> Result<()>,
     ) -> Result<Tensor> {
-        is_float(op, self)?;
+        self.dtype().require_float(op)?;
         let at = normalize_axis(op, axis, self.rank().max(1))?;
         let one = if self.rank() == 0 { Some(self.reshape(&[1])?) } else { None };
         let x = one.as_ref().unwrap_or(self);

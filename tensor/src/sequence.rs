@@ -4,7 +4,7 @@ use device::{DType, Result};
 use kernels::{Dims, Rotation, normalize_axis};
 
 use crate::Tensor;
-use crate::check::{is_float, same_kind, wrong_shape};
+use crate::check::{same_kind, wrong_shape};
 
 #[derive::located]
 impl Tensor {
@@ -64,7 +64,7 @@ impl Tensor {
         inverse: bool,
     ) -> Result<Tensor> {
         const OP: &str = "rotary_embedding";
-        is_float(OP, self)?;
+        self.dtype().require_float(OP)?;
         same_kind(OP, self, cos)?;
         same_kind(OP, self, sin)?;
         let mut shape = Dims::from_slice(self.shape());

@@ -5,7 +5,7 @@ use kernels::Layout;
 
 use crate::Tensor;
 use crate::bytes::read;
-use crate::check::{elements_of, has_dtype, wrong_shape};
+use crate::check::{elements_of, wrong_shape};
 
 #[derive::located]
 impl Tensor {
@@ -14,7 +14,7 @@ impl Tensor {
     /// # Errors
     /// `DTypeMismatch` unless `T` is the tensor's type; `Async` if a command that led here failed.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        has_dtype("to_vec", self, T::DTYPE)?;
+        self.dtype().require("to_vec", T::DTYPE)?;
         read(&self.contiguous()?, from_bytes)
     }
 
@@ -40,7 +40,7 @@ impl Tensor {
     /// As [`Tensor::to_vec`], and `InvalidArgument` unless there is exactly one element.
     pub fn item<T: Element>(&self) -> Result<T> {
         const OP: &str = "item";
-        has_dtype(OP, self, T::DTYPE)?;
+        self.dtype().require(OP, T::DTYPE)?;
         let first = if self.elements() == 1 { read(self, from_bytes::<T>)?.first().copied() } else { None };
         first.ok_or_else(|| wrong_shape(OP, "self", "exactly one element", self))
     }
@@ -159,11 +159,9 @@ impl Tensor {
     /// step.
     pub fn update_<T: Element, R>(&self, update: impl FnOnce(&mut [T]) -> R) -> Result<R> {
         const OP: &str = "update_";
-        has_dtype(OP, self, T::DTYPE)?;
-        if !self.is_contiguous() {
-            let strides = format!("strides {:?}", self.strides());
-            return Err(Error::invalid(OP, "self", "contiguous", strides));
-        }
+        self.dtype().require(OP, T::DTYPE)?;
+        let strides = format_args!("strides {:?}", self.strides());
+        Error::require(self.is_contiguous(), OP, "self", "contiguous", strides)?;
         let start = self.layout.offset() * self.dtype.size_bytes();
         let range = start..start + self.elements() * self.dtype.size_bytes();
         let elements = |bytes: &mut [u8]| {

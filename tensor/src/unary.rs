@@ -4,7 +4,7 @@ use device::{AtCaller, Result};
 use kernels::{UnaryOp, unary_functions};
 
 use crate::Tensor;
-use crate::check::{has_shape, is_float, is_number, same_kind};
+use crate::check::{has_shape, same_kind};
 
 /// Which form of the GELU is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,8 +19,8 @@ pub enum Gelu {
 macro_rules! methods {
     (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
         impl Tensor {
-            methods!(@rows is_number, "`DTypeUnsupported` for bool." $($numbers)*);
-            methods!(@rows is_float, "`DTypeUnsupported` unless floating-point." $($floats)*);
+            methods!(@rows require_number, "`DTypeUnsupported` for bool." $($numbers)*);
+            methods!(@rows require_float, "`DTypeUnsupported` unless floating-point." $($floats)*);
         }
     };
     (@rows $check:ident, $error:literal $(
@@ -38,7 +38,7 @@ macro_rules! methods {
             #[track_caller]
             pub fn $name(&self $($(, $number: f64)+)?) -> Result<Tensor> {
                 let _at = AtCaller::enter();
-                $check(stringify!($name), self)?;
+                self.dtype().$check(stringify!($name))?;
                 self.map_to(stringify!($name), self.dtype, |stream, x, out| {
                     kernels::unary(stream, UnaryOp::$variant $(($($number),+))?, x, out)
                 })
@@ -57,7 +57,7 @@ impl Tensor {
     /// `DTypeUnsupported`.
     #[inline]
     pub fn unary(&self, op: UnaryOp) -> Result<Tensor> {
-        is_number(op.name(), self)?;
+        self.dtype().require_number(op.name())?;
         self.map_to(op.name(), self.dtype, |stream, x, out| kernels::unary(stream, op, x, out))
     }
 
@@ -81,7 +81,7 @@ impl Tensor {
 #[inline]
 pub fn unary_grad(saved: &Tensor, op: UnaryOp, g: &Tensor) -> Result<Tensor> {
     let name = op.grad_name();
-    is_float(name, saved)?;
+    saved.dtype().require_float(name)?;
     same_kind(name, saved, g)?;
     has_shape(name, saved.shape(), g)?;
     saved.zip_to(name, g, saved.dtype, |stream, saved, g, out| kernels::unary_grad(stream, op, saved, g, out))

@@ -83,9 +83,7 @@ impl Tensor {
         }
         let first = normalize_axis(OP, start, self.rank())?;
         let last = normalize_axis(OP, end, self.rank())?;
-        if last < first {
-            return Err(Error::invalid(OP, "end", "an axis not before `start`", end));
-        }
+        Error::require(last >= first, OP, "end", "an axis not before `start`", end)?;
         let shape = self.shape();
         let mut dims = Dims::from_slice(&shape[..first]);
         dims.push(shape[first..=last].iter().product());
@@ -165,10 +163,8 @@ impl Tensor {
         const OP: &str = "split";
         let at = normalize_axis(OP, axis, self.rank())?;
         let total = sizes.iter().try_fold(0_usize, |sum, &n| sum.checked_add(n));
-        if total != Some(self.shape()[at]) {
-            let value = format_args!("{sizes:?}");
-            return Err(Error::invalid(OP, "sizes", "sizes that add up to the axis", value));
-        }
+        let value = format_args!("{sizes:?}");
+        Error::require(total == Some(self.shape()[at]), OP, "sizes", "sizes that add up to the axis", value)?;
         let starts = sizes.iter().scan(0, |end, &len| Some(std::mem::replace(end, *end + len)));
         starts.zip(sizes).map(|(start, &len)| self.narrow(axis, start, len)).collect()
     }

@@ -413,7 +413,7 @@ pub(crate) const CALLS: &[(&str, Call)] = &[
             return Ok(());
         }
         let devices = [(); 2].map(|()| Device::cpu_with(Default::default()));
-        let options = CommOptions::default().timeout(Duration::from_millis(60));
+        let options = CommOptions { timeout: Duration::from_millis(60), ..CommOptions::default() };
         let ranks = Communicator::threads_with(&devices, options)?;
         let seeds = [w.random.next(), if w.random.one_in(2) { 0 } else { w.random.next() }];
         let threads: Vec<_> = ranks

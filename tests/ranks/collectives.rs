@@ -231,7 +231,7 @@ fn explored_ranks_agree_on_an_order() {
         Device::cpu_with(streamgrad::CpuConfig { schedule: Schedule::Explore(policy), ..Default::default() })
     };
     let devices = policies.map(device);
-    let options = CommOptions::default().timeout(Duration::from_secs(60));
+    let options = CommOptions { timeout: Duration::from_secs(60), ..CommOptions::default() };
     let ranks = Communicator::threads_with(&devices, options).unwrap();
     for result in on_threads(ranks, |comm| {
         let (second, side) = (comm.duplicate()?, comm.device().new_stream()?);
@@ -254,7 +254,7 @@ fn explored_ranks_agree_on_an_order() {
 fn replays_on_several_threads_keep_collectives_in_order() {
     let config = || streamgrad::CpuConfig { threads: Some(2), ..Default::default() };
     let devices: Vec<Device> = (0..2).map(|_| Device::cpu_with(config())).collect();
-    let options = CommOptions::default().timeout(Duration::from_secs(20));
+    let options = CommOptions { timeout: Duration::from_secs(20), ..CommOptions::default() };
     let ranks = Communicator::threads_with(&devices, options).unwrap();
     let losses = Mutex::new(Vec::new());
     for result in on_threads(ranks, |comm| {

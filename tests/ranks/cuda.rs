@@ -32,7 +32,7 @@ fn each_size() -> Vec<Vec<Device>> {
 }
 
 fn options() -> CommOptions {
-    CommOptions::default().timeout(Duration::from_secs(20))
+    CommOptions { timeout: Duration::from_secs(20), ..CommOptions::default() }
 }
 
 fn ranks(devices: &[Device], options: CommOptions) -> Vec<Communicator> {
@@ -143,7 +143,7 @@ fn assert_equal_to_threads(ranks: Vec<Communicator>, input: Input) {
 fn collectives_equal_those_of_threads() {
     for devices in &each_size() {
         for (order, input) in [(ReduceOrder::Ranks, uneven as Input), (ReduceOrder::Fast, given as Input)] {
-            assert_equal_to_threads(ranks(devices, options().order(order)), input);
+            assert_equal_to_threads(ranks(devices, CommOptions { order, ..options() }), input);
         }
     }
 }
@@ -152,9 +152,10 @@ fn collectives_equal_those_of_threads() {
 #[test]
 fn fast_sums_are_alike_on_all_ranks() {
     for devices in &each_size() {
-        let sums = on_threads(ranks(devices, options().order(ReduceOrder::Fast)), |comm| {
-            uneven(comm, &[5000], DType::F32)?.all_reduce(comm, Reduce::Sum)?.to_vec::<f32>()
-        });
+        let sums =
+            on_threads(ranks(devices, CommOptions { order: ReduceOrder::Fast, ..options() }), |comm| {
+                uneven(comm, &[5000], DType::F32)?.all_reduce(comm, Reduce::Sum)?.to_vec::<f32>()
+            });
         let sums: Vec<Vec<f32>> = sums.into_iter().map(Result::unwrap).collect();
         assert!(sums.iter().all(|sum| *sum == sums[0]));
     }
@@ -164,7 +165,7 @@ fn fast_sums_are_alike_on_all_ranks() {
 fn the_largest_and_the_smallest_are_nan_if_one_is() {
     for devices in &each_size() {
         for order in [ReduceOrder::Ranks, ReduceOrder::Fast] {
-            for result in on_threads(ranks(devices, options().order(order)), |comm| {
+            for result in on_threads(ranks(devices, CommOptions { order, ..options() }), |comm| {
                 let value = if comm.rank() == 1 { f32::NAN } else { 1.0 };
                 let x = Tensor::from_slice(&[value, 1.0], &[2], comm.device())?;
                 [Reduce::Max, Reduce::Min]
@@ -299,19 +300,22 @@ fn a_rank_that_does_not_come_in_time_is_an_error() {
     for connected in [false, true] {
         for devices in &each_size() {
             let (begin, ended) = (Instant::now(), std::sync::Barrier::new(devices.len()));
-            let results = on_threads(ranks(devices, options().timeout(Duration::from_secs(3))), |comm| {
-                let x = Tensor::ones(&[2], DType::F32, comm.device())?;
-                if connected {
-                    x.all_reduce(comm, Reduce::Sum)?;
-                    comm.device().synchronize()?;
-                }
-                let result = match comm.rank() {
-                    0 => Ok(()),
-                    _ => x.all_gather(comm).and_then(|_| comm.device().synchronize()),
-                };
-                ended.wait();
-                result
-            });
+            let results = on_threads(
+                ranks(devices, CommOptions { timeout: Duration::from_secs(3), ..options() }),
+                |comm| {
+                    let x = Tensor::ones(&[2], DType::F32, comm.device())?;
+                    if connected {
+                        x.all_reduce(comm, Reduce::Sum)?;
+                        comm.device().synchronize()?;
+                    }
+                    let result = match comm.rank() {
+                        0 => Ok(()),
+                        _ => x.all_gather(comm).and_then(|_| comm.device().synchronize()),
+                    };
+                    ended.wait();
+                    result
+                },
+            );
             for result in &results[1..] {
                 assert_timed_out(result.as_ref().unwrap_err(), &[0]);
             }
@@ -327,7 +331,7 @@ fn who_comes_to_no_group_in_time_is_told_so() {
         return;
     }
     let id = NcclId::new().unwrap();
-    let options = options().timeout(Duration::from_millis(200));
+    let options = CommOptions { timeout: Duration::from_millis(200), ..options() };
     assert_timed_out(&Communicator::nccl(&devices[0], 0, 2, id, options).unwrap_err(), &[1]);
 }
 
@@ -385,14 +389,17 @@ fn a_split_without_all_ranks_is_an_error() {
             );
         }
         assert!(begin.elapsed() < Duration::from_secs(30));
-        let late = on_threads(ranks(devices, options().timeout(Duration::from_millis(300))), |comm| {
-            if comm.rank() > 0 {
-                return comm.duplicate().map(drop);
-            }
-            std::thread::sleep(Duration::from_millis(1500));
-            // The others have given up.
-            Tensor::ones(&[2], DType::F32, comm.device())?.all_gather(comm).map(drop)
-        });
+        let late = on_threads(
+            ranks(devices, CommOptions { timeout: Duration::from_millis(300), ..options() }),
+            |comm| {
+                if comm.rank() > 0 {
+                    return comm.duplicate().map(drop);
+                }
+                std::thread::sleep(Duration::from_millis(1500));
+                // The others have given up.
+                Tensor::ones(&[2], DType::F32, comm.device())?.all_gather(comm).map(drop)
+            },
+        );
         for error in late.iter().map(|result| result.as_ref().unwrap_err()) {
             assert!(
                 matches!(source(error).kind(), ErrorKind::CollectiveTimeout { op: "split", .. }),
@@ -503,7 +510,7 @@ fn a_call_of_no_elements_does_not_pair_with_the_next_one() {
     for devices in &each_size() {
         for (name, exchange) in EXCHANGES {
             for order in [ReduceOrder::Ranks, ReduceOrder::Fast] {
-                for ranks in [ranks(devices, options().order(order)), copying(devices)] {
+                for ranks in [ranks(devices, CommOptions { order, ..options() }), copying(devices)] {
                     for error in none_on_rank_0(ranks, exchange) {
                         let is_mismatch =
                             matches!(source(&error).kind(), ErrorKind::CollectiveMismatch { number: 0, .. });
@@ -523,7 +530,7 @@ fn a_call_of_no_elements_of_another_process_is_a_call() {
     }
     for (name, exchange) in EXCHANGES.into_iter().take(2) {
         let (devices, id) = (devices(), NcclId::new().unwrap());
-        let options = options().timeout(Duration::from_secs(2));
+        let options = CommOptions { timeout: Duration::from_secs(2), ..options() };
         let ranks: Vec<Communicator> = std::thread::scope(|scope| {
             let join = |(rank, device)| scope.spawn(move || Communicator::nccl(device, rank, 2, id, options));
             let threads: Vec<_> = devices[..2].iter().enumerate().map(join).collect();
@@ -627,7 +634,10 @@ fn said(failure: &str) -> String {
 #[ignore = "of another test"]
 fn failing_ranks() {
     let devices = devices();
-    let all = match Communicator::nccl_devices(&devices, options().timeout(Duration::from_secs(2))) {
+    let all = match Communicator::nccl_devices(
+        &devices,
+        CommOptions { timeout: Duration::from_secs(2), ..options() },
+    ) {
         Ok(all) => all,
         Err(error) => return println!("at first: {:?}", error.kind()),
     };

@@ -92,7 +92,11 @@ fn assert_named(result: &Result<()>, victim: usize, run: impl std::fmt::Debug) {
 fn ranks(count: usize) -> Vec<Communicator> {
     let devices: Vec<Device> = (0..count).map(|_| Device::cpu_with(Default::default())).collect();
     // A hang would be a time-out instead of a lost rank.
-    Communicator::threads_with(&devices, CommOptions::default().timeout(Duration::from_secs(60))).unwrap()
+    Communicator::threads_with(
+        &devices,
+        CommOptions { timeout: Duration::from_secs(60), ..CommOptions::default() },
+    )
+    .unwrap()
 }
 
 /// A generator for the choice of victims, Knuth's.

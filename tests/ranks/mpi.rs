@@ -105,7 +105,7 @@ fn until_said(ranks: &[usize]) {
 }
 
 fn mpi(order: ReduceOrder, timeout: u64) -> Communicator {
-    let options = CommOptions::default().order(order).timeout(Duration::from_secs(timeout));
+    let options = CommOptions { order, timeout: Duration::from_secs(timeout), ..CommOptions::default() };
     Communicator::mpi_with(&Device::cpu(), options).unwrap()
 }
 
@@ -290,7 +290,7 @@ fn the_environment_leads_to_mpi() {
 #[test]
 #[ignore = "a rank of MPI"]
 fn rank_cuda() {
-    let options = CommOptions::default().timeout(Duration::from_secs(60));
+    let options = CommOptions { timeout: Duration::from_secs(60), ..CommOptions::default() };
     let cuda = Device::cuda(0).unwrap();
     let comm = Communicator::mpi_with(&cuda, options).unwrap();
     assert!(every_collective::<f32>(&comm).unwrap() == on_threads(&comm, every_collective::<f32>));

@@ -82,7 +82,7 @@ pub(crate) fn parallel<T: Task>(
     bucket_bytes: usize,
     captured: bool,
 ) -> Result<Vec<Vec<u32>>> {
-    let options = DataParallelOptions::default().bucket_bytes(bucket_bytes);
+    let options = DataParallelOptions { bucket_bytes, ..DataParallelOptions::default() };
     let model = task.model(1 + comm.rank() as u64, comm.device())?;
     let model = DataParallel::with_options(model, comm, options)?;
     let mut adam = Adam::new(model.parameters(), 0.01)?;
@@ -191,7 +191,11 @@ fn lanes_on_ranks_equal_one_process() {
 fn buckets_are_in_the_order_of_arrival() {
     let results = on_ranks(2, |comm| {
         let model = mlp(&[4, 4, 4], 7, comm.device())?;
-        let model = DataParallel::with_options(model, comm, DataParallelOptions::default().bucket_bytes(1))?;
+        let model = DataParallel::with_options(
+            model,
+            comm,
+            DataParallelOptions { bucket_bytes: 1, ..DataParallelOptions::default() },
+        )?;
         let before = model.buckets();
         // The last layer's parameters are of no use to the first's gradient, and used once more, first of all.
         let extra = model.parameters()[2].square()?.sum(&[], false)?;
@@ -215,7 +219,7 @@ fn parameters_that_ranks_leave_out() {
         let model = DataParallel::with_options(
             Layers(layers),
             comm,
-            DataParallelOptions::default().find_unused(find_unused),
+            DataParallelOptions { find_unused, ..DataParallelOptions::default() },
         )?;
         let x = Var::constant(Tensor::ones(&[1, 2], DType::F32, comm.device())?);
         let mut y = model.model().0[0].forward(&x)?;
@@ -245,7 +249,8 @@ fn parameters_that_are_not_trained() {
             let value =
                 |factor: f64| Tensor::full(&[2], factor + comm.rank() as f64, DType::F32, comm.device());
             let model = vec![Var::leaf(value(2.0)?), Var::leaf(value(3.0)?).detach(), Var::leaf(value(4.0)?)];
-            let options = DataParallelOptions::default().bucket_bytes(1).find_unused(find_unused);
+            let options =
+                DataParallelOptions { bucket_bytes: 1, find_unused, ..DataParallelOptions::default() };
             let model = DataParallel::with_options(model, comm, options)?;
             let [a, fixed, b] = &model.parameters()[..] else { panic!("three parameters") };
             let mut found = Vec::new();
@@ -310,7 +315,8 @@ fn buffers(model: &impl Module) -> Result<Vec<Vec<f64>>> {
 
 /// Three steps on a rank's own images: what buffers are after each.
 fn statistics(comm: &Communicator, how: &str, own: bool) -> Result<Vec<Vec<Vec<f64>>>> {
-    let model = normalised(comm, DataParallelOptions::default().broadcast_buffers(!own))?;
+    let model =
+        normalised(comm, DataParallelOptions { broadcast_buffers: !own, ..DataParallelOptions::default() })?;
     let loss = |step: u64, part: u64| {
         let key = RandomKey { seed: step, op: 10 * part + 1 + comm.rank() as u64 };
         let x = Tensor::normal(&[2, 1, 6, 6], comm.rank() as f64, 1.0, DType::F32, key, comm.device())?;

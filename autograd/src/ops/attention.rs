@@ -204,10 +204,9 @@ fn broadcast([q, k, v]: [&Var; 3]) -> Result<[Var; 3]> {
 /// `[.., s, 3 h d]` as queries, keys and values `[.., h, s, d]`.
 fn unpack(qkv: &Var, heads: usize) -> Result<[Var; 3]> {
     let packed = qkv.shape().last().copied().unwrap_or(0);
-    if heads == 0 || !packed.is_multiple_of(3 * heads) {
-        let value = format_args!("shape {:?} for {heads} heads", qkv.shape());
-        return Err(Error::invalid("self_attention", "qkv", "three times the heads' width", value));
-    }
+    let value = format_args!("shape {:?} for {heads} heads", qkv.shape());
+    let is_valid = heads > 0 && packed.is_multiple_of(3 * heads);
+    Error::require(is_valid, "self_attention", "qkv", "three times the heads' width", value)?;
     let part = |index: usize| split_heads(&qkv.narrow(-1, index * packed / 3, packed / 3)?, heads);
     Ok([part(0)?, part(1)?, part(2)?])
 }

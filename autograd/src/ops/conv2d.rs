@@ -3,10 +3,11 @@
 //! `Y = W * X + b`: `X' = transposed(W) * G`, `W' = G * X`, `b' = Σ G` over images and places.
 
 use tensor::fused::{self, Activation};
-use tensor::{ConvOptions, Error, Result, grad};
+use tensor::{ConvOptions, Result, grad};
 
 use super::binary::if_needed;
 use super::crossed::{Crossed, Product, record_crossed};
+use super::max_pool2d::last_two;
 use super::samples::{Draw, Sample, sample};
 use crate::{Var, Vjp};
 
@@ -80,14 +81,6 @@ pub(super) fn batched(x: &Var, f: impl FnOnce(&Var) -> Result<Var>) -> Result<Va
     if x.shape().len() == 3 { f(&x.unsqueeze(0)?)?.squeeze(0) } else { f(x) }
 }
 
-/// The sizes of the last two axes of an operand of rank 4.
-fn last_two(op: &'static str, x: &Var) -> Result<[usize; 2]> {
-    match *x.shape() {
-        [_, _, h, w] => Ok([h, w]),
-        ref shape => Err(Error::invalid(op, "operand", "of rank 4", format_args!("shape {shape:?}"))),
-    }
-}
-
 /// The value of a convolution at the first `places` only.
 fn at_places(x: &Var, weight: &Var, places: [usize; 2], options: ConvOptions) -> Result<Var> {
     let mut y = convolution(x, weight, None, options, Activation::None)?;
@@ -108,7 +101,7 @@ fn convolution(
 ) -> Result<Var> {
     let op = activation.op("conv2d", "conv2d_relu");
     let value = fused::conv2d(x.value(), weight.value(), bias.map(Var::value), &options, activation)?;
-    let (image, kernel) = (last_two(op, x)?, last_two(op, weight)?);
+    let (image, kernel) = (last_two(x), last_two(weight));
     let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, g: &Var| {
         Ok([
             if_needed(ctx, 0, || input_gradient(g, &crossed.rhs(ctx), image, options))?,
@@ -138,7 +131,7 @@ fn transposed(
     bias: Option<&Var>,
     options: ConvOptions,
 ) -> Result<Var> {
-    let (places, kernel) = (last_two(product.op, g)?, last_two(product.op, weight)?);
+    let (places, kernel) = (last_two(g), last_two(weight));
     let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, h: &Var| {
         Ok([
             if_needed(ctx, 0, || at_places(h, &crossed.rhs(ctx), places, options))?,
@@ -152,7 +145,7 @@ fn transposed(
 fn weight_gradient(x: &Var, g: &Var, kernel: [usize; 2], options: ConvOptions) -> Result<Var> {
     const OP: &str = "conv2d_weight_grad";
     let value = grad::conv2d_weight(x.value(), g.value(), kernel, &options)?;
-    let (image, places) = (last_two(OP, x)?, last_two(OP, g)?);
+    let (image, places) = (last_two(x), last_two(g));
     let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, h: &Var| {
         Ok([
             if_needed(ctx, 0, || input_gradient(&crossed.rhs(ctx), h, image, options))?,

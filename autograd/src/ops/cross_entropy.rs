@@ -98,9 +98,8 @@ impl CrossEntropy {
         }
         const OP: &str = "cross_entropy";
         let smoothing = self.label_smoothing;
-        if !(0.0..=1.0).contains(&smoothing) {
-            return Err(Error::invalid(OP, "label_smoothing", "between 0 and 1", smoothing));
-        }
+        let is_valid = (0.0..=1.0).contains(&smoothing);
+        Error::require(is_valid, OP, "label_smoothing", "between 0 and 1", smoothing)?;
         let (rows, flat) = rows(OP, logits, labels)?;
         let classes = rows.shape()[1];
         let zero = Tensor::full(&[], 0.0, rows.dtype(), rows.device())?;
@@ -177,11 +176,9 @@ pub(super) fn not_empty(
     given: &Tensor,
     reduction: Reduction,
 ) -> Result<()> {
-    if reduction == Reduction::Mean && given.is_empty() {
-        let shape = format_args!("shape {:?}", given.shape());
-        return Err(Error::invalid(op, argument, "not empty for a mean", shape));
-    }
-    Ok(())
+    let shape = format_args!("shape {:?}", given.shape());
+    let is_valid = reduction != Reduction::Mean || !given.is_empty();
+    Error::require(is_valid, op, argument, "not empty for a mean", shape)
 }
 
 /// One loss for each row, of the type that is computed in. Losses are made by one kernel, and so is the gradient; of the softmax

@@ -65,7 +65,7 @@ impl Var {
             Some(weights) => Some(weights.reshape(bags.indices.shape())?),
             None => None,
         };
-        bag(self, weights.as_ref(), &BagOp { bags, mean, members: None, rows })
+        bag(self, weights.as_ref(), &BagOp { bags, mean, members: None, rows }, false)
     }
 }
 
@@ -103,33 +103,25 @@ impl BagOp {
 
 const INPUTS: &[Save<'static>] = &[Save::Input(0), Save::Input(1)];
 
-/// `y` of a table and weights.
-fn bag(table: &Var, weights: Option<&Var>, op: &BagOp) -> Result<Var> {
-    let (value, members) = table.value().embedding_bag(&op.weighted(weights), op.mean)?;
-    let op = BagOp { members, ..op.clone() };
+/// `y` of a table and weights, or with `back` `t'` of a gradient and weights: each is linear in its first operand, and the gradient
+/// of the other one.
+fn bag(x: &Var, weights: Option<&Var>, op: &BagOp, back: bool) -> Result<Var> {
+    let (name, bags) = (if back { "embedding_bag_grad" } else { OP }, op.weighted(weights));
+    let (value, op) = if back {
+        (grad::embedding_bag(x.value(), &bags, op.members.as_ref(), op.rows)?, op.clone())
+    } else {
+        let (value, members) = x.value().embedding_bag(&bags, op.mean)?;
+        (value, BagOp { members, ..op.clone() })
+    };
     let rule = op.clone();
     let Some(weights) = weights else {
-        return record_one(OP, table, &op.saved(&[]), value, move |_, g| bag_grad(g, None, &rule));
+        return record_one(name, x, &op.saved(&[]), value, move |_, g| bag(g, None, &rule, !back));
     };
-    Ok(record(OP, &[table, weights], &op.saved(INPUTS), value, move |ctx, g| {
-        let [table, weights] = rule.inputs(ctx);
-        let of_weights = if_needed(ctx, 1, || weights_grad(g, &table, &rule))?;
-        Ok(Grads::from_buf([if_needed(ctx, 0, || bag_grad(g, Some(&weights), &rule))?, of_weights]))
-    }))
-}
-
-/// `t'` of a gradient and weights.
-fn bag_grad(g: &Var, weights: Option<&Var>, op: &BagOp) -> Result<Var> {
-    const OP: &str = "embedding_bag_grad";
-    let value = grad::embedding_bag(g.value(), &op.weighted(weights), op.members.as_ref(), op.rows)?;
-    let rule = op.clone();
-    let Some(weights) = weights else {
-        return record_one(OP, g, &op.saved(&[]), value, move |_, h| bag(h, None, &rule));
-    };
-    Ok(record(OP, &[g, weights], &op.saved(INPUTS), value, move |ctx, h| {
-        let [g, weights] = rule.inputs(ctx);
-        let of_weights = if_needed(ctx, 1, || weights_grad(&g, h, &rule))?;
-        Ok(Grads::from_buf([if_needed(ctx, 0, || bag(h, Some(&weights), &rule))?, of_weights]))
+    Ok(record(name, &[x, weights], &op.saved(INPUTS), value, move |ctx, g| {
+        let [x, weights] = rule.inputs(ctx);
+        let (of_bags, table) = if back { (&x, g) } else { (g, &x) };
+        let of_weights = if_needed(ctx, 1, || weights_grad(of_bags, table, &rule))?;
+        Ok(Grads::from_buf([if_needed(ctx, 0, || bag(g, Some(&weights), &rule, !back))?, of_weights]))
     }))
 }
 
@@ -140,8 +132,8 @@ fn weights_grad(g: &Var, table: &Var, op: &BagOp) -> Result<Var> {
     Ok(record("embedding_bag_weights_grad", &[g, table], &op.saved(INPUTS), value, move |ctx, h| {
         let [g, table] = rule.inputs(ctx);
         Ok(Grads::from_buf([
-            if_needed(ctx, 0, || bag(&table, Some(h), &rule))?,
-            if_needed(ctx, 1, || bag_grad(&g, Some(h), &rule))?,
+            if_needed(ctx, 0, || bag(&table, Some(h), &rule, false))?,
+            if_needed(ctx, 1, || bag(&g, Some(h), &rule, true))?,
         ]))
     }))
 }

@@ -29,9 +29,7 @@ impl Var {
     pub fn smooth_l1_loss(&self, target: &Var, beta: f64, reduction: Reduction) -> Result<Var> {
         autocast!("smooth_l1_loss", [self, target], |x, target| x.smooth_l1_loss(&target, beta, reduction));
         const OP: &str = "smooth_l1_loss";
-        if beta.is_nan() || beta < 0.0 {
-            return Err(Error::invalid(OP, "beta", "not negative", beta));
-        }
+        Error::require(beta >= 0.0, OP, "beta", "not negative", beta)?;
         if beta == 0.0 {
             return self.l1_loss(target, reduction);
         }

@@ -50,9 +50,7 @@ impl Var {
                     return Err(Error::shape_mismatch(OP, shape, labels.shape()));
                 }
             };
-            if chunk == 0 {
-                return Err(Error::invalid(OP, "chunk", "at least 1", 0));
-            }
+            Error::require(chunk > 0, OP, "chunk", "at least 1", 0)?;
             not_empty(OP, "labels", labels, reduction)?;
             let (flat, labels_of_rows) = (x.reshape(&[rows, inputs])?, labels.reshape(&[rows])?);
             let losses = losses(&flat, weight, bias, &labels_of_rows, chunk)?;

@@ -52,12 +52,8 @@ pub fn rotary_angles(
     device: &Device,
 ) -> Result<(Tensor, Tensor)> {
     const OP: &str = "rotary_angles";
-    if !width.is_multiple_of(2) {
-        return Err(Error::invalid(OP, "width", "even", width));
-    }
-    if !dtype.is_float() {
-        return Err(Error::dtype_unsupported(OP, dtype));
-    }
+    Error::require(width.is_multiple_of(2), OP, "width", "even", width)?;
+    dtype.require_float(OP)?;
     // On the host in double precision: large places lose their angle in single precision.
     let angle = |at: usize| {
         let (place, i) = (at / (width / 2), at % (width / 2));

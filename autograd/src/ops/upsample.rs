@@ -41,9 +41,7 @@ impl Var {
         const OP: &str = "upsample_bilinear2d";
         autocast!("upsample", [self], |x| x.upsample_bilinear2d(size, align_corners));
         check(OP, self, size)?;
-        if !self.dtype().is_float() {
-            return Err(Error::dtype_unsupported(OP, self.dtype()));
-        }
+        self.dtype().require_float(OP)?;
         if self.dtype().is_half() {
             // Rounded once, not once along each axis.
             return widened(self, |x| x.upsample_bilinear2d(size, align_corners));
@@ -56,14 +54,10 @@ impl Var {
 }
 
 fn check(op: &'static str, x: &Var, size: [usize; 2]) -> Result<()> {
-    let refused = |argument, expected, value: String| Err(Error::invalid(op, argument, expected, value));
-    if x.shape().len() < 2 || last_two(x).contains(&0) {
-        return refused("input", "[.., h, w] with pixels", format!("shape {:?}", x.shape()));
-    }
-    if size.contains(&0) {
-        return refused("size", "not 0", format!("{size:?}"));
-    }
-    Ok(())
+    let has_pixels = x.shape().len() >= 2 && !last_two(x).contains(&0);
+    let shape = format_args!("shape {:?}", x.shape());
+    Error::require(has_pixels, op, "input", "[.., h, w] with pixels", shape)?;
+    Error::require(!size.contains(&0), op, "size", "not 0", format_args!("{size:?}"))
 }
 
 /// The pixel of `n` for place `at` of `wanted`; the product is rounded as elements of the type are.

@@ -105,13 +105,11 @@ impl ConcurrentBatches {
         options: impl Into<LaneOptions>,
     ) -> Result<ConcurrentBatches> {
         let LaneOptions { lanes: schedule, mut priorities } = options.into();
-        if !(1..=Team::MAX_HELPERS + 1).contains(&lanes) {
-            return Err(Error::invalid("ConcurrentBatches::new", "lanes", "1 to 1024", lanes));
-        }
-        if priorities.len() > lanes {
-            let expected = "one for each lane at most";
-            return Err(Error::invalid("ConcurrentBatches::new", "priorities", expected, priorities.len()));
-        }
+        let is_valid = (1..=Team::MAX_HELPERS + 1).contains(&lanes);
+        Error::require(is_valid, "ConcurrentBatches::new", "lanes", "1 to 1024", lanes)?;
+        let expected = "one for each lane at most";
+        let is_valid = priorities.len() <= lanes;
+        Error::require(is_valid, "ConcurrentBatches::new", "priorities", expected, priorities.len())?;
         priorities.resize(lanes, Priority::Normal);
         let options = |priority| StreamOptions { priority, ..DRIVEN };
         let options: Vec<StreamOptions> = priorities.into_iter().map(options).collect();
@@ -170,24 +168,32 @@ impl ConcurrentBatches {
                 Ok((loss.value().clone(), gradients))
             })
         };
-        let (mut sum, at_least) = (Sum::default(), first.len());
+        let at_least = first.len();
         let mut batches = first.into_iter().chain(later);
-        self.timed(at_least, |width| {
+        let (step, updates) = self.timed(at_least, |width| {
+            let mut started = 0;
+            // The first error, once all batches were run to their end.
+            let mut sum = Ok((Step { losses: Vec::new(), gradients: Gradients::default() }, Vec::new()));
             loop {
                 let round: Vec<B> = AtCaller::user(|| batches.by_ref().take(width).collect());
                 if round.is_empty() {
-                    return Ok(());
+                    return Ok(sum);
                 }
-                for done in self.each(width, sum.batches, round, &run)? {
-                    sum.add(done);
+                let done = self.each(width, started, round, &run)?;
+                started += done.len();
+                for done in done {
+                    sum = sum.and_then(|(mut step, mut updates): (Step, Vec<Updates>)| {
+                        let ((loss, gradients), own) = done?;
+                        step.losses.push(loss);
+                        step.gradients.merge(gradients)?;
+                        updates.push(own);
+                        Ok((step, updates))
+                    });
                 }
             }
-        })?;
-        if let Some(error) = sum.error {
-            return Err(error);
-        }
-        self.update(sum.updates)?;
-        Ok(Step { losses: sum.losses, gradients: sum.gradients })
+        })??;
+        self.update(updates)?;
+        Ok(step)
     }
 
     /// Computes `forward` of each batch, on lanes as [`step`](Self::step) does, one `loss` of all of them, and the gradients of
@@ -261,9 +267,7 @@ impl ConcurrentBatches {
     fn first<I: IntoIterator>(&self, op: &'static str, batches: I) -> Result<(Vec<I::Item>, I::IntoIter)> {
         let mut batches = AtCaller::user(|| batches.into_iter());
         let first: Vec<I::Item> = AtCaller::user(|| batches.by_ref().take(self.streams.len()).collect());
-        if first.is_empty() {
-            return Err(Error::invalid(op, "batches", "at least 1", "0"));
-        }
+        Error::require(!first.is_empty(), op, "batches", "at least 1", "0")?;
         Ok((first, batches))
     }
 
@@ -393,32 +397,6 @@ fn as_batch<R>(around: &Around, index: usize, f: impl FnOnce() -> Result<R>) -> 
 
 /// What a batch put off.
 type Updates = Vec<Update>;
-
-/// What the batches so far gave, in batch order.
-#[derive(Default)]
-struct Sum {
-    batches: usize,
-    losses: Vec<Tensor>,
-    gradients: Gradients,
-    updates: Vec<Updates>,
-    /// The first one.
-    error: Option<Error>,
-}
-
-impl Sum {
-    fn add(&mut self, done: Result<((Tensor, Gradients), Updates)>) {
-        self.batches += 1;
-        if self.error.is_none() {
-            self.error = done.and_then(|done| self.take(done)).err();
-        }
-    }
-
-    fn take(&mut self, ((loss, gradients), updates): ((Tensor, Gradients), Updates)) -> Result<()> {
-        self.losses.push(loss);
-        self.updates.push(updates);
-        self.gradients.merge(gradients)
-    }
-}
 
 /// A value at which the tape is cut: the pass from a loss ends at the leaf, and goes on from the value elsewhere.
 struct Cut {

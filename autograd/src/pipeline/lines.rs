@@ -4,11 +4,11 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use device::{AtCaller, Panicked, Placement, Team};
-use tensor::{Device, Error, Generator, Result, Stream};
+use parking_lot::Mutex;
+use tensor::{Device, Result, Stream};
 
 use super::around::{Around, failed};
 use super::concurrent::{staged, streams};
@@ -51,16 +51,18 @@ fn through(around: &Around, stage: &mut Stage<'_>, number: usize, batch: usize, 
     }
 }
 
-/// A batch through a group of stages, of which the first one has the number `first`.
-pub(super) fn through_all(
-    around: &Around,
-    stages: &mut [Stage<'_>],
+/// Takes batches through a group of stages, of which the first one has the number `first`.
+pub(super) fn through_all<'s>(
+    around: &'s Around,
+    stages: &'s mut [Stage<'_>],
     first: usize,
-    batch: usize,
-    item: Item,
-) -> Result<Item> {
-    let mut stages = stages.iter_mut().zip(first..);
-    stages.try_fold(item, |item, (stage, number)| through(around, stage, number, batch, item))
+) -> impl FnMut(Made) -> Made {
+    move |made| {
+        let (batch, item) = made?;
+        let mut stages = stages.iter_mut().zip(first..);
+        let item = stages.try_fold(item, |item, (stage, number)| through(around, stage, number, batch, item));
+        Ok((batch, item?))
+    }
 }
 
 /// Batches on their way.
@@ -76,89 +78,30 @@ pub(super) struct Run<'r> {
     pub(super) is_decided: bool,
 }
 
-/// The first failure in the order of batches.
-type Failure = Mutex<Option<(usize, Error)>>;
+/// What the stages so far made of a batch, with its number.
+pub(super) type Made = Result<(usize, Item)>;
 
-fn keep(failure: &Failure, batch: usize, error: Error) {
-    let mut first = failure.lock().unwrap_or_else(PoisonError::into_inner);
-    if first.as_ref().is_none_or(|(known, _)| batch < *known) {
-        *first = Some((batch, error));
-    }
-}
+/// Batches as a group of stages takes them. The first error is the last item.
+type Batches<'p> = Box<dyn Iterator<Item = Made> + Send + 'p>;
 
-/// Returns the next batch with its number; `None` if there is none, or the iterator panicked.
-type NextBatch<'p> = Box<dyn FnMut(&Device, &Failure) -> Option<(usize, Item)> + Send + 'p>;
+/// The work of one group.
+type GroupWork<'p> = Box<dyn FnOnce() -> Result<()> + Send + 'p>;
 
-/// Passes a batch on. `false` if nobody receives it any more.
-type PassOn<'p> = Box<dyn FnMut(&Stream, usize, Item) -> Result<bool> + Send + 'p>;
-
-/// The ends of a channel between two groups of stages, in which `depth` batches may wait.
-fn channel<'p>(depth: usize) -> (PassOn<'p>, NextBatch<'p>) {
-    let (to, next) = sync_channel(depth);
-    let give =
-        move |stream: &Stream, batch, item| Ok(to.send((batch, item, stream.device().hand_off())).is_ok());
-    let take = move |device: &Device, _: &Failure| {
-        let (batch, item, from) = next.recv().ok()?;
-        device.take_over(from);
-        Some((batch, item))
-    };
-    (Box::new(give), Box::new(take))
-}
-
-/// Collects results; the device may be `most` batches behind the host.
-fn collected(outputs: &mut Vec<Item>, most: usize) -> PassOn<'_> {
-    let mut pending = VecDeque::new();
-    Box::new(move |stream, _, item| {
-        outputs.push(item);
-        pending.push_back(stream.record()?);
-        let oldest = if pending.len() > most { pending.pop_front() } else { None };
-        oldest.map_or(Ok(()), |oldest| oldest.synchronize()).map(|()| true)
-    })
-}
-
-/// A group of stages at work.
-struct GroupWork<'p, 'a> {
-    stages: &'p mut [Stage<'a>],
-    /// The number of its first stage.
-    first: usize,
-    from: NextBatch<'p>,
-    to: PassOn<'p>,
-}
-
-/// The next of the batches; what asking for it panicked with.
-pub(super) fn taken(batches: &mut dyn Iterator<Item = Item>, batch: usize) -> Result<Option<Item>> {
-    Panicked::catch(|| AtCaller::user(|| batches.next()))
-        .map_err(|panicked| failed("batches", batch, panicked))
-}
-
-impl GroupWork<'_, '_> {
-    /// Works until there is nothing left, or something failed.
-    fn work(&mut self, stream: &Stream, around: &Around, failure: &Failure) {
-        let _at = AtCaller::enter_at(around.caller);
-        while let Some((batch, item)) = (self.from)(stream.device(), failure) {
-            let made = through_all(around, self.stages, self.first, batch, item);
-            match made.and_then(|item| (self.to)(stream, batch, item)) {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(error) => return keep(failure, batch, error),
-            }
-        }
-    }
+/// The next of the batches, with the number that it gets; what asking for it panicked with.
+pub(super) fn taken(batches: &mut dyn Iterator<Item = Item>, batch: usize) -> Option<Made> {
+    let item = Panicked::catch(|| AtCaller::user(|| batches.next()))
+        .map_err(|panicked| failed("batches", batch, panicked));
+    item.map(|item| item.map(|item| (batch, item))).transpose()
 }
 
 impl<'r> Run<'r> {
-    pub(super) fn new(generator: Generator, batches: &'r mut (dyn Iterator<Item = Item> + Send)) -> Run<'r> {
-        Run {
-            around: Around::new(generator),
-            next: 0,
-            batches,
-            outputs: Vec::new(),
-            is_over: false,
-            is_decided: false,
-        }
+    pub(super) fn new(batches: &'r mut (dyn Iterator<Item = Item> + Send)) -> Run<'r> {
+        let around = Around::next();
+        Run { around, next: 0, batches, outputs: Vec::new(), is_over: false, is_decided: false }
     }
 
-    /// Takes up to `count` more batches through the stages.
+    /// Takes up to `count` more batches through the stages. Each group pulls its batches from the one before it, through a
+    /// channel in which `depth` batches may wait.
     pub(super) fn go_on(
         &mut self,
         stages: &mut [Stage<'_>],
@@ -166,53 +109,63 @@ impl<'r> Run<'r> {
         depth: usize,
         count: usize,
     ) -> Result<()> {
-        let (groups, last) = (lines.groups.len(), lines.groups.len() - 1);
-        let failure = Failure::default();
-        let parts = {
-            let mut parts = Vec::with_capacity(groups);
-            let (mut rest, mut outputs) = (stages, Some(&mut self.outputs));
-            let (batches, next, is_over) = (&mut *self.batches, &mut self.next, &mut self.is_over);
-            let mut left = count;
-            let mut from: NextBatch<'_> = Box::new(move |_, failure| {
-                left = left.checked_sub(1)?;
-                let batch = *next;
-                let item = taken(batches, batch).unwrap_or_else(|error| {
-                    keep(failure, batch, error);
-                    None
-                });
-                *is_over = item.is_none();
-                *next += usize::from(item.is_some());
-                item.map(|item| (batch, item))
-            });
-            for group in &lines.groups {
-                let (own, others) = rest.split_at_mut(group.len());
-                rest = others;
-                let (to, next) = match outputs.take_if(|_| parts.len() == last) {
-                    Some(outputs) => (collected(outputs, 2 * groups + depth), None),
-                    None => {
-                        let (to, next) = channel(depth);
-                        (to, Some(next))
+        let (around, outputs) = (&self.around, &mut self.outputs);
+        let (batches, next, is_over) = (&mut *self.batches, &mut self.next, &mut self.is_over);
+        let mut source: Batches<'_> = Box::new((0..count).map_while(move |_| {
+            let taken = taken(batches, *next);
+            *is_over = !matches!(taken, Some(Ok(_)));
+            *next += usize::from(!*is_over);
+            taken
+        }));
+        let (groups, last, device) = (&lines.groups, lines.groups.len() - 1, lines.streams[0].device());
+        let (mut rest, mut works) = (stages, Vec::<Mutex<Option<GroupWork<'_>>>>::new());
+        for group in &groups[..last] {
+            let (own, others) = rest.split_at_mut(group.len());
+            rest = others;
+            let (to, next) = sync_channel(depth);
+            let pass_on = move || {
+                for made in source.map(through_all(around, own, group.start)) {
+                    let has_failed = made.is_err();
+                    if to.send((made, device.hand_off())).is_err() || has_failed {
+                        break;
                     }
-                };
-                parts.push(Mutex::new(Some(GroupWork { stages: own, first: group.start, from, to })));
-                let Some(next) = next else { break };
-                from = next;
+                }
+                Ok(())
+            };
+            works.push(Mutex::new(Some(Box::new(pass_on))));
+            source = Box::new(next.into_iter().map(move |(made, from)| {
+                device.take_over(from);
+                made
+            }));
+        }
+        let stream = &lines.streams[last];
+        let collect = move || {
+            let mut pending = VecDeque::new();
+            for made in source.map(through_all(around, rest, groups[last].start)) {
+                outputs.push(made?.1);
+                pending.push_back(stream.record()?);
+                // The device is a few batches behind the host at most.
+                if pending.len() > 2 * groups.len() + depth
+                    && let Some(oldest) = pending.pop_front()
+                {
+                    oldest.synchronize()?;
+                }
             }
-            parts
+            Ok(())
         };
-        let around = &self.around;
+        works.push(Mutex::new(Some(Box::new(collect))));
+        let failure = Mutex::new(None);
         let panicked = lines.team.run(&|thread| {
-            // The caller's thread is number 0.
-            let group = (thread + last) % groups;
-            let part = parts[group].lock().unwrap_or_else(PoisonError::into_inner).take();
-            // Its ends of the lines go with it.
-            if let Some(mut part) = part {
-                let stream = &lines.streams[group];
-                stream.scope(|| part.work(stream, around, &failure));
+            let _at = AtCaller::enter_at(around.caller);
+            // The caller's thread is number 0 and runs the last group.
+            let group = (thread + last) % groups.len();
+            let work = works[group].lock().take();
+            if let Some(Err(error)) = work.map(|work| lines.streams[group].scope(work)) {
+                *failure.lock() = Some(error);
             }
         })?;
-        drop(parts);
-        if let Some((_, error)) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        drop(works);
+        if let Some(error) = failure.into_inner() {
             return Err(error);
         }
         match panicked.into_iter().next() {
@@ -225,8 +178,7 @@ impl<'r> Run<'r> {
     pub(super) fn time_stages(&mut self, stages: &mut [Stage<'_>], lines: &StageThreads) -> Result<Vec<f64>> {
         let mut times = vec![0.0; stages.len()];
         for _ in 0..TIMED {
-            let batch = self.next;
-            let Some(mut item) = taken(&mut *self.batches, batch)? else {
+            let Some((batch, mut item)) = taken(&mut *self.batches, self.next).transpose()? else {
                 self.is_over = true;
                 break;
             };

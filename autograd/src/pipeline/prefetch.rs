@@ -48,8 +48,6 @@ pub struct Prefetch<T> {
     producers: Vec<Producer<T>>,
     /// The number of the next item, which the line takes that is as far along the list.
     next: usize,
-    /// Asking for an item panicked.
-    is_over: bool,
     /// While it is not decided who asks the iterators.
     blocks: Option<Blocks>,
     report: PrefetchReport,
@@ -127,17 +125,13 @@ impl<T: Send + 'static> Prefetch<T> {
     {
         const OP: &str = "Prefetch::interleaved";
         let PrefetchOptions { depth, schedule } = options;
-        if !(1..=MOST_DEPTH).contains(&depth) {
-            return Err(Error::invalid(OP, "depth", "1 to 1024", depth));
-        }
+        Error::require((1..=MOST_DEPTH).contains(&depth), OP, "depth", "1 to 1024", depth)?;
         let sources: Vec<I> = sources.into_iter().collect();
         let count = sources.len();
-        if count == 0 {
-            return Err(Error::invalid(OP, "sources", "at least one", 0));
-        }
+        Error::require(count > 0, OP, "sources", "at least one", 0)?;
         // A draw would change the random numbers of what the caller does next.
         let around = Arc::new(Around::new(next_child()));
-        let is_ahead = schedule == PipelineSchedule::Stages;
+        let (is_ahead, each) = (schedule == PipelineSchedule::Stages, depth.div_ceil(count));
         let line = |(first, items): (usize, I)| {
             let options = StreamOptions { placement: Placement::Caller, ..StreamOptions::default() };
             let source = Source {
@@ -147,17 +141,27 @@ impl<T: Send + 'static> Prefetch<T> {
                 stream: device.new_stream_with(options)?,
                 around: Arc::clone(&around),
             };
-            Producer::new(source, depth.div_ceil(count), is_ahead, schedule != PipelineSchedule::Serial)
+            Ok(Producer { shared: Shared::new(source, each, is_ahead), thread: None })
         };
-        Ok(Prefetch {
+        let mut prefetch = Prefetch {
             device: device.clone(),
             producers: sources.into_iter().enumerate().map(line).collect::<Result<_>>()?,
             next: 0,
-            is_over: false,
-            blocks: (schedule == PipelineSchedule::Measured)
-                .then(|| Blocks::new(count * depth.div_ceil(count))),
+            blocks: (schedule == PipelineSchedule::Measured).then(|| Blocks {
+                trial: Trial::new(1, 1, 3),
+                count: 0,
+                settle: count * each + 2,
+                since: Instant::now(),
+            }),
             report: PrefetchReport { threads: if is_ahead { count } else { 0 }, ..PrefetchReport::default() },
-        })
+        };
+        if schedule != PipelineSchedule::Serial {
+            for Producer { shared, thread } in &mut prefetch.producers {
+                let own = Arc::clone(shared);
+                *thread = Some(Thread::new("prefetch", move || own.serve())?);
+            }
+        }
+        Ok(prefetch)
     }
 
     /// Who makes the items now, and what was measured to decide that.
@@ -168,10 +172,17 @@ impl<T: Send + 'static> Prefetch<T> {
     /// Takes the time at which an item came, and decides once there were enough.
     fn came(&mut self) {
         let Some(blocks) = &mut self.blocks else { return };
-        if !blocks.came() {
+        blocks.count += 1;
+        if blocks.count == blocks.settle {
+            blocks.since = Instant::now();
+        }
+        let ms = blocks.since.elapsed().as_secs_f64() * 1e3;
+        if blocks.count < blocks.settle + BLOCK || ms < BLOCK_MS {
             return;
         }
-        let trial = &blocks.trial;
+        let trial = &mut blocks.trial;
+        trial.add(trial.several(), ms / (blocks.count - blocks.settle) as f64);
+        blocks.count = 0;
         let is_ahead = trial.several();
         [self.report.serial_ms, self.report.concurrent_ms] = trial.medians();
         self.blocks.take_if(|blocks| blocks.trial.pays.is_some());
@@ -184,13 +195,10 @@ impl<T: Send + 'static> Iterator for Prefetch<T> {
     type Item = Result<T>;
 
     fn next(&mut self) -> Option<Result<T>> {
-        if self.is_over {
-            return None;
-        }
         let Made { item, from, is_last } = self.producers[self.next % self.producers.len()].shared.take()?;
         self.device.take_over(from);
-        self.is_over = is_last;
-        self.next += 1;
+        // Nothing follows a panic: its producer has no more items.
+        self.next += usize::from(!is_last);
         self.came();
         Some(item)
     }
@@ -213,7 +221,7 @@ impl<T> fmt::Debug for Prefetch<T> {
 struct Producer<T> {
     shared: Arc<Shared<T>>,
     /// Waited for when it drops.
-    _thread: Option<Thread>,
+    thread: Option<Thread>,
 }
 
 struct Shared<T> {
@@ -240,26 +248,13 @@ struct State<T> {
     is_ended: bool,
 }
 
-/// A line that is alone, since another one was refused, ends too.
-impl<T> Drop for Producer<T> {
-    fn drop(&mut self) {
-        self.shared.change(|state| state.is_ended = true);
-    }
-}
-
-impl<T: Send + 'static> Producer<T> {
-    fn new(source: Source<T>, depth: usize, is_ahead: bool, has_thread: bool) -> Result<Producer<T>> {
+impl<T> Shared<T> {
+    fn new(source: Source<T>, depth: usize, is_ahead: bool) -> Arc<Shared<T>> {
         let (ready, source) = (VecDeque::with_capacity(depth + 1), Some(source));
         let state = State { ready, depth, source, is_over: false, is_ahead, is_ended: false };
-        let shared =
-            Arc::new(Shared { state: Mutex::new(state), room: Condvar::new(), made: Condvar::new() });
-        let own = Arc::clone(&shared);
-        let thread = has_thread.then(|| Thread::new("prefetch", move || own.serve())).transpose()?;
-        Ok(Producer { shared, _thread: thread })
+        Arc::new(Shared { state: Mutex::new(state), room: Condvar::new(), made: Condvar::new() })
     }
-}
 
-impl<T> Shared<T> {
     fn change(&self, change: impl FnOnce(&mut State<T>)) {
         change(&mut self.state.lock());
         self.room.notify_one();
@@ -280,7 +275,7 @@ impl<T> Shared<T> {
                 return None;
             }
             match if state.is_ahead { None } else { state.source.take() } {
-                Some(source) => self.ask(&mut state, source, Source::asked_here),
+                Some(source) => self.ask(&mut state, source, false),
                 None => match fork::check("prefetch") {
                     Ok(()) => self.made.wait(&mut state),
                     // The thread that would make it is the parent's.
@@ -300,7 +295,7 @@ impl<T> Shared<T> {
             let has_room = state.is_ahead && state.ready.len() < state.depth;
             match if has_room { state.source.take() } else { None } {
                 Some(source) => {
-                    self.ask(&mut state, source, Source::asked_ahead);
+                    self.ask(&mut state, source, true);
                     self.made.notify_one();
                 }
                 None => self.room.wait(&mut state),
@@ -309,14 +304,9 @@ impl<T> Shared<T> {
     }
 
     /// Asks the source for an item, and lets go of the lock meanwhile.
-    fn ask(
-        &self,
-        state: &mut MutexGuard<'_, State<T>>,
-        mut source: Source<T>,
-        next: impl FnOnce(&mut Source<T>) -> Option<Made<T>>,
-    ) {
+    fn ask(&self, state: &mut MutexGuard<'_, State<T>>, mut source: Source<T>, is_ahead: bool) {
         let (item, source) = MutexGuard::unlocked(state, || {
-            let item = next(&mut source);
+            let item = source.asked(is_ahead);
             // What is over goes here, not under the lock.
             (item, source.items.is_some().then_some(source))
         });
@@ -347,15 +337,11 @@ struct Source<T> {
 }
 
 impl<T> Source<T> {
-    /// The next item, made on the source's stream.
-    fn asked_ahead(&mut self) -> Option<Made<T>> {
-        self.stream.clone().scope(|| self.next())
-    }
-
-    /// The next item, made by who takes it. A device that runs on the host makes it at once, so the taker's stream does; on
-    /// another one the source's stream goes on beside the taker's.
-    fn asked_here(&mut self) -> Option<Made<T>> {
-        if self.stream.device().runs_on_host() { self.next() } else { self.asked_ahead() }
+    /// The next item. Made by who takes it, it is made on the taker's stream where the device runs on the host, since that makes
+    /// it at once; on another device the source's stream goes on beside the taker's.
+    fn asked(&mut self, is_ahead: bool) -> Option<Made<T>> {
+        let stream = self.stream.clone();
+        if is_ahead || !stream.device().runs_on_host() { stream.scope(|| self.next()) } else { self.next() }
     }
 
     fn next(&mut self) -> Option<Made<T>> {
@@ -383,27 +369,6 @@ struct Blocks {
     count: usize,
     settle: usize,
     since: Instant,
-}
-
-impl Blocks {
-    fn new(depth: usize) -> Blocks {
-        Blocks { trial: Trial::new(1, 1, 3), count: 0, settle: depth + 2, since: Instant::now() }
-    }
-
-    /// Counts an item. Returns whether it ends a block.
-    fn came(&mut self) -> bool {
-        self.count += 1;
-        if self.count == self.settle {
-            self.since = Instant::now();
-        }
-        let ms = self.since.elapsed().as_secs_f64() * 1e3;
-        let ends = self.count >= self.settle + BLOCK && ms >= BLOCK_MS;
-        if ends {
-            self.trial.add(self.trial.several(), ms / (self.count - self.settle) as f64);
-            self.count = 0;
-        }
-        ends
-    }
 }
 
 #[cfg(test)]

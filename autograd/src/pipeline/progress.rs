@@ -7,24 +7,18 @@ use tensor::{Device, Generator, Result, Stream, next_key};
 
 use super::around::Around;
 use super::concurrent::{staged, streams};
-use super::lines::{Item, Stage, taken, through_all};
+use super::lines::{Item, Made, Stage, taken, through_all};
 
 /// The batches under way from step to step.
 pub(super) struct Progress {
     pub(super) groups: Vec<Range<usize>>,
     pub(super) streams: Vec<Stream>,
     /// The batch that each stream but the first takes next.
-    waiting: Vec<Option<Batch>>,
+    waiting: Vec<Option<Made>>,
     /// What batches draw from; `None` where the next one is the first.
     generator: Option<Generator>,
     /// The number of the next batch.
     next: usize,
-}
-
-struct Batch {
-    number: usize,
-    /// What the stages so far made of it, or what it was refused by.
-    item: Result<Item>,
 }
 
 impl Progress {
@@ -59,7 +53,7 @@ impl Progress {
                 return None;
             }
             if let Some(done) = self.launch(stages, &around, batch) {
-                return Some(done.item);
+                return Some(done.map(|(_, item)| item));
             }
         }
     }
@@ -85,28 +79,20 @@ impl Progress {
         Around::new(generator)
     }
 
-    fn take(&mut self, batches: &mut dyn Iterator<Item = Item>) -> Option<Batch> {
-        let number = self.next;
-        let item = self.streams[0].scope(|| taken(batches, number)).transpose()?;
+    fn take(&mut self, batches: &mut dyn Iterator<Item = Item>) -> Option<Made> {
+        let made = self.streams[0].scope(|| taken(batches, self.next))?;
         self.next += 1;
-        Some(Batch { number, item })
+        Some(made)
     }
 
     /// Launches each group once: the first one on `batch`, the others on what waits for them. What comes out of the last one.
-    fn launch(
-        &mut self,
-        stages: &mut [Stage<'_>],
-        around: &Around,
-        mut batch: Option<Batch>,
-    ) -> Option<Batch> {
+    fn launch(&mut self, stages: &mut [Stage<'_>], around: &Around, mut batch: Option<Made>) -> Option<Made> {
         for (at, group) in self.groups.iter().enumerate() {
             if at > 0 {
                 std::mem::swap(&mut self.waiting[at - 1], &mut batch);
             }
-            batch = batch.map(|Batch { number, item }| {
-                let work = |item| through_all(around, &mut stages[group.clone()], group.start, number, item);
-                Batch { number, item: self.streams[at].scope(|| item.and_then(work)) }
-            });
+            let mut through = through_all(around, &mut stages[group.clone()], group.start);
+            batch = batch.map(|made| self.streams[at].scope(|| through(made)));
         }
         batch
     }

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use device::StreamId;
-use tensor::{Device, Error, Generator, Result, Stream, next_key};
+use tensor::{Device, Error, Result, Stream};
 
 use super::deferred::is_in_batch;
 use super::lines::{Item, Run, Stage, StageThreads, all, each, even};
@@ -191,19 +191,12 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         I::IntoIter: Send,
     {
         let depth = self.options.depth;
-        if !(1..=MOST_DEPTH).contains(&depth) {
-            return Err(Error::invalid("Pipeline::run", "depth", "1 to 1024", depth));
-        }
+        Error::require((1..=MOST_DEPTH).contains(&depth), "Pipeline::run", "depth", "1 to 1024", depth)?;
         let under_way = self.progress.as_ref().map_or(0, Progress::under_way);
-        if under_way > 0 {
-            let expected = "none, as when `progress` has given the last one";
-            return Err(Error::invalid("Pipeline::run", "batches under way", expected, under_way));
-        }
-        let generator = Generator::current();
-        // One draw a run, so that runs differ.
-        next_key();
+        let expected = "none, as when `progress` has given the last one";
+        Error::require(under_way == 0, "Pipeline::run", "batches under way", expected, under_way)?;
         let mut batches = boxed(batches.into_iter());
-        let mut run = Run::new(generator, &mut batches);
+        let mut run = Run::new(&mut batches);
         let in_batch = is_in_batch();
         let lines = match self.lines.take_if(|_| !in_batch) {
             Some(lines) => lines,
@@ -351,13 +344,8 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         let depth = self.options.depth;
         run.go_on(&mut self.stages, &serial, depth, 1)?;
         let alone = run.time_stages(&mut self.stages, &serial)?;
-        let report = |(stage, ms): (&Stage<'_>, &f64)| StageReport {
-            name: stage.name.clone(),
-            stream: 0,
-            stream_id: serial.streams[0].id(),
-            alone_ms: Some(*ms),
-        };
-        self.report.stages = self.stages.iter().zip(&alone).map(report).collect();
+        self.report_on(&serial.groups, &serial.streams);
+        self.report.stages.iter_mut().zip(&alone).for_each(|(stage, ms)| stage.alone_ms = Some(*ms));
         // Also where a CPU has fewer threads for kernels: what a stage takes may be the host's own, or waiting.
         let groups = even(&alone);
         run.is_decided = !run.is_over;

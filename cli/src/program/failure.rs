@@ -40,6 +40,11 @@ impl Failure {
         }
     }
 
+    /// The failure, unless all is well.
+    pub(super) fn unless(is_well: bool, failure: impl FnOnce() -> Failure) -> Result<(), Failure> {
+        if is_well { Ok(()) } else { Err(failure()) }
+    }
+
     pub(super) fn file(path: &Path, source: io::Error) -> Failure {
         Failure::File { path: path.display().to_string(), source }
     }

@@ -52,10 +52,8 @@ impl Printer {
 
     /// Ends a run that saves nothing once nobody reads what it says.
     pub(super) fn check_read(&self, saves: bool) -> Result<(), Failure> {
-        if self.closed && !saves {
-            return Err(Failure::Run(format!("nobody reads {} any more, and nothing is saved", self.name)));
-        }
-        Ok(())
+        let unread = || format!("nobody reads {} any more, and nothing is saved", self.name);
+        Failure::unless(!self.closed || saves, || Failure::Run(unread()))
     }
 }
 
@@ -113,9 +111,8 @@ impl Output {
         let mut places = Vec::new();
         for path in paths.into_iter().flatten() {
             let place = Output::place(path)?;
-            if places.contains(&place) {
-                return Err(Failure::Usage(format!("{} is named for two outputs", path.display())));
-            }
+            let twice = || Failure::Usage(format!("{} is named for two outputs", path.display()));
+            Failure::unless(!places.contains(&place), twice)?;
             places.push(place);
         }
         Ok(())
@@ -129,9 +126,9 @@ impl Output {
         // What is not there is said by who reads it.
         let Some(read) = read.as_ref().and_then(|path| fs::canonicalize(path).ok()) else { return Ok(()) };
         for path in paths.into_iter().flatten() {
-            if Output::place(path)? == read {
-                return Err(Failure::Usage(format!("{} is read, and would be written over", path.display())));
-            }
+            let read_too =
+                || Failure::Usage(format!("{} is read, and would be written over", path.display()));
+            Failure::unless(Output::place(path)? != read, read_too)?;
         }
         Ok(())
     }

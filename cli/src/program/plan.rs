@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::json;
-use streamgrad::comm::{CommModel, DataParallelOptions};
+use streamgrad::comm::CommModel;
 use workloads::{Plan, PlanOptions, PlannedStep};
 
 use super::args::{device, positive, rate, workload, workload_help};
@@ -72,7 +72,7 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     let mut options = PlanOptions::new(workload, &device(&args.device)?, network);
     options.batch = args.batch.unwrap_or(options.batch);
     options.steps = args.steps;
-    options.parallel = DataParallelOptions::default().bucket_bytes((args.bucket * MIB) as usize);
+    options.parallel.bucket_bytes = (args.bucket * MIB) as usize;
     let [json] = Output::open([&args.json], printer)?;
     let plan = workloads::plan(workload, &options)?;
     let steps: Vec<PlannedStep> = args.ranks.0.iter().map(|&ranks| plan.at(ranks)).collect();

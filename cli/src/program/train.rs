@@ -109,11 +109,8 @@ struct Epoch {
 pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     let workload = workload(args.workload.as_deref(), args.scale)?;
     if let Some(path) = &args.save {
-        if is_stdout(path) {
-            return Err(Failure::Usage(
-                "--save - would be standard output; a file of that name is ./-".into(),
-            ));
-        }
+        let message = "--save - would be standard output; a file of that name is ./-";
+        Failure::unless(!is_stdout(path), || Failure::Usage(message.into()))?;
         file::check_writable(path)?;
     }
     Output::distinct([&args.save, &args.report])?;
@@ -183,9 +180,8 @@ impl Run {
     fn new(args: &Args, workload: &'static dyn Workload) -> Result<Run, Failure> {
         let device = device(&args.device)?;
         let lanes = args.lanes.unwrap_or(2);
-        if lanes > MAX_LANES {
-            return Err(Failure::Usage(format!("--lanes must be at most {MAX_LANES}, got {lanes}")));
-        }
+        let many = || Failure::Usage(format!("--lanes must be at most {MAX_LANES}, got {lanes}"));
+        Failure::unless(lanes <= MAX_LANES, many)?;
         let model = workload.model(args.seed.unwrap_or(SEED), &device)?;
         let mut optimizer = workload.optimizer(model.parameters(), lanes)?;
         let mut progress = Progress { seed: args.seed.unwrap_or(SEED), ..Progress::default() };

@@ -86,9 +86,7 @@ impl Rendezvous {
     /// `RankLost` on all ranks if one has gone, `CollectiveTimeout` if one does not come, which they name;
     /// `InvalidArgument` for too much.
     pub fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        if bytes.len() > MAX_BYTES {
-            return Err(Error::invalid(OP, "bytes", "at most 1 MiB", bytes.len()));
-        }
+        Error::require(bytes.len() <= MAX_BYTES, OP, "bytes", "at most 1 MiB", bytes.len())?;
         let deadline = Instant::now() + self.timeout;
         if self.rank == 0 { self.gather(bytes, deadline) } else { self.give(bytes, deadline) }
     }
@@ -173,13 +171,10 @@ impl Rendezvous {
 
 /// The time-out and the deadline of ranks that meet.
 fn checked(rank: usize, size: usize, token: &str, timeout: Duration) -> Result<(Duration, Instant)> {
-    if rank >= size || size > MAX_RANKS {
-        let value = format_args!("{rank} of {size}");
-        return Err(Error::invalid(OP, "rank", "less than the ranks, at most 65536", value));
-    }
-    if token.len() > MAX_TOKEN {
-        return Err(Error::invalid(OP, "token", "at most 256 bytes", token.len()));
-    }
+    let value = format_args!("{rank} of {size}");
+    let is_valid = rank < size && size <= MAX_RANKS;
+    Error::require(is_valid, OP, "rank", "less than the ranks, at most 65536", value)?;
+    Error::require(token.len() <= MAX_TOKEN, OP, "token", "at most 256 bytes", token.len())?;
     let timeout = timeout.min(LONGEST);
     Ok((timeout, Instant::now() + timeout))
 }

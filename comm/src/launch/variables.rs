@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::Rendezvous;
 use super::greeting::MAX_TOKEN;
 use crate::Result;
-use crate::failure::unavailable;
+use crate::failure::{expect_available, unavailable};
 
 /// One process among those that a launcher has started.
 #[derive(Clone, PartialEq, Eq)]
@@ -59,17 +59,11 @@ impl Launch {
         let Some(names) = RankVariables::ALL.iter().find(there) else { return Ok(None) };
         let rank: usize = needed(get, names.rank, names.size)?;
         let size: usize = needed(get, names.size, names.rank)?;
-        if rank >= size {
-            return Err(unavailable(format_args!(
-                "{}={rank} is no rank of {}={size}",
-                names.rank, names.size
-            )));
-        }
+        let reason = format_args!("{}={rank} is no rank of {}={size}", names.rank, names.size);
+        expect_available(rank < size, reason)?;
         let local_rank = number(get, names.local_rank)?.unwrap_or(rank);
-        if local_rank > rank {
-            let (local, global) = (names.local_rank, names.rank);
-            return Err(unavailable(format_args!("{local}={local_rank} is more than {global}={rank}")));
-        }
+        let reason = format_args!("{}={local_rank} is more than {}={rank}", names.local_rank, names.rank);
+        expect_available(local_rank <= rank, reason)?;
         let address = address(get)?;
         let token = token(get)?;
         let listener = number(get, "STREAMGRAD_LISTENER")?;
@@ -97,11 +91,9 @@ impl Launch {
             .and_then(|mut found| found.next())
             .ok_or_else(|| unavailable(format_args!("MASTER_ADDR={host:?} is no address")))?;
         let token = self.token.as_deref().unwrap_or_default();
-        if token.is_empty() && !address.ip().is_loopback() {
-            let reason =
-                format_args!("ranks that meet at {address} need a STREAMGRAD_TOKEN, the same on all of them");
-            return Err(unavailable(reason));
-        }
+        let reason =
+            format_args!("ranks that meet at {address} need a STREAMGRAD_TOKEN, the same on all of them");
+        expect_available(!token.is_empty() || address.ip().is_loopback(), reason)?;
         match self.listener.filter(|_| self.rank == 0).and_then(|listener| inherited(listener, address)) {
             Some(listener) => Rendezvous::meet_on(listener, self.size, token, timeout),
             None => Rendezvous::meet(address, self.rank, self.size, token, timeout),

@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use super::abi::{Family, Names, Word};
 use super::library::{Begun, Code, Functions, Loaded, Started, load};
 use super::mail::MOST;
-use crate::failure::unavailable;
+use crate::failure::{expect_available, unavailable};
 use crate::{Error, Launch, Result};
 
 /// MPI, of which a process has one.
@@ -67,9 +67,8 @@ impl Mpi {
         let begun = unsafe { functions.begin() };
         let Begun { is_ours, threads, rank, size } =
             begun.map_err(|code| unavailable(format_args!("{file}: {}", functions.error_string(code))))?;
-        if threads < names.thread_serialized {
-            return Err(unavailable(format_args!("{file} is for one thread only")));
-        }
+        let reason = format_args!("{file} is for one thread only");
+        expect_available(threads >= names.thread_serialized, reason)?;
         if let Some(launch) = launch.filter(|launch| (launch.rank, launch.size) != (rank, size)) {
             return Err(unavailable(format_args!(
                 "{file} is not the library of the launcher, for which this is rank {} of {}: here it is rank {rank} of {size}; \

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use device::Device;
 
-use crate::failure::{expect_different, unavailable};
+use crate::failure::{expect_available, expect_different, unavailable};
 use crate::{CommOptions, Communicator, Error, Rendezvous, Result};
 use group::Group;
 use handle::Handle;
@@ -149,12 +149,9 @@ fn join(
     options: CommOptions,
 ) -> Result<Communicator> {
     let size = group.size;
-    if rank >= size {
-        return Err(Error::invalid("nccl", "rank", "less than the size", format_args!("{rank} of {size}")));
-    }
-    if device.make_current().is_err() {
-        return Err(unavailable(format_args!("ranks of NCCL have CUDA devices; rank {rank} has {device}")));
-    }
+    Error::require(rank < size, "nccl", "rank", "less than the size", format_args!("{rank} of {size}"))?;
+    let reason = format_args!("ranks of NCCL have CUDA devices; rank {rank} has {device}");
+    expect_available(device.make_current().is_ok(), reason)?;
     let patience = group.patience(rank, "nccl", options.timeout);
     let handle = Handle::init(rank, size, id.0, &patience).map_err(|error| group.failure.set(error))?;
     let member = Member::new(Rank::new(handle, Arc::clone(group), rank, device, options))?;

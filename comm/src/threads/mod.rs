@@ -48,10 +48,8 @@ impl Communicator {
     pub fn threads_with(devices: &[Device], options: CommOptions) -> Result<Vec<Communicator>> {
         const OP: &str = "threads";
         expect_different(OP, devices)?;
-        if let Some(model) = options.model.filter(|model| model.bandwidth.is_nan() || model.bandwidth <= 0.0)
-        {
-            return Err(Error::invalid(OP, "bandwidth", "positive", model.bandwidth));
-        }
+        let bandwidth = options.model.map_or(f64::INFINITY, |model| model.bandwidth);
+        Error::require(bandwidth > 0.0, OP, "bandwidth", "positive", bandwidth)?;
         let is_cuda = |device: &Device| !device.runs_on_host();
         let some_are_cuda = devices.iter().any(is_cuda);
         let refused = match options.model {

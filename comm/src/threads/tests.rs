@@ -38,7 +38,11 @@ impl Values {
 /// Ranks that do not wait for ever where a test fails.
 fn impatient(ranks: usize) -> Vec<Communicator> {
     let devices: Vec<Device> = (0..ranks).map(|_| Device::cpu_with(device::CpuConfig::default())).collect();
-    Communicator::threads_with(&devices, CommOptions::default().timeout(Duration::from_secs(10))).unwrap()
+    Communicator::threads_with(
+        &devices,
+        CommOptions { timeout: Duration::from_secs(10), ..CommOptions::default() },
+    )
+    .unwrap()
 }
 
 /// Runs `rank` on a thread for each communicator.
@@ -383,7 +387,7 @@ fn a_rank_that_leaves_is_named() {
 #[test]
 fn who_does_not_come_in_time_is_named() {
     let devices: Vec<Device> = (0..2).map(|_| Device::cpu_with(device::CpuConfig::default())).collect();
-    let options = CommOptions::default().timeout(Duration::from_millis(50));
+    let options = CommOptions { timeout: Duration::from_millis(50), ..CommOptions::default() };
     let ranks = Communicator::threads_with(&devices, options).unwrap();
     let stream = devices[0].default_stream();
     ranks[0].barrier(&stream).unwrap();
@@ -419,7 +423,7 @@ fn groups_of_some_ranks() {
 #[test]
 fn a_split_that_a_rank_has_given_up_is_none() {
     let devices: Vec<Device> = (0..2).map(|_| Device::cpu_with(device::CpuConfig::default())).collect();
-    let options = CommOptions::default().timeout(Duration::from_millis(50));
+    let options = CommOptions { timeout: Duration::from_millis(50), ..CommOptions::default() };
     let ranks = Communicator::threads_with(&devices, options).unwrap();
     for rank in &ranks {
         let error = rank.duplicate().map(drop).unwrap_err();
@@ -514,7 +518,9 @@ fn the_modelled_network_delays_the_stream_and_not_the_host() {
     let devices: Vec<Device> = (0..2).map(|_| Device::cpu_with(device::CpuConfig::default())).collect();
     let latency = Duration::from_millis(100);
     let model = CommModel { latency, bandwidth: 1e9 };
-    let ranks = Communicator::threads_with(&devices, CommOptions::default().model(model)).unwrap();
+    let ranks =
+        Communicator::threads_with(&devices, CommOptions { model: Some(model), ..CommOptions::default() })
+            .unwrap();
     let start = std::time::Instant::now();
     for comm in &ranks {
         let stream = comm.device().default_stream();
@@ -539,7 +545,10 @@ fn the_modelled_network_delays_the_stream_and_not_the_host() {
 fn a_network_without_bandwidth_is_none() {
     for bandwidth in [0.0, -1.0, f64::NAN] {
         let network = CommModel { latency: Duration::ZERO, bandwidth };
-        let ranks = Communicator::threads_with(&[Device::cpu()], CommOptions::default().model(network));
+        let ranks = Communicator::threads_with(
+            &[Device::cpu()],
+            CommOptions { model: Some(network), ..CommOptions::default() },
+        );
         assert!(
             matches!(
                 ranks.as_ref().map_err(Error::kind),

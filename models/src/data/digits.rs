@@ -39,9 +39,7 @@ impl Digits {
     /// # Errors
     /// As [`load`](Digits::load); `InvalidArgument` if `size` is below 2.
     pub fn enlarged(size: usize) -> Result<InMemory> {
-        if size < 2 {
-            return Err(Error::invalid("digits", "size", "at least 2", size));
-        }
+        Error::require(size >= 2, "digits", "size", "at least 2", size)?;
         let small = Self::load()?;
         let mut inputs = Vec::with_capacity(small.len() * size * size);
         for row in (0..small.len()).filter_map(|index| small.row(index)) {

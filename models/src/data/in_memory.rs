@@ -77,9 +77,7 @@ impl InMemory {
             ("classes", classes),
         ];
         for (argument, count) in counts {
-            if count == 0 {
-                return Err(Error::invalid("data set", argument, "at least 1", "0"));
-            }
+            Error::require(count > 0, "data set", argument, "at least 1", "0")?;
         }
         let rows = labels.len() / labels_per_row;
         if !labels.len().is_multiple_of(labels_per_row) || Some(inputs.len()) != rows.checked_mul(features) {
@@ -156,13 +154,10 @@ impl InMemory {
     /// # Errors
     /// `InvalidArgument` unless `0 < test_fraction < 1`, or if there are fewer than two rows.
     pub fn split(&self, test_fraction: f64, seed: u64) -> Result<(Self, Self)> {
-        if !(test_fraction > 0.0 && test_fraction < 1.0) {
-            let expected = "between 0 and 1, exclusive";
-            return Err(Error::invalid("data set", "test_fraction", expected, test_fraction));
-        }
-        if self.len() < 2 {
-            return Err(Error::invalid("data set", "rows", "at least 2 to split", self.len()));
-        }
+        let expected = "between 0 and 1, exclusive";
+        let is_valid = test_fraction > 0.0 && test_fraction < 1.0;
+        Error::require(is_valid, "data set", "test_fraction", expected, test_fraction)?;
+        Error::require(self.len() >= 2, "data set", "rows", "at least 2 to split", self.len())?;
         let order = random::permutation(self.len(), random::mix(&[seed, SPLIT]));
         let test = ((test_fraction * self.len() as f64).round() as usize).clamp(1, self.len() - 1);
         let (test, train) = order.split_at(test);

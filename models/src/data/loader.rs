@@ -180,25 +180,17 @@ impl<D: Dataset> BatchPlan<D> {
     fn new(data: D, options: LoaderOptions) -> Result<Self> {
         let LoaderOptions { batch, workers, prefetch, rank, ranks, drop_last, .. } = options;
         let rows = data.len();
-        if batch == 0 || batch > rows {
-            let value = format!("{batch} for {rows} rows");
-            return Err(Error::invalid(OP, "batch", "at least 1 and at most the number of rows", value));
-        }
-        if workers > Team::MAX_HELPERS {
-            return Err(Error::invalid(OP, "workers", "at most 1023", workers));
-        }
-        if workers > 0 && !(1..=1024).contains(&prefetch) {
-            return Err(Error::invalid(OP, "prefetch", "1 to 1024", prefetch));
-        }
-        if rank >= ranks {
-            let value = format!("{rank} of {ranks}");
-            return Err(Error::invalid(OP, "rank", "below the number of ranks", value));
-        }
+        let value = format_args!("{batch} for {rows} rows");
+        let is_valid = (1..=rows).contains(&batch);
+        Error::require(is_valid, OP, "batch", "at least 1 and at most the number of rows", value)?;
+        Error::require(workers <= Team::MAX_HELPERS, OP, "workers", "at most 1023", workers)?;
+        let is_valid = workers == 0 || (1..=1024).contains(&prefetch);
+        Error::require(is_valid, OP, "prefetch", "1 to 1024", prefetch)?;
+        let value = format_args!("{rank} of {ranks}");
+        Error::require(rank < ranks, OP, "rank", "below the number of ranks", value)?;
         let all = if drop_last { rows / batch } else { rows.div_ceil(batch) };
-        if all < ranks {
-            let value = format!("{all} batches for {ranks} ranks");
-            return Err(Error::invalid(OP, "ranks", "at most the number of batches", value));
-        }
+        let value = format_args!("{all} batches for {ranks} ranks");
+        Error::require(all >= ranks, OP, "ranks", "at most the number of batches", value)?;
         let per_epoch = (all / ranks) as u64;
         Ok(BatchPlan { data, options, per_epoch, orders: [Mutex::new(None), Mutex::new(None)] })
     }
@@ -310,9 +302,7 @@ impl<D: Dataset + 'static> DataLoader<D> {
     /// # Errors
     /// `InvalidArgument` unless there are 1 to 1024 lanes, and for a position behind the last batch.
     pub fn steps(&self, lanes: usize, position: Position) -> Result<LoaderSteps<D>> {
-        if !(1..=Team::MAX_HELPERS + 1).contains(&lanes) {
-            return Err(Error::invalid(OP, "lanes", "1 to 1024", lanes));
-        }
+        Error::require((1..=Team::MAX_HELPERS + 1).contains(&lanes), OP, "lanes", "1 to 1024", lanes)?;
         self.plan.number(position)?;
         Ok(LoaderSteps { batches: self.iter_from(position), lanes })
     }

@@ -79,9 +79,7 @@ impl Text {
         let mut vocabulary: Vec<char> = text.chars().collect();
         vocabulary.sort_unstable();
         vocabulary.dedup();
-        if vocabulary.is_empty() {
-            return Err(Error::invalid("text", "text", "not empty", "no characters"));
-        }
+        Error::require(!vocabulary.is_empty(), "text", "text", "not empty", "no characters")?;
         let none = Text { tokens: [].into(), vocabulary: vocabulary.into() };
         Ok(Text { tokens: none.encode(text)?.into(), ..none })
     }
@@ -152,12 +150,9 @@ impl Text {
     /// # Errors
     /// `InvalidArgument` unless `0 < fraction < 1`, or for less than two characters.
     pub fn split(&self, fraction: f64) -> Result<(Self, Self)> {
-        if !(fraction > 0.0 && fraction < 1.0) {
-            return Err(Error::invalid("text", "fraction", "between 0 and 1, exclusive", fraction));
-        }
-        if self.len() < 2 {
-            return Err(Error::invalid("text", "text", "at least two characters to split", self.len()));
-        }
+        let is_valid = fraction > 0.0 && fraction < 1.0;
+        Error::require(is_valid, "text", "fraction", "between 0 and 1, exclusive", fraction)?;
+        Error::require(self.len() >= 2, "text", "text", "at least two characters to split", self.len())?;
         let end = ((fraction * self.len() as f64).round() as usize).clamp(1, self.len() - 1);
         let (train, validation) = self.tokens.split_at(self.len() - end);
         let part = |tokens: &[i64]| Text { tokens: tokens.into(), vocabulary: self.vocabulary.clone() };
@@ -170,9 +165,7 @@ impl Text {
     /// `InvalidArgument` if either is 0, or if the text is not longer than a window.
     pub fn windows(&self, length: usize, batch_size: usize, seed: u64) -> Result<Windows> {
         self.expect_windows(length)?;
-        if batch_size == 0 {
-            return Err(Error::invalid("text", "batch_size", "at least 1", "0"));
-        }
+        Error::require(batch_size > 0, "text", "batch_size", "at least 1", "0")?;
         Ok(Windows { text: self.clone(), length, batch_size, seed })
     }
 
@@ -183,9 +176,7 @@ impl Text {
     /// As [`Text::windows`], and for a stride of 0.
     pub fn rows(&self, length: usize, stride: usize) -> Result<InMemory> {
         self.expect_windows(length)?;
-        if stride == 0 {
-            return Err(Error::invalid("text", "stride", "at least 1", "0"));
-        }
+        Error::require(stride > 0, "text", "stride", "at least 1", "0")?;
         let (mut inputs, mut labels) = (Vec::new(), Vec::new());
         for start in (0..self.len() - length).step_by(stride) {
             inputs.extend(self.tokens[start..start + length].iter().map(|&token| token as f32));
@@ -195,11 +186,9 @@ impl Text {
     }
 
     fn expect_windows(&self, length: usize) -> Result<()> {
-        if length == 0 || length >= self.len() {
-            let value = format!("{length} of {} characters", self.len());
-            return Err(Error::invalid("text", "length", "at least 1 and less than the text's", value));
-        }
-        Ok(())
+        let value = format_args!("{length} of {} characters", self.len());
+        let is_valid = length > 0 && length < self.len();
+        Error::require(is_valid, "text", "length", "at least 1 and less than the text's", value)
     }
 }
 

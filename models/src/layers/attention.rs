@@ -5,7 +5,7 @@ use autograd::ops::AttentionOptions;
 use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
-use super::parameters::{expect_float, filled, part_of};
+use super::parameters::{filled, part_of};
 use crate::{Forward, Linear, LinearOptions, Module, Training};
 
 /// How to make a [`MultiheadAttention`].
@@ -72,14 +72,11 @@ impl MultiheadAttention {
     ) -> Result<Self> {
         const OP: &str = "multihead_attention";
         let MultiheadOptions { bias, dropout, is_causal, dtype, key } = options;
-        expect_float(OP, dtype)?;
-        let invalid = |argument, expected, value: String| Err(Error::invalid(OP, argument, expected, value));
-        if num_heads == 0 || embed_dim == 0 || !embed_dim.is_multiple_of(num_heads) {
-            return invalid("num_heads", "a divisor of the width", format!("{num_heads} of {embed_dim}"));
-        }
-        if !(0.0..=1.0).contains(&dropout) {
-            return invalid("dropout", "between 0 and 1", dropout.to_string());
-        }
+        dtype.require_float(OP)?;
+        let divides = num_heads > 0 && embed_dim > 0 && embed_dim.is_multiple_of(num_heads);
+        let value = format_args!("{num_heads} of {embed_dim}");
+        Error::require(divides, OP, "num_heads", "a divisor of the width", value)?;
+        Error::require((0.0..=1.0).contains(&dropout), OP, "dropout", "between 0 and 1", dropout)?;
         let key = key.unwrap_or_else(tensor::next_key);
         let bound = (6.0 / (4 * embed_dim) as f64).sqrt();
         let shape = [embed_dim, 3 * embed_dim];

@@ -5,7 +5,7 @@ use autograd::{Var, defer};
 use device::{DType, Device, Error, Result};
 use tensor::{BatchStatistics, Tensor};
 
-use super::parameters::{expect_float, filled};
+use super::parameters::filled;
 use crate::{Module, Training};
 
 /// Normalises each channel of images: `y = (x - mean) / sqrt(var + eps) weight + bias`.
@@ -88,10 +88,9 @@ impl BatchNorm2d {
     pub fn with_options(channels: usize, options: BatchNormOptions, device: &Device) -> Result<BatchNorm2d> {
         const OP: &str = "batch_norm";
         let BatchNormOptions { momentum, affine, track_running_stats, dtype, .. } = options;
-        expect_float(OP, dtype)?;
-        if let Some(momentum) = momentum.filter(|momentum| !(0.0..=1.0).contains(momentum)) {
-            return Err(Error::invalid(OP, "momentum", "between 0 and 1", momentum));
-        }
+        dtype.require_float(OP)?;
+        let share = momentum.unwrap_or_default();
+        Error::require((0.0..=1.0).contains(&share), OP, "momentum", "between 0 and 1", share)?;
         let statistic = |value: f64| Tensor::full(&[channels], value, dtype.compute_dtype(), device);
         let running = || -> Result<Running> {
             Ok(Running {

@@ -24,9 +24,7 @@ impl Dropout {
     /// # Errors
     /// `InvalidArgument` if `p` is not in `0..=1`.
     pub fn new(p: f64) -> Result<Self> {
-        if !(0.0..=1.0).contains(&p) {
-            return Err(Error::invalid("dropout", "p", "between 0 and 1", p));
-        }
+        Error::require((0.0..=1.0).contains(&p), "dropout", "p", "between 0 and 1", p)?;
         Ok(Dropout { p, training: Training::default() })
     }
 }

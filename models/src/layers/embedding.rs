@@ -5,7 +5,6 @@ use autograd::ops::{BagMode, BagOptions, padding_row};
 use device::{DType, Device, Result};
 use tensor::{RandomKey, Tensor};
 
-use super::parameters::expect_float;
 use crate::{Forward, Module};
 
 /// How to make an [`Embedding`] or an [`EmbeddingBag`].
@@ -139,7 +138,7 @@ fn table(
     options: EmbeddingOptions,
     device: &Device,
 ) -> Result<Var> {
-    expect_float(op, options.dtype)?;
+    options.dtype.require_float(op)?;
     let key = options.key.unwrap_or_else(tensor::next_key);
     let values = Tensor::randn(&[rows, width], options.dtype, key, device)?.mul_scalar(options.deviation)?;
     if let Some(index) = options.padding_idx {

@@ -5,7 +5,7 @@ use autograd::ops::fused::{self, Activation};
 use device::{DType, Device, Error, Result};
 use tensor::RandomKey;
 
-use super::parameters::{FirstValues, expect_float};
+use super::parameters::FirstValues;
 use crate::Module;
 
 /// `y = x W^T + b`.
@@ -69,7 +69,7 @@ impl Linear {
         options: LinearOptions,
         device: &Device,
     ) -> Result<Self> {
-        expect_float("linear", options.dtype)?;
+        options.dtype.require_float("linear")?;
         let first = FirstValues::new(in_features, options.key, options.dtype);
         let weight = first.weight(&[in_features, out_features], device)?.t()?;
         let bias = if options.bias { Some(first.bias(out_features, device)?) } else { None };
@@ -90,10 +90,7 @@ impl Linear {
             if bias.shape() != &shape[..1] {
                 return Err(mismatch(bias.shape()));
             }
-            if bias.dtype() != weight.dtype() {
-                let (expected, got) = (weight.dtype(), bias.dtype());
-                return Err(Error::dtype_mismatch("linear: weight and bias", expected, got));
-            }
+            bias.dtype().require("linear: weight and bias", weight.dtype())?;
         }
         Ok(Linear { weight, bias })
     }

@@ -23,7 +23,7 @@ use crate::Forward;
 pub use activation::{Gelu, Relu, Sigmoid, Silu, Tanh};
 pub use attention::{MultiheadAttention, MultiheadOptions};
 pub use batch_norm::{BatchNorm2d, BatchNormOptions};
-pub use conv::{Conv2d, Conv2dOptions, ConvTranspose2d};
+pub use conv::{Conv, Conv2d, Conv2dOptions, ConvTranspose2d};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingBag, EmbeddingOptions};
 pub use linear::{Linear, LinearOptions};

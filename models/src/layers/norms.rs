@@ -3,7 +3,7 @@
 use autograd::Var;
 use device::{DType, Device, Error, Result};
 
-use super::parameters::{expect_float, filled};
+use super::parameters::filled;
 use crate::{Forward, Module};
 
 /// Options of [`LayerNorm`], [`RmsNorm`] and [`GroupNorm`].
@@ -56,7 +56,7 @@ impl LayerNorm {
     /// `DTypeUnsupported` unless the type is a float type, `OutOfMemory`.
     pub fn with_options(normalized_shape: &[usize], options: NormOptions, device: &Device) -> Result<Self> {
         let NormOptions { eps, bias, dtype } = options;
-        expect_float("layer_norm", dtype)?;
+        dtype.require_float("layer_norm")?;
         let weight = filled(normalized_shape, 1.0, dtype, device)?;
         let bias = bias.then(|| filled(normalized_shape, 0.0, dtype, device)).transpose()?;
         Ok(LayerNorm { normalized_shape: normalized_shape.into(), weight, bias, eps: eps.unwrap_or(EPS) })
@@ -97,7 +97,7 @@ impl RmsNorm {
     /// # Errors
     /// `DTypeUnsupported` unless the type is a float type, `OutOfMemory`.
     pub fn with_options(normalized_shape: &[usize], options: NormOptions, device: &Device) -> Result<Self> {
-        expect_float("rms_norm", options.dtype)?;
+        options.dtype.require_float("rms_norm")?;
         let weight = filled(normalized_shape, 1.0, options.dtype, device)?;
         Ok(RmsNorm { normalized_shape: normalized_shape.into(), weight, eps: options.eps })
     }
@@ -145,11 +145,10 @@ impl GroupNorm {
         device: &Device,
     ) -> Result<Self> {
         let NormOptions { eps, bias, dtype } = options;
-        expect_float("group_norm", dtype)?;
-        if num_groups == 0 || !num_channels.is_multiple_of(num_groups) {
-            let value = format_args!("{num_groups} for {num_channels} channels");
-            return Err(Error::invalid("group_norm", "num_groups", "a divisor of the channels", value));
-        }
+        dtype.require_float("group_norm")?;
+        let value = format_args!("{num_groups} for {num_channels} channels");
+        let is_valid = num_groups > 0 && num_channels.is_multiple_of(num_groups);
+        Error::require(is_valid, "group_norm", "num_groups", "a divisor of the channels", value)?;
         let of = |value| filled(&[num_channels], value, dtype, device);
         let bias = bias.then(|| of(0.0)).transpose()?;
         Ok(GroupNorm { num_groups, weight: of(1.0)?, bias, eps: eps.unwrap_or(EPS) })

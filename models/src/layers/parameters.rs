@@ -1,15 +1,10 @@
 //! First values of parameters.
 
 use autograd::Var;
-use device::{DType, Device, Error, Result};
+use device::{DType, Device, Result};
 use tensor::{RandomKey, Tensor};
 
 use crate::random;
-
-/// A float type, or an error that names the layer.
-pub(super) fn expect_float(op: &'static str, dtype: DType) -> Result<()> {
-    if dtype.is_float() { Ok(()) } else { Err(Error::dtype_unsupported(op, dtype)) }
-}
 
 /// A parameter whose elements are all `value`.
 pub(super) fn filled(shape: &[usize], value: f64, dtype: DType, device: &Device) -> Result<Var> {

@@ -93,9 +93,8 @@ impl Forward for Sequential {
 /// # Errors
 /// `InvalidArgument` for fewer than two sizes or a size of 0, `OutOfMemory`.
 pub fn mlp(sizes: &[usize], seed: u64, device: &Device) -> Result<Sequential> {
-    if sizes.len() < 2 || sizes.contains(&0) {
-        return Err(Error::invalid("mlp", "sizes", "at least two, all positive", format_args!("{sizes:?}")));
-    }
+    let is_valid = sizes.len() >= 2 && !sizes.contains(&0);
+    Error::require(is_valid, "mlp", "sizes", "at least two, all positive", format_args!("{sizes:?}"))?;
     let mut model = Sequential::new();
     for (layer, pair) in sizes.windows(2).enumerate() {
         if layer > 0 {

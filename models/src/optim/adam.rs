@@ -80,9 +80,7 @@ options!(AdamWOptions("How [`AdamW`] steps; the defaults are torch's."): "adamw"
 
 /// A step with the weight multiplied by `shrink` first, and with `weight_decay` added to the gradient if it `decays`.
 fn rule(step: u64, [lr, beta1, beta2, eps, weight_decay, shrink]: [f64; 6], decays: bool) -> Result<RuleStep> {
-    if step == 0 {
-        return Err(Error::invalid(AdamRule::OP, "step", "at least 1", step));
-    }
+    Error::require(step > 0, AdamRule::OP, "step", "at least 1", step)?;
     let power = i32::try_from(step).unwrap_or(i32::MAX);
     let (fresh1, fresh2) = (1.0 - beta1, 1.0 - beta2);
     let size = -(lr / (1.0 - beta1.powi(power)));

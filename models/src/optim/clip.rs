@@ -31,9 +31,7 @@ use tensor::{Tensor, scale_all_, total_norm};
 pub fn clip_grad_norm(gradients: &mut Gradients, max_norm: f64) -> Result<Tensor> {
     const OP: &str = "clip_grad_norm";
     check_limit(OP, "max_norm", max_norm)?;
-    if gradients.is_empty() {
-        return Err(Error::invalid(OP, "gradients", "at least one", "none"));
-    }
+    Error::require(!gradients.is_empty(), OP, "gradients", "at least one", "none")?;
     let all = gradients.iter().map(own).collect::<Result<Vec<Tensor>>>()?;
     let (norm, scale) = total_norm(&all, max_norm)?;
     scale_all_(&all, &scale)?;
@@ -79,10 +77,7 @@ pub fn clip_grad_value(gradients: &mut Gradients, clip_value: f64) -> Result<()>
 }
 
 fn check_limit(op: &'static str, argument: &'static str, value: f64) -> Result<()> {
-    if value >= 0.0 && value.is_finite() {
-        return Ok(());
-    }
-    Err(Error::invalid(op, argument, "at least 0 and finite", value))
+    Error::require(value >= 0.0 && value.is_finite(), op, argument, "at least 0 and finite", value)
 }
 
 #[cfg(test)]

@@ -74,10 +74,7 @@ impl Field<'_> {
             Field::Share(_) => ((0.0..1.0).contains(&value), "at least 0 and below 1"),
             Field::Finite(_) | Field::Flag(_) => (true, "finite"),
         };
-        if value.is_finite() && fits {
-            return Ok(());
-        }
-        Err(Error::invalid(op, argument, expected, value))
+        Error::require(value.is_finite() && fits, op, argument, expected, value)
     }
 }
 
@@ -193,7 +190,7 @@ impl<K: Kind> NextSteps<K> {
     /// Those of the step that this thread captures, which begin with the first step of the optimizer.
     fn of(inner: &Arc<Mutex<Inner<K>>>) -> Option<Arc<Mutex<NextSteps<K>>>> {
         let all = Capture::scratch::<AllNextSteps<K>>()?;
-        let mut all = all.0.lock();
+        let mut all = all.lock();
         if let Some(known) = all.iter().find(|known| Arc::ptr_eq(&known.lock().inner, inner)) {
             return Some(Arc::clone(known));
         }
@@ -223,13 +220,7 @@ impl<K: Kind> NextSteps<K> {
 }
 
 /// For each optimizer of a kind what the capture under way has of it.
-struct AllNextSteps<K>(Mutex<Vec<Arc<Mutex<NextSteps<K>>>>>);
-
-impl<K> Default for AllNextSteps<K> {
-    fn default() -> Self {
-        AllNextSteps(Mutex::default())
-    }
-}
+type AllNextSteps<K> = Mutex<Vec<Arc<Mutex<NextSteps<K>>>>>;
 
 /// What a captured step keeps of an optimizer.
 struct Captured<K>(Arc<Mutex<NextSteps<K>>>);
@@ -456,7 +447,7 @@ impl State {
 fn step_number(name: &str, tensor: &Tensor) -> Result<u64> {
     let scalar = tensor.dtype() == DType::I64 && tensor.elements() == 1;
     let number = if scalar { u64::try_from(tensor.item::<i64>()?).ok() } else { None };
-    number.ok_or_else(|| wrong(name, "must be one integer that is not negative".into()))
+    number.ok_or_else(|| wrong(name, "must be one integer that is not negative"))
 }
 
 /// Zeros with the shape and, for a transposed matrix, the memory order of `like`, in what it is computed in: the fused kernels

@@ -19,7 +19,7 @@ use autograd::{Gradients, Var};
 use device::{Buffer, Capture, Error, ErrorKind, Result};
 use tensor::{RuleValue, Tensor};
 
-use crate::checkpoint::wrong;
+use crate::checkpoint::{expect_fit, wrong};
 use fused::zeros_in_order_of;
 
 pub use clip::{clip_grad_norm, clip_grad_value};
@@ -112,23 +112,17 @@ pub struct OptimizerState {
 
 /// Rejects a list of parameters that no optimizer can work on.
 fn check_parameters(op: &'static str, parameters: &[Var]) -> Result<()> {
-    let invalid = |expected, value: String| Err(Error::invalid(op, "parameters", expected, value));
-    if parameters.is_empty() {
-        return invalid("at least one", "none".into());
-    }
+    Error::require(!parameters.is_empty(), op, "parameters", "at least one", "none")?;
     // By their storage, since a model may have very many.
     let mut earlier: HashMap<*const Buffer, Vec<&Var>> = HashMap::new();
     for (number, parameter) in parameters.iter().enumerate() {
-        if !parameter.dtype().is_float() {
-            return Err(Error::dtype_unsupported(op, parameter.dtype()));
-        }
-        if !parameter.is_leaf() {
-            return invalid("leaves that require a gradient", format!("number {number}, which does not"));
-        }
+        parameter.dtype().require_float(op)?;
+        let (expected, value) =
+            ("leaves that require a gradient", format_args!("number {number}, which does not"));
+        Error::require(parameter.is_leaf(), op, "parameters", expected, value)?;
         let earlier = earlier.entry(std::ptr::from_ref(parameter.value().buffer())).or_default();
-        if earlier.iter().any(|earlier| crate::module::same_parameter(earlier, parameter)) {
-            return invalid("named once each", format!("number {number} twice"));
-        }
+        let is_new = !earlier.iter().any(|earlier| crate::module::same_parameter(earlier, parameter));
+        Error::require(is_new, op, "parameters", "named once each", format_args!("number {number} twice"))?;
         earlier.push(parameter);
     }
     Ok(())
@@ -142,9 +136,8 @@ struct StateReader<'a> {
 
 impl<'a> StateReader<'a> {
     fn new(kind: &'static str, state: &'a OptimizerState) -> Result<Self> {
-        if state.kind != kind {
-            return Err(wrong("optimizer", format!("{:?} in the state, {kind:?} expected", state.kind)));
-        }
+        let detail = format_args!("{:?} in the state, {kind:?} expected", state.kind);
+        expect_fit(state.kind == kind, "optimizer", detail)?;
         Ok(StateReader { state, taken: vec![false; state.tensors.len()] })
     }
 
@@ -158,9 +151,7 @@ impl<'a> StateReader<'a> {
 
     fn option(&self, name: &str) -> Result<f64> {
         let found = self.state.options.iter().find(|(known, _)| known == name);
-        found
-            .map(|(_, value)| *value)
-            .ok_or_else(|| wrong(name, "this option is missing in the state".into()))
+        found.map(|(_, value)| *value).ok_or_else(|| wrong(name, "this option is missing in the state"))
     }
 
     /// The entry of parameter `number`, if there is one.
@@ -174,15 +165,11 @@ impl<'a> StateReader<'a> {
     /// A copy of the entry of parameter `number`, in that parameter's memory order.
     fn buffer(&mut self, number: usize, name: &str, parameter: &Var) -> Result<Option<Tensor>> {
         let Some((name, tensor)) = self.entry(number, name) else { return Ok(None) };
-        if tensor.shape() != parameter.shape() {
-            let detail = format!("shape {:?}, the parameter has {:?}", tensor.shape(), parameter.shape());
-            return Err(wrong(&name, detail));
-        }
+        let (own, shape) = (tensor.shape(), parameter.shape());
+        expect_fit(own == shape, &name, format_args!("shape {own:?}, the parameter has {shape:?}"))?;
         let dtype = parameter.dtype().compute_dtype();
-        if tensor.dtype() != dtype {
-            let detail = format!("type {}, the parameter's has {dtype}", tensor.dtype());
-            return Err(wrong(&name, detail));
-        }
+        let detail = format_args!("type {}, the parameter's has {dtype}", tensor.dtype());
+        expect_fit(tensor.dtype() == dtype, &name, detail)?;
         let copy = zeros_in_order_of(parameter.value())?;
         copy.copy_(&tensor.to_device(parameter.value().device())?)?;
         Ok(Some(copy))
@@ -191,7 +178,7 @@ impl<'a> StateReader<'a> {
     /// Fails if an entry was not asked for.
     fn finish(self) -> Result<()> {
         match self.taken.iter().position(|taken| !taken) {
-            Some(at) => Err(wrong(&self.state.tensors[at].0, "no parameter has this state".into())),
+            Some(at) => Err(wrong(&self.state.tensors[at].0, "no parameter has this state")),
             None => Ok(()),
         }
     }

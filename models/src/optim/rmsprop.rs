@@ -96,7 +96,7 @@ macro_rules! rule {
                 g: V,
                 states: [V; $states],
             ) -> (V, [V; $states]) {
-                step(numbers, flags, (p, g), states, $buffer, $mean)
+                step(numbers, flags, p, g, states, $buffer, $mean)
             }
         }
     };
@@ -111,7 +111,8 @@ rule!(true, true, 3, ["square_avg", "momentum_buffer", "grad_avg"], Some(1), Som
 fn step<V: RuleValue, const N: usize>(
     [lr, alpha, fresh, eps, weight_decay, momentum]: [V; 6],
     [decays, near_end]: [V::Flag; 2],
-    (p, g): (V, V),
+    p: V,
+    g: V,
     mut states: [V; N],
     buffer: Option<usize>,
     mean: Option<usize>,

@@ -141,16 +141,11 @@ impl GradScaler {
     /// `0 < backoff_factor < 1` and `growth_interval > 0`; `OutOfMemory`.
     pub fn with_options(options: GradScalerOptions, device: &Device) -> Result<GradScaler> {
         let GradScalerOptions { init_scale, growth_factor, backoff_factor, growth_interval } = options;
-        let invalid = |argument, expected, value: f64| Err(Error::invalid(OP, argument, expected, value));
-        if !(growth_factor > 1.0 && growth_factor.is_finite()) {
-            return invalid("growth_factor", "above 1 and finite", growth_factor);
-        }
-        if !(backoff_factor > 0.0 && backoff_factor < 1.0) {
-            return invalid("backoff_factor", "between 0 and 1", backoff_factor);
-        }
-        if growth_interval == 0 {
-            return Err(Error::invalid(OP, "growth_interval", "at least 1", growth_interval));
-        }
+        let grows = growth_factor > 1.0 && growth_factor.is_finite();
+        Error::require(grows, OP, "growth_factor", "above 1 and finite", growth_factor)?;
+        let shrinks = backoff_factor > 0.0 && backoff_factor < 1.0;
+        Error::require(shrinks, OP, "backoff_factor", "between 0 and 1", backoff_factor)?;
+        Error::require(growth_interval > 0, OP, "growth_interval", "at least 1", growth_interval)?;
         let state = GradScalerState { scale: init_scale, growth_tracker: 0 };
         check_scale("init_scale", state)?;
         let scale = Tensor::full(&[], init_scale, DType::F32, device)?;
@@ -259,10 +254,8 @@ const OP: &str = "grad_scaler";
 
 fn check_scale(argument: &'static str, GradScalerState { scale, .. }: GradScalerState) -> Result<()> {
     // The inverse of a smaller one is not finite.
-    if (f32::MIN_POSITIVE..=f32::MAX).contains(&(scale as f32)) {
-        return Ok(());
-    }
-    Err(Error::invalid(OP, argument, "a normal number of F32 above 0", scale))
+    let is_normal = (f32::MIN_POSITIVE..=f32::MAX).contains(&(scale as f32));
+    Error::require(is_normal, OP, argument, "a normal number of F32 above 0", scale)
 }
 
 const READS: &str = "the host reads whether the gradients are finite; give them as the step's result and call it after each replay";

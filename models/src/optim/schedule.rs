@@ -73,10 +73,9 @@ impl LrSchedule {
     pub fn sequence(parts: impl Into<Vec<(u64, LrSchedule)>>) -> Result<LrSchedule> {
         let parts = parts.into();
         let starts: Vec<u64> = parts.iter().map(|(start, _)| *start).collect();
-        if starts.first() != Some(&0) || starts.windows(2).any(|pair| pair[0] >= pair[1]) {
-            let value = format_args!("{starts:?}");
-            return Err(Error::invalid("sequence", "parts", "first steps that increase from 0", value));
-        }
+        let value = format_args!("{starts:?}");
+        let is_valid = starts.first() == Some(&0) && starts.is_sorted_by(|a, b| a < b);
+        Error::require(is_valid, "sequence", "parts", "first steps that increase from 0", value)?;
         Ok(LrSchedule::Sequence(parts))
     }
 

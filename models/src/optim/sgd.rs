@@ -69,12 +69,10 @@ impl Kind for SgdOptions {
     }
 
     fn check(&self) -> Result<()> {
-        if self.nesterov && (self.momentum == 0.0 || self.dampening != 0.0) {
-            let value = format_args!("momentum {} and dampening {}", self.momentum, self.dampening);
-            let expected = "used with positive momentum and without dampening";
-            return Err(Error::invalid(Self::NAME, "nesterov", expected, value));
-        }
-        Ok(())
+        let value = format_args!("momentum {} and dampening {}", self.momentum, self.dampening);
+        let expected = "used with positive momentum and without dampening";
+        let is_valid = !self.nesterov || (self.momentum != 0.0 && self.dampening == 0.0);
+        Error::require(is_valid, Self::NAME, "nesterov", expected, value)
     }
 }
 

@@ -266,6 +266,13 @@ impl<'a> Stretch<'a> {
         others.map(of_stream).sum()
     }
 
+    /// How long a command that had nothing else to wait for waited for another one.
+    fn waited_ns(&self, waiter: usize, awaited: usize) -> u64 {
+        let timeline = &self.timeline;
+        let since = timeline.before(waiter).map_or(0, |before| timeline.command(before).end_ns);
+        timeline.command(awaited).end_ns.saturating_sub(since.max(timeline.launched_ns(waiter)))
+    }
+
     fn working_streams(&self) -> Vec<StreamId> {
         self.commands()
             .filter(|(_, command)| command.is_work())

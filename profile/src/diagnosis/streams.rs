@@ -30,8 +30,8 @@ pub(super) fn default_stream(facts: &Facts<'_>) -> Vec<Evidence> {
         for (index, command) in of_default {
             let (step, launch) = (step(command), command.launch.start_ns);
             if launches.get(&step).is_some_and(|&(first, last)| first < launch && launch < last) {
-                between
-                    .push(((command.op, window.place(command.launch.place)), held_up(window, index, &sides)));
+                let place = window.place(command.launch.place);
+                between.push(((command.op, place), held_up(window, index, &sides)));
             }
         }
     }
@@ -49,15 +49,10 @@ pub(super) fn default_stream(facts: &Facts<'_>) -> Vec<Evidence> {
 
 /// How long streams of `sides` waited for a command, and it for them.
 fn held_up(window: &Stretch<'_>, index: usize, sides: &[StreamId]) -> u64 {
-    let timeline = &window.timeline;
-    let waited = |waiter: usize, awaited: usize| {
-        let since = timeline.before(waiter).map_or(0, |before| timeline.command(before).end_ns);
-        timeline.command(awaited).end_ns.saturating_sub(since.max(timeline.launched_ns(waiter)))
-    };
     let followers = window.commands().filter(|(at, command)| {
-        sides.contains(&command.moment.stream) && timeline.awaited(*at).contains(&index)
+        sides.contains(&command.moment.stream) && window.timeline.awaited(*at).contains(&index)
     });
-    followers.map(|(at, _)| waited(at, index)).sum()
+    followers.map(|(at, _)| window.waited_ns(at, index)).sum()
 }
 
 /// Waits between streams beside the default one: for memory that both write, for anything if the streams are independent, or that the
@@ -78,11 +73,8 @@ pub(super) fn over_synchronised(facts: &Facts<'_>) -> Vec<Evidence> {
                     _ if are_independent => "the batches share what they write",
                     _ => continue,
                 };
-                let since =
-                    window.timeline.before(at).map_or(0, |before| window.timeline.command(before).end_ns);
-                let ns = other.end_ns.saturating_sub(since.max(window.timeline.launched_ns(at)));
                 let place = window.place(command.launch.place);
-                found.push(((command.op, other.op, why, place), ns));
+                found.push(((command.op, other.op, why, place), window.waited_ns(at, awaited)));
             }
         }
     }
@@ -119,11 +111,11 @@ fn is_needed(window: &Stretch<'_>, wait: usize, awaited: usize) -> bool {
 /// of the earlier one's results, nor for what the earlier one reads.
 fn only_both_write(command: &CommandRecord, earlier: &CommandRecord) -> bool {
     let meet = |later_writes: bool, earlier_writes: bool| {
-        let of = |command: &'_ CommandRecord, write| -> Vec<Access> {
-            command.accesses.iter().filter(|access| access.write == write).copied().collect()
-        };
-        let others = of(earlier, earlier_writes);
-        of(command, later_writes).iter().any(|a| others.iter().any(|b| a.start < b.end && b.start < a.end))
+        let mut others = earlier.accesses.iter().filter(|access| access.write == earlier_writes);
+        others.any(|a| {
+            let mut own = command.accesses.iter().filter(|access| access.write == later_writes);
+            own.any(|b| a.start < b.end && b.start < a.end)
+        })
     };
     meet(true, true) && !meet(false, true) && !meet(true, false)
 }

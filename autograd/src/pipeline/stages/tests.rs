@@ -3,7 +3,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use device::CpuConfig;
-use tensor::{DType, Error, ErrorKind, RandomKey, Tensor, with_generator};
+use tensor::{DType, Error, ErrorKind, Generator, RandomKey, Tensor, with_generator};
 
 use super::*;
 use crate::Var;

@@ -113,7 +113,7 @@ impl IndexSums<'_> {
 /// `out[.., indices[i], ..] += src[.., i, ..]` along `axis`, in ascending order of `i`. BF16 and F16 are summed in F32, and the
 /// sum is rounded.
 ///
-/// The first 1024 entries of a row are added one by one. Others are summed in runs of 1024, and the runs are added in order: the same
+/// The first 128 entries of a row are added one by one. Others are summed in runs of 128, and the runs are added in order: the same
 /// bits on every device.
 ///
 /// Shapes: `out [a.., n, b..]`, `indices [k]`, `src [a.., k, b..]`. Asynchronous, ordered by the buffers.

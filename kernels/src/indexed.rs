@@ -20,7 +20,7 @@ pub(crate) struct IndexedRows {
 
 /// Entries of a sum that are added one by one. The first run of a row is added to what is there; others are summed by themselves and
 /// added in order.
-pub(crate) const RUN: usize = 1024;
+pub(crate) const RUN: usize = 128;
 
 /// Entries whose indices name rows of sums. Each line has entries and rows of its own.
 #[derive(Clone, Debug)]

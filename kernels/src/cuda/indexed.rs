@@ -14,7 +14,9 @@ static SORT: Program = Program::new(
     concat!(include_str!("prelude.cuh"), include_str!("sort.cuh"), include_str!("sort.cu")),
 );
 
-/// Entries of a block of a sort, and bits that a pass orders by; as in the program.
+/// Entries that each block sorts for itself; as in the program, like the others.
+const FEW: usize = 1024;
+/// Entries of a block of a sort, and bits that a pass orders by.
 const TILE: usize = 4096;
 const BITS: u32 = 10;
 /// Blocks for each multiprocessor that are wanted.
@@ -22,16 +24,23 @@ const BLOCKS: usize = 8;
 const ALIGNED: usize = 256;
 
 impl Entries {
-    /// Bytes of the orders, the counts and the parts of sums, in this order.
+    /// Bytes of the orders, the counts and the parts of sums, in this order. One run has no parts.
     fn parts(&self, dtype: DType) -> [usize; 4] {
         if self.count() <= RUN {
             return [0; 4];
         }
         let order = self.count().saturating_mul(4);
-        let counts = (self.count().div_ceil(TILE) + 1) << (BITS + 2);
+        let [other, counts] = match self.is_few() {
+            true => [0; 2],
+            false => [order, (self.count().div_ceil(TILE) + 1) << (BITS + 2)],
+        };
         let sums = self.count().div_ceil(RUN).saturating_mul(2 * dtype.compute_dtype().size_bytes());
-        [order, order, counts, sums.saturating_mul(self.columns.elements)]
+        [order, other, counts, sums.saturating_mul(self.columns.elements)]
             .map(|bytes| bytes.next_multiple_of(ALIGNED))
+    }
+
+    fn is_few(&self) -> bool {
+        self.count() <= FEW
     }
 
     /// Bytes of the workspace.
@@ -99,7 +108,7 @@ impl Entries {
             let value = format_args!("{} for {} rows", self.count(), self.keys());
             return Err(Error::invalid(queue.op(), "indices", "fewer than 2^31 for as many rows", value));
         }
-        let is_few = self.count() <= RUN;
+        let is_few = self.is_few();
         let numbers = [self.count(), self.each].map(|n| n as i64);
         let [source, sums, step] = self.steps.map(|step| step as i64);
         // `EntryCounts` of the program.
@@ -120,12 +129,13 @@ impl Entries {
         let across = vectors.div_ceil(width).min(MAX_Y);
         let wanted = (queue.multiprocessors() as usize * BLOCKS).div_ceil(across);
         let shared = THREADS as usize / width;
-        let tile = self.count().div_ceil(wanted).next_power_of_two().clamp(shared, THREADS as usize);
+        let tile = self.count().div_ceil(wanted).next_power_of_two().clamp(shared.min(RUN), RUN);
         let grid = |down: usize, across: usize| Grid {
             blocks: [down as u32, across as u32, 1],
             ..Grid::linear(1, THREADS)
         };
-        let memory = workspace.filter(|_| !is_few).unwrap_or(Address::NULL);
+        let needed = self.count() > RUN;
+        let memory = workspace.filter(|_| needed).unwrap_or(Address::NULL);
         let order = match is_few {
             true => memory,
             false => self.sort(queue, index, memory, [counts.arg(), lines.arg()])?,
@@ -146,7 +156,7 @@ impl Entries {
             .filter_map(|(is_in, word)| is_in.then_some(word))
             .collect();
         enqueue(&words, grid(self.count().div_ceil(tile), across))?;
-        if is_few {
+        if !needed {
             return Ok(());
         }
         let across = self.columns.elements.div_ceil(THREADS as usize).min(MAX_Y);

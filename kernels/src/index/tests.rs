@@ -104,7 +104,7 @@ fn frequent_rows_are_summed_in_runs() {
             let own: Vec<f32> =
                 (0..count).filter(|&i| indices[i] == row as i64).map(|i| src[i * width + column]).collect();
             let total = &mut expected[row * width + column];
-            for (n, run) in own.chunks(1024).enumerate() {
+            for (n, run) in own.chunks(128).enumerate() {
                 let add = |sum: f32| run.iter().fold(sum, |sum, x| sum + x);
                 *total = if n == 0 { add(*total) } else { *total + add(-0.0) };
             }

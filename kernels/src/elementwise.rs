@@ -15,7 +15,7 @@ use crate::par::Workers;
 /// A function of elements as a command runs it, on operands of which the first is the result.
 pub(crate) trait Elements<const N: usize>: Copy + Send + Sync + 'static {
     /// # Safety
-    /// As for [`map1`](crate::cpu::walk::map1), with elements of the function's types.
+    /// As for [`map`](crate::cpu::walk::map), with elements of the function's types.
     unsafe fn run(self, places: &Places<N>, workers: &Workers, operands: [Dst<u8>; N]);
 
     fn function(self) -> Function;
@@ -249,20 +249,18 @@ struct Where(DType);
 
 elements! {
     (UnaryOp, DType), 2: |this, places, workers, [out, x]|
-        cpu::unary(this.0, this.1, places, workers, out, x.src()), Function::Unary(this.0, this.1);
+        cpu::run(this.0, this.1, places, workers, [out, x]), Function::Unary(this.0, this.1);
     (Gradient, DType), 3: |this, places, workers, [out, saved, g]|
-        cpu::unary_grad(this.0.0, this.1, places, workers, out, (saved.src(), g.src())),
-        Function::Gradient(this.0.0, this.1);
+        cpu::run(this.0, this.1, places, workers, [out, saved, g]), Function::Gradient(this.0.0, this.1);
     (BinaryOp, DType), 3: |this, places, workers, [out, x, y]|
-        cpu::binary(this.0, this.1, places, workers, out, (x.src(), y.src())), Function::Binary(this.0, this.1);
+        cpu::run(this.0, this.1, places, workers, [out, x, y]), Function::Binary(this.0, this.1);
     (BinaryGradOp, DType), 4: |this, places, workers, [out, x, y, g]|
-        cpu::binary_grad(this.0, this.1, places, workers, out, (x.src(), y.src(), g.src())),
-        Function::BinaryGradient(this.0, this.1);
+        cpu::run(this.0, this.1, places, workers, [out, x, y, g]), Function::BinaryGradient(this.0, this.1);
     (CompareOp, DType), 3: |this, places, workers, [out, x, y]|
-        cpu::compare(this.0, this.1, places, workers, out, (x.src(), y.src())), Function::Compare(this.0, this.1);
-    Not, 2: |_this, places, workers, [out, x]| cpu::logical_not(places, workers, out, x.src()), Function::Not;
+        cpu::compare(this.0, this.1, places, workers, [out, x, y]), Function::Compare(this.0, this.1);
+    Not, 2: |_this, places, workers, [out, x]| cpu::logical_not(places, workers, [out, x]), Function::Not;
     Where, 4: |this, places, workers, [out, condition, x, y]|
-        cpu::where_cond(this.0.size_bytes(), places, workers, out, (condition.src(), x.src(), y.src())),
+        cpu::where_cond(this.0.size_bytes(), places, workers, [out, condition, x, y]),
         Function::Where(this.0);
 }
 

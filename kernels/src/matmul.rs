@@ -152,7 +152,7 @@ impl<'a> MatrixProduct<'a> {
                 // column; see `Command::launch`.
                 move |batch, workers, (c, a, b, bias, _)| unsafe {
                     let bias = bias.map(|bias| (bias, bias_step));
-                    cpu::products(batch, workers, c, [a, b], cpu::initial(bias, how.add));
+                    cpu::products(batch, workers, c, [a, b], bias, how.add);
                     if how.relu {
                         cpu::positive_parts(workers, cost.0, c);
                     }

@@ -6,12 +6,11 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::marker::PhantomData;
 
-use device::{DType, DeviceKind, Element, bf16, f16, failure};
+use device::{DType, DeviceKind, Element, failure};
 use smallvec::SmallVec;
 
-use super::half::Half;
+use super::copy::copy;
 use super::lanes::ScratchMemory;
-use super::walk::map1;
 use crate::layout::{Dst, Layout, LoopAxis, Loops, Src, View};
 use crate::loops::Places;
 use crate::par::Workers;
@@ -60,33 +59,6 @@ impl Halves {
         }
         let span = view.layout.end().saturating_sub(view.layout.offset());
         Some(Box::new(Halves { dtype: view.dtype, places: places(view.layout), span }))
-    }
-
-    /// # Safety
-    /// The halves at `from` may be read, and `to` has room for all places.
-    unsafe fn widen(&self, workers: &Workers, from: Src<u8>, to: Dst<f32>) {
-        let places = &self.places;
-        // SAFETY: the caller promises readable elements of type `dtype` at `from` and room for all places at `to`,
-        // which is memory of its own.
-        unsafe {
-            match self.dtype {
-                DType::BF16 => map1::<false, _, _>(places, workers, to, from.cast::<bf16>(), bf16::widen),
-                _ => map1::<false, _, _>(places, workers, to, from.cast::<f16>(), f16::widen),
-            }
-        }
-    }
-
-    /// # Safety
-    /// All places at `from` have a value, and the halves at `to` may be written.
-    unsafe fn round(&self, workers: &Workers, from: Src<f32>, to: Dst<u8>) {
-        let places = &self.places;
-        // SAFETY: the caller promises a value at each place of `from` and writable elements of type `dtype` at `to`.
-        unsafe {
-            match self.dtype {
-                DType::BF16 => map1::<false, _, _>(places, workers, to.cast(), from, bf16::round),
-                _ => map1::<false, _, _>(places, workers, to.cast(), from, f16::round),
-            }
-        }
     }
 }
 
@@ -155,7 +127,9 @@ impl<'a> Stage<'a> {
         if read {
             // SAFETY: the caller promises that this command uses the operand, so its elements may be read; the memory
             // has room for `span` elements, and so for all places.
-            unsafe { halves.widen(self.workers, operand.at.src(), at) };
+            unsafe {
+                copy((DType::F32, halves.dtype), &halves.places, self.workers, at.cast(), operand.at.src())
+            };
         }
         let result = written.then_some((&**halves, operand.at));
         self.held.borrow_mut().push(Held { memory, result });
@@ -172,7 +146,10 @@ impl Drop for Stage<'_> {
             let Some((halves, to)) = result.filter(|_| !has_failed) else { continue };
             // SAFETY: the memory has a value at each place, as scratch is initialised and the kernel wrote its
             // results. The command uses the operand at `to`, and its body has ended.
-            unsafe { halves.round(self.workers, Src(memory.as_mut_ptr::<f32>().cast_const()), to) };
+            unsafe {
+                let from = Dst(memory.as_mut_ptr::<f32>()).cast().src();
+                copy((halves.dtype, DType::F32), &halves.places, self.workers, to, from);
+            }
         }
     }
 }

@@ -3,16 +3,15 @@
 use device::cuda::Queue;
 use device::{DType, Error, Result, Stream, bf16, f16};
 
-use crate::command::{Address, Command, Raw, no_scalars};
+use crate::command::{Command, Raw, no_scalars};
 use crate::cpu::copy as cpu;
 use crate::cuda::copy as cuda;
-use crate::elementwise::{Elements, launch};
+use crate::elementwise::launch;
 use crate::functions::Function;
 use crate::fuse::Fusible;
 use crate::half::{Half, odd_from_f64, odd_from_i64};
-use crate::layout::{Dst, View};
+use crate::layout::View;
 use crate::loops::Places;
-use crate::par::Workers;
 
 /// One value of any element type.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -130,31 +129,9 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
 pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     let (from, to) = (x.dtype, out.dtype);
     let op = if from == to { "copy" } else { "cast" };
-    launch(stream, op, Cast { to, from }, [out, x])
-}
-
-/// A conversion, or a copy of one type.
-#[derive(Clone, Copy)]
-struct Cast {
-    to: DType,
-    from: DType,
-}
-
-impl Elements<2> for Cast {
-    #[inline(always)]
-    unsafe fn run(self, places: &Places<2>, workers: &Workers, [out, x]: [Dst<u8>; 2]) {
-        // SAFETY: the contract of `Elements::run`, for elements of types `to` and `from`, is that of `cpu::copy`.
-        unsafe { cpu::copy((self.to, self.from), places, workers, out, x.src()) }
-    }
-
-    fn enqueue(self, queue: &Queue<'_>, places: &Places<2>, operands: [Address; 2]) -> Result<()> {
-        cuda::copy(queue, (self.to, self.from), places, operands)
-    }
-
-    #[inline(always)]
-    fn function(self) -> Function {
-        Function::Copy { to: self.to, from: self.from }
-    }
+    let enqueue =
+        move |queue: &Queue<'_>, _, places: &_, operands| cuda::copy(queue, (to, from), places, operands);
+    launch(stream, op, Function::Copy { to, from }, [out, x], enqueue)
 }
 
 #[cfg(test)]

@@ -6,52 +6,40 @@ use device::{DType, Error, Result, Stream};
 use crate::command::{Address, Command, WriteRead, no_scalars};
 use crate::cpu::elementwise as cpu;
 use crate::cuda::elementwise as cuda;
-use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Function, Gradient, UnaryOp};
+use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Function, UnaryOp};
 use crate::fuse::Fusible;
-use crate::layout::{Dst, View};
+use crate::layout::View;
 use crate::loops::Places;
-use crate::par::Workers;
 
-/// A function of elements as a command runs it, on operands of which the first is the result.
-pub(crate) trait Elements<const N: usize>: Copy + Send + Sync + 'static {
-    /// # Safety
-    /// As for [`map`](crate::cpu::walk::map), with elements of the function's types.
-    unsafe fn run(self, places: &Places<N>, workers: &Workers, operands: [Dst<u8>; N]);
-
-    fn function(self) -> Function;
-
-    /// Enqueues it on a CUDA device.
-    ///
-    /// # Errors
-    /// As for [`Queue::kernel`].
-    fn enqueue(self, queue: &Queue<'_>, places: &Places<N>, operands: [Address; N]) -> Result<()> {
-        cuda::run(queue, self.function(), places, operands)
-    }
-}
-
-/// Launches a function on operands of its types, of which the first is the result.
+/// Launches a function on operands of its types, of which the first is the result. `enqueue` is its body for CUDA.
 #[inline(always)]
 #[track_caller]
-pub(crate) fn launch<F: Elements<N>, const N: usize>(
+pub(crate) fn launch<const N: usize>(
     stream: &Stream,
     name: &'static str,
-    function: F,
+    function: Function,
     operands: [View<'_>; N],
-) -> Result<()> {
+    enqueue: impl Fn(&Queue<'_>, Function, &Places<N>, [Address; N]) -> Result<()> + Send + Sync + 'static,
+) -> Result<()>
+where
+    Function: cpu::Elements<N>,
+{
     let out = operands[0];
     for input in &operands[1..] {
         input.expect_shape_of(name, &out)?;
     }
     let places = Places::of(operands.each_ref().map(|operand| operand.layout));
-    Command::new(name, WriteRead(operands)).cost(out.layout.elements(), function.function().cost()).launch(
+    Command::new(name, WriteRead(operands)).cost(out.layout.elements(), function.cost()).launch(
         stream,
         (places, function),
         no_scalars,
-        |(places, function), operands| Fusible::function(function.function(), places, operands),
+        |(places, function), operands| Fusible::function(*function, places, operands),
         // SAFETY: `places` was made from the layouts of these operands, whose types were checked; see
         // `Command::launch`.
-        |(places, function), workers, operands| unsafe { function.run(places, workers, operands) },
-        |(places, function), queue, operands| function.enqueue(queue, places, operands),
+        |(places, function), workers, operands| unsafe {
+            cpu::Elements::run(*function, places, workers, operands)
+        },
+        move |(places, function), queue, operands| enqueue(queue, *function, places, operands),
     )
 }
 
@@ -98,7 +86,7 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
     op.check_scalar(dtype)?;
     let op = op.simplified();
     x.expect_dtype(name, dtype)?;
-    launch(stream, name, (op, dtype), [out, x])
+    launch(stream, name, Function::Unary(op, dtype), [out, x], cuda::run)
 }
 
 /// `out = g op'(x)`, element by element, with the derivative from what the op [saves](UnaryOp::saves), for floats.
@@ -118,7 +106,7 @@ pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, ou
     saved.expect_dtype(name, dtype)?;
     g.expect_dtype(name, dtype)?;
     let op = op.simplified();
-    launch(stream, name, (Gradient(op), dtype), [out, saved, g])
+    launch(stream, name, Function::Gradient(op, dtype), [out, saved, g], cuda::run)
 }
 
 /// `out = op(lhs, rhs)`, element by element.
@@ -138,7 +126,7 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
     }
     lhs.expect_dtype(name, dtype)?;
     rhs.expect_dtype(name, dtype)?;
-    launch(stream, name, (op, dtype), [out, lhs, rhs])
+    launch(stream, name, Function::Binary(op, dtype), [out, lhs, rhs], cuda::run)
 }
 
 /// A gradient of a binary op, `out = op(lhs, rhs, g)`, element by element, for floats.
@@ -163,7 +151,7 @@ pub fn binary_grad(
     for input in [&lhs, &rhs, &g] {
         input.expect_dtype(name, dtype)?;
     }
-    launch(stream, name, (op, dtype), [out, lhs, rhs, g])
+    launch(stream, name, Function::BinaryGradient(op, dtype), [out, lhs, rhs, g], cuda::run)
 }
 
 /// `out = lhs op rhs`, element by element, as truth values.
@@ -177,7 +165,7 @@ pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out
     let (name, dtype) = (op.name(), lhs.dtype);
     rhs.expect_dtype(name, dtype)?;
     out.expect_dtype(name, DType::Bool)?;
-    launch(stream, name, (op, dtype), [out, lhs, rhs])
+    launch(stream, name, Function::Compare(op, dtype), [out, lhs, rhs], cuda::run)
 }
 
 /// `out = not x`, on truth values.
@@ -191,7 +179,7 @@ pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "logical_not";
     x.expect_dtype(OP, DType::Bool)?;
     out.expect_dtype(OP, DType::Bool)?;
-    launch(stream, OP, Not, [out, x])
+    launch(stream, OP, Function::Not, [out, x], cuda::run)
 }
 
 /// `out = if condition { x } else { y }`, element by element.
@@ -215,53 +203,7 @@ pub fn where_cond(
     for input in [&x, &y] {
         input.expect_dtype(OP, out.dtype)?;
     }
-    launch(stream, OP, Where(out.dtype), [out, condition, x, y])
-}
-
-/// Implements [`Elements`]: the type, its number of operands, the body for a CPU, and the function.
-macro_rules! elements {
-    ($(
-        $This:ty, $count:literal: |$this:ident, $places:ident, $workers:ident, [$($operand:ident),+]| $cpu:expr,
-        $function:expr;
-    )+) => {$(
-        impl Elements<$count> for $This {
-            #[inline(always)]
-            unsafe fn run(self, $places: &Places<$count>, $workers: &Workers, [$($operand),+]: [Dst<u8>; $count]) {
-                let $this = self;
-                // SAFETY: the contract is the same.
-                unsafe { $cpu }
-            }
-
-            #[inline(always)]
-            fn function(self) -> Function {
-                let $this = self;
-                $function
-            }
-        }
-    )+};
-}
-
-#[derive(Clone, Copy)]
-struct Not;
-
-#[derive(Clone, Copy)]
-struct Where(DType);
-
-elements! {
-    (UnaryOp, DType), 2: |this, places, workers, [out, x]|
-        cpu::run(this.0, this.1, places, workers, [out, x]), Function::Unary(this.0, this.1);
-    (Gradient, DType), 3: |this, places, workers, [out, saved, g]|
-        cpu::run(this.0, this.1, places, workers, [out, saved, g]), Function::Gradient(this.0.0, this.1);
-    (BinaryOp, DType), 3: |this, places, workers, [out, x, y]|
-        cpu::run(this.0, this.1, places, workers, [out, x, y]), Function::Binary(this.0, this.1);
-    (BinaryGradOp, DType), 4: |this, places, workers, [out, x, y, g]|
-        cpu::run(this.0, this.1, places, workers, [out, x, y, g]), Function::BinaryGradient(this.0, this.1);
-    (CompareOp, DType), 3: |this, places, workers, [out, x, y]|
-        cpu::compare(this.0, this.1, places, workers, [out, x, y]), Function::Compare(this.0, this.1);
-    Not, 2: |_this, places, workers, [out, x]| cpu::logical_not(places, workers, [out, x]), Function::Not;
-    Where, 4: |this, places, workers, [out, condition, x, y]|
-        cpu::where_cond(this.0.size_bytes(), places, workers, [out, condition, x, y]),
-        Function::Where(this.0);
+    launch(stream, OP, Function::Where(out.dtype), [out, condition, x, y], cuda::run)
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
 //! Chains by blocks, which stay in the first cache: each function runs on a block as it would on all elements.
 
+use std::array::from_fn;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::copy::copy;
-use super::elementwise::{compare, logical_not, run, where_cond};
+use super::elementwise::Elements;
 use super::for_bits;
 use super::walk::collect;
 use crate::chain::{Chain, OPERANDS, Operand, Value};
-use crate::functions::{Function, Gradient};
+use crate::functions::Function;
 use crate::layout::Dst;
 use crate::loops::Places;
 use crate::par::{Workers, for_range};
@@ -148,39 +148,28 @@ impl Blocks {
             }
             // SAFETY: each place is an operand's elements `part`, a slot with room for them, or an earlier step's
             // result, in the type that the step's function takes.
-            unsafe { apply(step.function, part.len(), places) };
+            unsafe {
+                match step.arguments.len() {
+                    1 => apply::<2>(step.function, part.len(), &places),
+                    2 => apply::<3>(step.function, part.len(), &places),
+                    _ => apply::<4>(step.function, part.len(), &places),
+                }
+            }
         }
     }
 }
 
-/// Runs a function on `elements` elements, from places and at steps of which the first are the result's.
+/// Runs a function on `elements` elements at addresses and with steps, of which the first are the result's.
 ///
 /// # Safety
 /// They may be read, and the result's be written; they are of the function's types. The result may be an argument, element
 /// for element.
-unsafe fn apply(function: Function, elements: usize, places: [(Dst<u8>, isize); 4]) {
-    fn at<const N: usize>(elements: usize, places: [(Dst<u8>, isize); 4]) -> Places<N> {
-        Places::Run { elements, steps: std::array::from_fn(|k| places[k].1) }
-    }
-    let [out, x, y, z] = places.map(|(at, _)| at);
-    // SAFETY: the caller promises `elements` elements at each place, of the types that `function` names, and that the
-    // result overlaps an argument only element for element. That is the contract of each function below.
-    unsafe {
-        match function {
-            Function::Unary(op, dtype) => run(op, dtype, &at(elements, places), &None, [out, x]),
-            Function::Gradient(op, dtype) => {
-                run(Gradient(op), dtype, &at(elements, places), &None, [out, x, y]);
-            }
-            Function::Binary(op, dtype) => run(op, dtype, &at(elements, places), &None, [out, x, y]),
-            Function::BinaryGradient(op, dtype) => {
-                run(op, dtype, &at(elements, places), &None, [out, x, y, z]);
-            }
-            Function::Compare(op, dtype) => compare(op, dtype, &at(elements, places), &None, [out, x, y]),
-            Function::Not => logical_not(&at(elements, places), &None, [out, x]),
-            Function::Where(dtype) => {
-                where_cond(dtype.size_bytes(), &at(elements, places), &None, [out, x, y, z]);
-            }
-            Function::Copy { to, from } => copy((to, from), &at(elements, places), &None, out, x.src()),
-        }
-    }
+unsafe fn apply<const N: usize>(function: Function, elements: usize, operands: &[(Dst<u8>, isize); 4])
+where
+    Function: Elements<N>,
+{
+    let places = Places::Run { elements, steps: from_fn(|k| operands[k].1) };
+    // SAFETY: the caller promises `elements` elements at each address, of the types that `function` names, and that the
+    // result overlaps an argument only element for element.
+    unsafe { function.run(&places, &None, from_fn(|k| operands[k].0)) }
 }

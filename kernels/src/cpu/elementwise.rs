@@ -3,47 +3,92 @@
 use device::{DType, bf16, f16};
 
 use super::activations::Activations;
+use super::copy::copy;
 use super::half::by_blocks;
 use super::number::{Number, Real};
 use super::walk::{map, select};
 use super::{for_bits, inlined};
-use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Gradient, UnaryOp};
+use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Function, Gradient, UnaryOp};
 use crate::layout::{Dst, Src};
 use crate::loops::Places;
 use crate::par::Workers;
 use crate::{binary_functions, binary_gradients, comparisons, unary_functions};
 
+/// Elementwise functions of `N` operands, the first of which is the result.
+pub(crate) trait Elements<const N: usize> {
+    /// Runs the function.
+    ///
+    /// # Safety
+    /// As for [`map`], with elements of the function's types. The launcher has refused functions that a type lacks.
+    unsafe fn run(self, places: &Places<N>, workers: &Workers, operands: [Dst<u8>; N]);
+}
+
+macro_rules! elements {
+    ($($count:literal: |$places:ident, $workers:ident, $operands:ident| { $($function:pat => $body:expr,)+ })+) => {$(
+        impl Elements<$count> for Function {
+            #[inline(always)]
+            unsafe fn run(self, $places: &Places<$count>, $workers: &Workers, $operands: [Dst<u8>; $count]) {
+                // SAFETY: the contract is the same.
+                unsafe {
+                    match self {
+                        $($function => $body,)+
+                        // One of other operands.
+                        _ => {}
+                    }
+                }
+            }
+        }
+    )+};
+}
+
+elements! {
+    2: |places, workers, operands| {
+        Function::Unary(op, dtype) => run(op, dtype, places, workers, &operands),
+        Function::Not => logical_not(places, workers, operands),
+        Function::Copy { to, from } => copy((to, from), places, workers, operands[0], operands[1].src()),
+    }
+    3: |places, workers, operands| {
+        Function::Gradient(op, dtype) => run(Gradient(op), dtype, places, workers, &operands),
+        Function::Binary(op, dtype) => run(op, dtype, places, workers, &operands),
+        Function::Compare(op, dtype) => compare(op, dtype, places, workers, operands),
+    }
+    4: |places, workers, operands| {
+        Function::BinaryGradient(op, dtype) => run(op, dtype, places, workers, &operands),
+        Function::Where(dtype) => where_cond(dtype.size_bytes(), places, workers, operands),
+    }
+}
+
 /// A function of elements as a body for each type; of its operands the first is the result.
 ///
 /// # Safety
 /// As for [`map`], with elements of type `T`.
-pub(crate) trait Body<const N: usize>: Copy + Sync {
+trait Body<const N: usize>: Copy + Sync {
     /// For integers, if it is a function of these.
-    unsafe fn of_numbers<T: Number>(self, _: &Places<N>, _: &Workers, _: [Dst<T>; N]) {}
+    unsafe fn of_numbers<T: Number>(self, _: &Places<N>, _: &Workers, _: &[Dst<u8>; N]) {}
 
-    unsafe fn of_floats<T: Real>(self, places: &Places<N>, workers: &Workers, operands: [Dst<T>; N]);
+    unsafe fn of_floats<T: Real>(self, places: &Places<N>, workers: &Workers, operands: &[Dst<u8>; N]);
 }
 
 /// Runs a function on elements of type `dtype`.
 ///
 /// # Safety
 /// As for [`map`], with elements of type `dtype`. The launcher has refused functions that the type lacks.
-pub(crate) unsafe fn run<const N: usize>(
+unsafe fn run<const N: usize>(
     body: impl Body<N>,
     dtype: DType,
     places: &Places<N>,
     workers: &Workers,
-    operands: [Dst<u8>; N],
+    operands: &[Dst<u8>; N],
 ) {
     // SAFETY: the caller keeps the contract of `map` for elements of type `dtype`, which the arms cast to.
     unsafe {
         match dtype {
-            DType::F32 => body.of_floats::<f32>(places, workers, operands.map(Dst::cast)),
-            DType::F64 => body.of_floats::<f64>(places, workers, operands.map(Dst::cast)),
-            DType::I64 => body.of_numbers::<i64>(places, workers, operands.map(Dst::cast)),
-            DType::U8 => body.of_numbers(places, workers, operands),
-            DType::BF16 | DType::F16 => by_blocks(dtype, places, workers, operands, |places, operands| {
-                body.of_floats::<f32>(places, &None, operands);
+            DType::F32 => body.of_floats::<f32>(places, workers, operands),
+            DType::F64 => body.of_floats::<f64>(places, workers, operands),
+            DType::I64 => body.of_numbers::<i64>(places, workers, operands),
+            DType::U8 => body.of_numbers::<u8>(places, workers, operands),
+            DType::BF16 | DType::F16 => by_blocks(dtype, places, workers, *operands, |places, operands| {
+                body.of_floats::<f32>(places, &None, &operands.map(Dst::cast));
             }),
             _ => {}
         }
@@ -94,15 +139,16 @@ macro_rules! unary_bodies {
             self,
             places: &Places<2>,
             workers: &Workers,
-            [out, x]: [Dst<T>; 2],
+            operands: &[Dst<u8>; 2],
         ) {
+            let (out, x) = (operands[0].cast(), operands[1].cast().src());
             #[allow(unreachable_patterns)]
             match self {
                 $(UnaryOp::$variant $(($($number),+))? => {
                     $($(let $number = T::$from($number);)+)?
                     const WIDE: bool = matches!(Vectors::$width, Vectors::Wide);
                     // SAFETY: the contract is the same.
-                    unsafe { map::<WIDE, _, _, _, _>(places, workers, out, [x.src()], of_one::<T, _>($cpu)) };
+                    unsafe { map::<WIDE, _, _, _, _>(places, workers, out, [x], of_one::<T, _>($cpu)) };
                 })*
                 _ => {}
             }
@@ -118,9 +164,9 @@ macro_rules! unary_bodies {
             self,
             places: &Places<3>,
             workers: &Workers,
-            [out, saved, g]: [Dst<T>; 3],
+            operands: &[Dst<u8>; 3],
         ) {
-            let inputs = [saved.src(), g.src()];
+            let (out, inputs) = (operands[0].cast(), [operands[1].cast().src(), operands[2].cast().src()]);
             $(gradient!(
                 (self, places, workers, out, inputs), $variant $(($($from $number),+))? $width $($slope)?
             );)*
@@ -154,9 +200,9 @@ macro_rules! binary_bodies {
                 self,
                 places: &Places<3>,
                 workers: &Workers,
-                [out, x, y]: [Dst<T>; 3],
+                operands: &[Dst<u8>; 3],
             ) {
-                let inputs = [x.src(), y.src()];
+                let (out, inputs) = (operands[0].cast(), [operands[1].cast().src(), operands[2].cast().src()]);
                 // SAFETY: the contract is the same.
                 unsafe {
                     match self {
@@ -167,9 +213,9 @@ macro_rules! binary_bodies {
                 }
             }
 
-            unsafe fn of_floats<T: Real>(self, places: &Places<3>, workers: &Workers, operands: [Dst<T>; 3]) {
+            unsafe fn of_floats<T: Real>(self, places: &Places<3>, workers: &Workers, operands: &[Dst<u8>; 3]) {
                 // SAFETY: the contract is the same.
-                unsafe { self.of_numbers(places, workers, operands) }
+                unsafe { self.of_numbers::<T>(places, workers, operands) }
             }
         }
     };
@@ -185,9 +231,10 @@ macro_rules! binary_grad_bodies {
                 self,
                 places: &Places<4>,
                 workers: &Workers,
-                [out, x, y, g]: [Dst<T>; 4],
+                operands: &[Dst<u8>; 4],
             ) {
-                let inputs = [x.src(), y.src(), g.src()];
+                let (out, [x, y, g]) = (operands[0].cast(), [operands[1], operands[2], operands[3]]);
+                let inputs = [x.cast().src(), y.cast().src(), g.cast().src()];
                 // SAFETY: the contract is the same.
                 unsafe {
                     match self {
@@ -207,7 +254,7 @@ binary_gradients!(binary_grad_bodies);
 ///
 /// # Safety
 /// As for [`map`], with inputs of type `dtype`.
-pub(crate) unsafe fn compare(
+unsafe fn compare(
     op: CompareOp,
     dtype: DType,
     places: &Places<3>,
@@ -260,7 +307,7 @@ comparisons!(compare_bodies);
 ///
 /// # Safety
 /// As for [`map`].
-pub(crate) unsafe fn logical_not(places: &Places<2>, workers: &Workers, [out, x]: [Dst<u8>; 2]) {
+unsafe fn logical_not(places: &Places<2>, workers: &Workers, [out, x]: [Dst<u8>; 2]) {
     // SAFETY: the caller keeps the contract of `map`, and bools are stored as bytes.
     unsafe { map::<false, _, _, _, _>(places, workers, out, [x.src()], |[x]: [u8; 1]| u8::from(x == 0)) }
 }
@@ -269,7 +316,7 @@ pub(crate) unsafe fn logical_not(places: &Places<2>, workers: &Workers, [out, x]
 ///
 /// # Safety
 /// As for [`map`].
-pub(crate) unsafe fn where_cond(
+unsafe fn where_cond(
     size: usize,
     places: &Places<4>,
     workers: &Workers,

@@ -9,10 +9,10 @@ use smallvec::SmallVec;
 
 use super::{Command, Commands, Fuser, Fusion};
 use crate::command::Address;
-use crate::cpu::elementwise;
+use crate::cpu::elementwise::Elements;
 use crate::cpu::lanes::Lanes;
 use crate::cuda::optim::enqueue;
-use crate::functions::BinaryOp;
+use crate::functions::{BinaryOp, Function};
 use crate::layout::Dst;
 use crate::loops::{LoopAxis, Loops, Places};
 use crate::par::{Workers, for_range};
@@ -148,7 +148,7 @@ impl RuleUpdate {
                 // SAFETY: a step with an addend is merged only if all operands are dense, so the block's elements
                 // follow the addresses; the caller vouches for them. `sums` has a word for each element of a block.
                 unsafe {
-                    elementwise::run(BinaryOp::Add, *dtype, &places, &None, terms);
+                    Function::Binary(BinaryOp::Add, *dtype).run(&places, &None, terms);
                     step.run(*dtype, &loops, &None, operands);
                 }
             }

@@ -8,8 +8,9 @@ use device::{Binder, DType, Fused, Result};
 use super::{Commands, Fuser, Fusible, Fusion, Mapped, NormWeights};
 use crate::chain::Operand;
 use crate::command::{Address, Held};
+use crate::cpu::elementwise::Elements;
 use crate::cpu::lanes::Lanes;
-use crate::cpu::{elementwise, normalize as cpu};
+use crate::cpu::normalize as cpu;
 use crate::cuda::normalize as cuda;
 use crate::functions::{BinaryOp, Function};
 use crate::layout::{Dst, Src};
@@ -215,7 +216,7 @@ impl Fusion for Added {
                 // SAFETY: the addresses are those of `rest` rows from `row` on, and `rest` ends before a term
                 // repeats. Parts write disjoint rows; terms are only read. The caller vouches for the operands.
                 unsafe {
-                    elementwise::run(BinaryOp::Add, dtype, &places, &None, [x, terms[0], terms[1]]);
+                    Function::Binary(BinaryOp::Add, dtype).run(&places, &None, [x, terms[0], terms[1]]);
                     let elements = (out.cast(), x.src().cast());
                     cpu::forward::<T>(&(rows, rest), &None, eps, elements, affine.map(read), statistics);
                 }
@@ -263,7 +264,7 @@ impl Fusion for Merged {
         // command, whose operands are contiguous with as many elements.
         unsafe {
             cpu::backward::<T>(rows, workers, from, (read(mean), rstd.src().cast()), grads);
-            elementwise::run(BinaryOp::Add, *dtype, &places, workers, [self.out, first, second]);
+            Function::Binary(BinaryOp::Add, *dtype).run(&places, workers, [self.out, first, second]);
         }
     }
 

@@ -143,21 +143,22 @@ unsafe fn copy_bits<T: Copy>(walk: &Places<2>, workers: &Workers, out: Dst<T>, x
     }
 }
 
-/// The fewest rows and columns of a copy that goes through tiles. Such a copy takes so many rows at a time, which it writes
-/// from their starts to their ends.
+/// The fewest rows and columns of a copy that goes through tiles.
 const TILE: usize = 8;
+/// Rows of a part when a copy is split over threads.
+const STRIPE: usize = 64;
 
 impl Tiles {
     /// # Safety
     /// As for [`map`]; `out` does not overlap `x`.
     unsafe fn copy<T: Copy>(&self, workers: &Workers, out: Dst<T>, x: Src<T>) {
         let Tiles { outer, rows, columns } = self;
-        let stripes = rows.size.div_ceil(TILE);
-        for_range(workers, outer.elements * stripes, 8, &|range| {
+        let stripes = rows.size.div_ceil(STRIPE);
+        for_range(workers, outer.elements * stripes, 1, &|range| {
             for index in range {
                 let [at_out, at_x] = outer.offsets(index / stripes);
-                let first = (index % stripes * TILE) as isize;
-                let stripe = TILE.min(rows.size - first as usize);
+                let first = (index % stripes * STRIPE) as isize;
+                let stripe = STRIPE.min(rows.size - first as usize);
                 let from = Matrix { ptr: x.at(at_x + first).cast_mut(), row: 1, col: columns.strides[1] };
                 let to =
                     Matrix { ptr: out.at(at_out + first * rows.strides[0]), row: rows.strides[0], col: 1 };

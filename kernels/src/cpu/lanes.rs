@@ -208,12 +208,15 @@ unsafe fn transpose_by<T: Copy, S: Simd, const TILE: usize>(
             let (from, to) = at(i, j);
             // SAFETY: the tile is within both matrices, which do not overlap. Vectors of eight words mean AVX on x86-64.
             unsafe {
-                if cfg!(target_arch = "x86_64") && size_of::<T>() == 4 && S::F32_LANES >= TILE {
-                    #[cfg(target_arch = "x86_64")]
+                #[cfg(target_arch = "x86_64")]
+                if S::F32_LANES >= 8 && size_of::<T>() == 4 {
                     transpose_words(from.cast(), from_row, to.cast(), to_row);
-                } else {
-                    transpose_tile::<T, TILE>(from, from_row, to, to_row);
+                    continue;
+                } else if S::F64_LANES >= 4 && size_of::<T>() == 8 {
+                    transpose_doubles(from.cast(), from_row, to.cast(), to_row);
+                    continue;
                 }
+                transpose_tile::<T, TILE>(from, from_row, to, to_row);
             }
         }
     }
@@ -280,6 +283,34 @@ unsafe fn transpose_words(from: *const f32, from_row: isize, to: *mut f32, to_ro
             put(1, _mm256_shuffle_ps::<0b11_10_11_10>(a, c));
             put(2, _mm256_shuffle_ps::<0b01_00_01_00>(b, d));
             put(3, _mm256_shuffle_ps::<0b11_10_11_10>(b, d));
+        }
+    }
+}
+
+/// Writes the transpose of a block of four rows of four words of 64 bits.
+///
+/// # Safety
+/// As for [`transpose`], on a machine that has AVX.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn transpose_doubles(from: *const f64, from_row: isize, to: *mut f64, to_row: isize) {
+    use std::arch::x86_64::{
+        _mm_loadu_pd, _mm256_castpd128_pd256, _mm256_insertf128_pd, _mm256_storeu_pd, _mm256_unpackhi_pd,
+        _mm256_unpacklo_pd,
+    };
+    // SAFETY: the caller promises four rows of four elements to read and to write, and AVX, for which this is compiled.
+    unsafe {
+        for col in [0, 2] {
+            // Two elements of row r beside two of row r + 2.
+            let pair = |r: isize| {
+                let low = _mm_loadu_pd(from.offset(r * from_row + col));
+                let high = _mm_loadu_pd(from.offset((r + 2) * from_row + col));
+                _mm256_insertf128_pd::<1>(_mm256_castpd128_pd256(low), high)
+            };
+            let (r0, r1) = (pair(0), pair(1));
+            _mm256_storeu_pd(to.offset(col * to_row), _mm256_unpacklo_pd(r0, r1));
+            _mm256_storeu_pd(to.offset((col + 1) * to_row), _mm256_unpackhi_pd(r0, r1));
         }
     }
 }

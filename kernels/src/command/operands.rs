@@ -28,7 +28,7 @@ pub(crate) struct Access {
     /// Whether the body reads the elements of an operand before it writes them.
     keep: bool,
     /// Index in a list of operands: an operand that is read in place may only be what is written at the same index.
-    group: usize,
+    group: u32,
 }
 
 impl Access {
@@ -414,7 +414,7 @@ macro_rules! vec_of {
 
 list!(option, |all, f| all.as_ref().map(f), |access, _index| access.group);
 list!(array, |all, f| all.each_ref().map(f), |access, _index| access.group, const N);
-list!(vec_of, |all, f| all.iter().map(f).collect(), |access, index| index);
+list!(vec_of, |all, f| all.iter().map(f).collect(), |access, index| index as u32);
 
 /// Operands next to each other: a tuple, whose length no function can be generic over.
 macro_rules! tuple {

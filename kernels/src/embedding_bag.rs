@@ -3,7 +3,7 @@
 //! The three kernels are the derivatives of one form, `Σ_j w_j <g[bag of j], table[index of j]>`, for `g`, for the table
 //! and for the weights; so are their own derivatives.
 
-use device::{Error, Result, Stream};
+use device::{Element, Error, Result, Stream};
 
 use crate::command::{Command, Read, for_float};
 use crate::cpu::embedding_bag as cpu;
@@ -131,7 +131,7 @@ pub fn embedding_bag_weights_grad(
 type BagOperands<'a, T> = (Read<'a, i64>, Option<Read<'a, i64>>, Option<Read<'a, T>>);
 
 impl<'a> Bags<'a> {
-    fn operands<T>(&self) -> BagOperands<'a, T> {
+    fn operands<T: Element>(&self) -> BagOperands<'a, T> {
         let offsets = self.offsets.map(|offsets| offsets.read().exact());
         (self.indices.read().exact(), offsets, self.weights.map(View::read))
     }

@@ -16,8 +16,6 @@ pub(crate) trait Lanes: Real + Scratch {
     type Vector<S: Simd>: Copy;
     /// Which elements of a vector are meant.
     type Mask<S: Simd>: Copy;
-    /// Rows and columns of the blocks of [`Lanes::transpose_block`].
-    const BLOCK: usize;
 
     /// Elements of a vector.
     fn lanes<S: Simd>() -> usize;
@@ -81,16 +79,6 @@ pub(crate) trait Lanes: Real + Scratch {
     /// # Safety
     /// The elements of the mask at `to` can be written.
     unsafe fn store_masked<S: Simd>(simd: S, mask: Self::Mask<S>, to: *mut Self, value: Self::Vector<S>);
-    /// Writes the transpose of a square block of `BLOCK` rows, `from_row` and `to_row` elements apart.
-    ///
-    /// # Safety
-    /// The blocks can be read and written, do not overlap, and on x86-64 the machine has AVX.
-    unsafe fn transpose_block(from: *const Self, from_row: isize, to: *mut Self, to_row: isize) {
-        // SAFETY: the caller promises blocks of `BLOCK` by `BLOCK` elements that can be read and written and do not
-        // overlap.
-        unsafe { transpose_plain(Self::BLOCK, Self::BLOCK, from, from_row, to, to_row) }
-    }
-
     /// Elements of a vector of the instruction set that `arch` has chosen.
     fn lanes_of(arch: Arch) -> usize {
         struct Ask<T>(std::marker::PhantomData<T>);
@@ -159,75 +147,18 @@ macro_rules! vectors {
 }
 
 impl Lanes for f32 {
-    const BLOCK: usize = 8;
     vectors! {
         f32s, m32s, F32_LANES, splat_f32s, less_than_f32s, select_f32s, mask_between_m32s, mask_load_ptr_f32s,
         mask_store_ptr_f32s, v_add(a, b) = add_f32s, v_sub(a, b) = sub_f32s, v_mul(a, b) = mul_f32s,
         v_div(a, b) = div_f32s, v_sqrt(a) = sqrt_f32s, mul_add(a, b, c) = mul_add_f32s
     }
-
-    #[cfg(target_arch = "x86_64")]
-    #[inline]
-    #[target_feature(enable = "avx")]
-    unsafe fn transpose_block(from: *const f32, from_row: isize, to: *mut f32, to_row: isize) {
-        use std::arch::x86_64::{
-            __m256, _mm_loadu_ps, _mm256_castps128_ps256, _mm256_insertf128_ps, _mm256_shuffle_ps,
-            _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
-        };
-        // SAFETY: the caller promises eight rows of eight elements to read and to write, and AVX, for which this is
-        // compiled.
-        unsafe {
-            for col in [0, 4] {
-                // Four elements of row r beside four of row r + 4, so that lanes need not be crossed later.
-                let pair = |r: isize| {
-                    let low = _mm_loadu_ps(from.offset(r * from_row + col));
-                    let high = _mm_loadu_ps(from.offset((r + 4) * from_row + col));
-                    _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high)
-                };
-                let (r0, r1, r2, r3) = (pair(0), pair(1), pair(2), pair(3));
-                let (a, b) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpackhi_ps(r0, r1));
-                let (c, d) = (_mm256_unpacklo_ps(r2, r3), _mm256_unpackhi_ps(r2, r3));
-                let put = |r: isize, row: __m256| _mm256_storeu_ps(to.offset((col + r) * to_row), row);
-                put(0, _mm256_shuffle_ps::<0b01_00_01_00>(a, c));
-                put(1, _mm256_shuffle_ps::<0b11_10_11_10>(a, c));
-                put(2, _mm256_shuffle_ps::<0b01_00_01_00>(b, d));
-                put(3, _mm256_shuffle_ps::<0b11_10_11_10>(b, d));
-            }
-        }
-    }
 }
 
 impl Lanes for f64 {
-    const BLOCK: usize = 4;
     vectors! {
         f64s, m64s, F64_LANES, splat_f64s, less_than_f64s, select_f64s, mask_between_m64s, mask_load_ptr_f64s,
         mask_store_ptr_f64s, v_add(a, b) = add_f64s, v_sub(a, b) = sub_f64s, v_mul(a, b) = mul_f64s,
         v_div(a, b) = div_f64s, v_sqrt(a) = sqrt_f64s, mul_add(a, b, c) = mul_add_f64s
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[inline]
-    #[target_feature(enable = "avx")]
-    unsafe fn transpose_block(from: *const f64, from_row: isize, to: *mut f64, to_row: isize) {
-        use std::arch::x86_64::{
-            _mm_loadu_pd, _mm256_castpd128_pd256, _mm256_insertf128_pd, _mm256_storeu_pd, _mm256_unpackhi_pd,
-            _mm256_unpacklo_pd,
-        };
-        // SAFETY: the caller promises four rows of four elements to read and to write, and AVX, for which this is
-        // compiled.
-        unsafe {
-            for col in [0, 2] {
-                // Two elements of row r beside two of row r + 2.
-                let pair = |r: isize| {
-                    let low = _mm_loadu_pd(from.offset(r * from_row + col));
-                    let high = _mm_loadu_pd(from.offset((r + 2) * from_row + col));
-                    _mm256_insertf128_pd::<1>(_mm256_castpd128_pd256(low), high)
-                };
-                let (r0, r1) = (pair(0), pair(1));
-                _mm256_storeu_pd(to.offset(col * to_row), _mm256_unpacklo_pd(r0, r1));
-                _mm256_storeu_pd(to.offset((col + 1) * to_row), _mm256_unpackhi_pd(r0, r1));
-            }
-        }
     }
 }
 
@@ -236,7 +167,7 @@ impl Lanes for f64 {
 /// # Safety
 /// All elements can be read and written, and the two matrices do not overlap.
 #[inline(always)]
-pub(crate) unsafe fn transpose<T: Lanes, S: Simd>(
+pub(crate) unsafe fn transpose<T: Copy, S: Simd>(
     rows: usize,
     cols: usize,
     from: *const T,
@@ -244,29 +175,22 @@ pub(crate) unsafe fn transpose<T: Lanes, S: Simd>(
     to: *mut T,
     to_row: isize,
 ) {
-    // Vectors this wide mean AVX on x86-64.
-    let in_blocks = T::lanes::<S>() >= T::BLOCK;
-    for i in (0..rows).step_by(T::BLOCK) {
-        let m = T::BLOCK.min(rows - i);
-        for j in (0..cols).step_by(T::BLOCK) {
-            let n = T::BLOCK.min(cols - j);
-            // SAFETY: `i + m` and `j + n` are at most the sizes of both matrices, which do not overlap. Vectors of
-            // `BLOCK` elements mean AVX on x86-64.
-            unsafe {
-                let from = from.offset(i as isize * from_row).add(j);
-                let to = to.offset(j as isize * to_row).add(i);
-                if in_blocks && m == T::BLOCK && n == T::BLOCK {
-                    T::transpose_block(from, from_row, to, to_row);
-                } else {
-                    transpose_plain(m, n, from, from_row, to, to_row);
-                }
-            }
+    // SAFETY: the contract is the same.
+    unsafe {
+        if size_of::<T>() == 8 {
+            transpose_by::<T, S, 4>(rows, cols, from, from_row, to, to_row);
+        } else {
+            transpose_by::<T, S, 8>(rows, cols, from, from_row, to, to_row);
         }
     }
 }
 
+/// Transposes tiles of `TILE` rows and columns, and then what is left at the edges.
+///
+/// # Safety
+/// As for [`transpose`].
 #[inline(always)]
-unsafe fn transpose_plain<T: Copy>(
+unsafe fn transpose_by<T: Copy, S: Simd, const TILE: usize>(
     rows: usize,
     cols: usize,
     from: *const T,
@@ -274,10 +198,141 @@ unsafe fn transpose_plain<T: Copy>(
     to: *mut T,
     to_row: isize,
 ) {
+    let at = inlined!(|i: usize, j: usize| {
+        let from = from.wrapping_offset(i as isize * from_row).wrapping_add(j);
+        (from, to.wrapping_offset(j as isize * to_row).wrapping_add(i))
+    });
+    let [whole_rows, whole_cols] = [rows / TILE * TILE, cols / TILE * TILE];
+    for i in (0..whole_rows).step_by(TILE) {
+        for j in (0..whole_cols).step_by(TILE) {
+            let (from, to) = at(i, j);
+            // SAFETY: the tile is within both matrices, which do not overlap. Vectors of eight words mean AVX on x86-64.
+            unsafe {
+                #[cfg(target_arch = "x86_64")]
+                if S::F32_LANES >= 8 && size_of::<T>() == 4 {
+                    transpose_words(from.cast(), from_row, to.cast(), to_row);
+                    continue;
+                } else if S::F64_LANES >= 4 && size_of::<T>() == 8 {
+                    transpose_doubles(from.cast(), from_row, to.cast(), to_row);
+                    continue;
+                }
+                transpose_tile::<T, TILE>(from, from_row, to, to_row);
+            }
+        }
+    }
     for i in 0..rows {
-        for j in 0..cols {
-            // SAFETY: `i` and `j` are below the sizes of both matrices, whose elements the caller vouches for.
-            unsafe { *to.offset(j as isize * to_row).add(i) = *from.offset(i as isize * from_row).add(j) }
+        for j in if i < whole_rows { whole_cols } else { 0 }..cols {
+            let (from, to) = at(i, j);
+            // SAFETY: `i` and `j` are a row and a column of both matrices.
+            unsafe { *to = *from };
+        }
+    }
+}
+
+/// Writes the transpose of a tile.
+///
+/// # Safety
+/// As for [`transpose`].
+#[inline(always)]
+unsafe fn transpose_tile<T: Copy, const TILE: usize>(
+    from: *const T,
+    from_row: isize,
+    to: *mut T,
+    to_row: isize,
+) {
+    // SAFETY: the caller promises `TILE` rows of `TILE` elements on both sides.
+    unsafe {
+        let mut tile = [[*from; TILE]; TILE];
+        for (i, row) in tile.iter_mut().enumerate() {
+            *row = from.offset(i as isize * from_row).cast::<[T; TILE]>().read_unaligned();
+        }
+        let tile: [[T; TILE]; TILE] = std::array::from_fn(|j| tile.map(|row| row[j]));
+        for (j, row) in tile.into_iter().enumerate() {
+            to.offset(j as isize * to_row).cast::<[T; TILE]>().write_unaligned(row);
+        }
+    }
+}
+
+/// Writes the transpose of a block of eight rows of eight words.
+///
+/// # Safety
+/// As for [`transpose`], on a machine that has AVX.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn transpose_words(from: *const f32, from_row: isize, to: *mut f32, to_row: isize) {
+    use std::arch::x86_64::{
+        __m256, _mm_loadu_ps, _mm256_castps128_ps256, _mm256_insertf128_ps, _mm256_shuffle_ps,
+        _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    };
+    // SAFETY: the caller promises eight rows of eight elements to read and to write, and AVX, for which this is
+    // compiled.
+    unsafe {
+        for col in [0, 4] {
+            // Four elements of row r beside four of row r + 4, so that lanes need not be crossed later.
+            let pair = inlined!(|r: isize| {
+                let low = _mm_loadu_ps(from.offset(r * from_row + col));
+                let high = _mm_loadu_ps(from.offset((r + 4) * from_row + col));
+                _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high)
+            });
+            let (r0, r1, r2, r3) = (pair(0), pair(1), pair(2), pair(3));
+            let (a, b) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpackhi_ps(r0, r1));
+            let (c, d) = (_mm256_unpacklo_ps(r2, r3), _mm256_unpackhi_ps(r2, r3));
+            let put = inlined!(|r: isize, row: __m256| _mm256_storeu_ps(to.offset((col + r) * to_row), row));
+            put(0, _mm256_shuffle_ps::<0b01_00_01_00>(a, c));
+            put(1, _mm256_shuffle_ps::<0b11_10_11_10>(a, c));
+            put(2, _mm256_shuffle_ps::<0b01_00_01_00>(b, d));
+            put(3, _mm256_shuffle_ps::<0b11_10_11_10>(b, d));
+        }
+    }
+}
+
+/// Writes the transpose of a block of four rows of four words of 64 bits.
+///
+/// # Safety
+/// As for [`transpose`], on a machine that has AVX.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn transpose_doubles(from: *const f64, from_row: isize, to: *mut f64, to_row: isize) {
+    use std::arch::x86_64::{
+        _mm_loadu_pd, _mm256_castpd128_pd256, _mm256_insertf128_pd, _mm256_storeu_pd, _mm256_unpackhi_pd,
+        _mm256_unpacklo_pd,
+    };
+    // SAFETY: the caller promises four rows of four elements to read and to write, and AVX, for which this is compiled.
+    unsafe {
+        for col in [0, 2] {
+            // Two elements of row r beside two of row r + 2.
+            let pair = |r: isize| {
+                let low = _mm_loadu_pd(from.offset(r * from_row + col));
+                let high = _mm_loadu_pd(from.offset((r + 2) * from_row + col));
+                _mm256_insertf128_pd::<1>(_mm256_castpd128_pd256(low), high)
+            };
+            let (r0, r1) = (pair(0), pair(1));
+            _mm256_storeu_pd(to.offset(col * to_row), _mm256_unpacklo_pd(r0, r1));
+            _mm256_storeu_pd(to.offset((col + 1) * to_row), _mm256_unpackhi_pd(r0, r1));
+        }
+    }
+}
+
+/// Copies short runs, which a call of `memcpy` is not worth.
+///
+/// # Safety
+/// There are `len` elements each, which do not overlap.
+#[inline(always)]
+pub(crate) unsafe fn copy_run<T: Lanes, S: Simd>(simd: S, len: usize, from: *const T, to: *mut T) {
+    let lanes = T::lanes::<S>();
+    let mut e = 0;
+    // SAFETY: the caller promises `len` elements on both sides. Whole vectors end at or before `len`, and the last
+    // one is masked.
+    unsafe {
+        while e + lanes <= len {
+            T::store(simd, to.add(e), T::load(simd, from.add(e)));
+            e += lanes;
+        }
+        if e < len {
+            let rest = T::mask(simd, len - e);
+            T::store_masked(simd, rest, to.add(e), T::load_masked(simd, rest, from.add(e)));
         }
     }
 }
@@ -364,29 +419,18 @@ pub(crate) unsafe fn update<T: Copy>(
     len: usize,
     f: impl Fn(T, T) -> T,
 ) {
-    let one = inlined!(|i: isize, to_step: isize, from_step: isize| {
-        let to = to.wrapping_offset(i * to_step);
-        // SAFETY: `i` is below `len`, and the caller promises `len` elements at these steps.
-        unsafe { *to = f(*to, *from.wrapping_offset(i * from_step)) };
-    });
-    match (to_step, from_step) {
-        (1, 1) => {
-            // SAFETY: the caller promises `len` elements of each, which do not overlap, and both steps are 1.
-            let (to, from) =
-                unsafe { (std::slice::from_raw_parts_mut(to, len), std::slice::from_raw_parts(from, len)) };
-            for (to, &from) in to.iter_mut().zip(from) {
+    // SAFETY: the caller promises `len` elements of each at these steps, which do not overlap.
+    unsafe {
+        if (to_step, from_step) == (1, 1) {
+            let to = std::slice::from_raw_parts_mut(to, len);
+            for (to, &from) in to.iter_mut().zip(std::slice::from_raw_parts(from, len)) {
                 *to = f(*to, from);
             }
+            return;
         }
-        (_, 1) => {
-            for i in 0..len as isize {
-                one(i, to_step, 1);
-            }
-        }
-        _ => {
-            for i in 0..len as isize {
-                one(i, to_step, from_step);
-            }
+        for i in 0..len as isize {
+            let to = to.offset(i * to_step);
+            *to = f(*to, *from.offset(i * from_step));
         }
     }
 }

@@ -316,15 +316,10 @@ unsafe fn max_grad_by<T: Lanes, I: Tap>(
             (index, g, out.slice_mut(first_pixel, size), positive)
         };
         to.fill(T::ZERO);
-        match positive {
-            None => for_taps("max_pool2d_grad", planes, window, &steps, index, |place, pixel| {
-                to[pixel] = to[pixel].add(g[place])
-            }),
-            Some(positive) => for_taps("max_pool2d_grad", planes, window, &steps, index, |place, pixel| {
-                let slope = if positive[pixel] <= T::ZERO { T::ZERO } else { g[place] };
-                to[pixel] = to[pixel].add(slope);
-            }),
-        }
+        for_taps("max_pool2d_grad", planes, window, &steps, index, |place, pixel| {
+            let stops = positive.is_some_and(|positive: &[T]| positive[pixel] <= T::ZERO);
+            to[pixel] = to[pixel].add(if stops { T::ZERO } else { g[place] });
+        });
     });
 }
 

@@ -4,7 +4,7 @@ use device::{DType, bf16, f16};
 
 use super::math;
 use super::number::{Number, Real};
-use super::walk::mul_run;
+use super::walk::map_run;
 use super::{inlined, simd_of};
 use crate::distribution::{Distribution, Dropout, MULTIPLIERS, ROUNDS, RandomKey, Weights, round_keys};
 use crate::half::{Half, below};
@@ -246,6 +246,11 @@ pub(crate) unsafe fn dropout<T: Real>(
     workers: &Workers,
     (out, x): (Dst<T>, Src<T>),
 ) {
+    // An element that is dropped becomes 0, whatever it is.
+    let scaled = inlined!(|[x, factor]: [T; 2]| {
+        let product = x.mul(factor);
+        if factor == T::ZERO { factor } else { product }
+    });
     let scale_kept = inlined!(|mut runs: Runs<'_, 2>, first: usize| {
         let [so, sx] = runs.steps();
         let factors: [T; BLOCK] = factors(dropout, first);
@@ -254,7 +259,9 @@ pub(crate) unsafe fn dropout<T: Real>(
             let (factors, behind) = rest.split_at(len);
             // SAFETY: `loops` reaches `len` elements of both at these offsets and steps, by the module's contract;
             // `out` is `x` element for element or apart.
-            unsafe { mul_run((out.at(oo), so), (x.at(ox), sx), factors) }
+            unsafe {
+                map_run(len, (out.at(oo), so), [(x.at(ox), sx), (factors.as_ptr(), 1)], scaled);
+            }
             rest = behind;
         }
     });

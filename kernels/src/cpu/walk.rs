@@ -1,15 +1,17 @@
-//! The loops behind every elementwise kernel: one for each number of operands, generic over the function.
+//! The loops behind every elementwise kernel, generic over the function and its inputs.
 //!
-//! An element goes through the same scalar function whichever loop meets it, so its bits do not depend on strides,
-//! position or threads. Inputs are loaded a block at a time before anything is stored: the output may be an input.
+//! Every loop calls the same scalar function, so the bits of an element do not depend on strides, position or threads,
+//! except for the sign and payload of NaN, which the compiler chooses for each loop. Inputs are loaded a block at a time
+//! before anything is stored: the output may be an input.
 
+use std::array::from_fn;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use super::number::Number;
 use super::{inlined, simd_of};
 use crate::layout::{Dst, Src};
-use crate::loops::Places;
+use crate::loops::{Loops, Places};
 use crate::par::{Workers, for_range};
 
 /// Below this a plain loop is done before a dispatch would be.
@@ -21,10 +23,45 @@ const CHUNK: usize = 1 << 15;
 const BLOCK: usize = 32;
 const SMALL_BLOCK: usize = 8;
 
+/// The inputs of a run, seen as blocks.
+trait Inputs {
+    /// One element of each input.
+    type Elements: Copy;
+    /// A block of `W` elements of each input.
+    type Block<const W: usize>: Copy;
+
+    /// Whether blocks lie one after the other, or are all alike.
+    fn lies(&self) -> bool;
+
+    /// Goes to the block of `W` elements from `i` on.
+    ///
+    /// # Safety
+    /// Its elements may be read.
+    unsafe fn go_to<const W: usize>(&mut self, i: isize);
+
+    /// The block that is `b` blocks behind the one that [`go_to`](Self::go_to) went to.
+    ///
+    /// # Safety
+    /// That is it, or the inputs [lie](Self::lies) and its elements may be read.
+    unsafe fn block<const W: usize>(&self, b: isize) -> Self::Block<W>;
+
+    /// Elements `j` of a block.
+    fn of_block<const W: usize>(block: &Self::Block<W>, j: usize) -> Self::Elements;
+
+    /// Elements `i`.
+    ///
+    /// # Safety
+    /// They may be read.
+    unsafe fn one(&self, i: isize) -> Self::Elements;
+}
+
 /// An input of a run, seen as blocks.
 struct Input<T> {
     first: *const T,
     step: isize,
+    /// Where the current block is, and in how many blocks the next one.
+    block: *const T,
+    next: isize,
     /// The block, where the elements do not lie as one.
     staged: [MaybeUninit<T>; BLOCK],
 }
@@ -33,46 +70,92 @@ impl<T: Copy> Input<T> {
     /// # Safety
     /// The first element may be read.
     #[inline(always)]
-    unsafe fn new((first, step): (*const T, isize)) -> Self {
+    unsafe fn new(first: *const T, step: isize) -> Self {
         let mut staged = [const { MaybeUninit::uninit() }; BLOCK];
         if step == 0 {
             // SAFETY: the caller promises that the first element may be read.
             staged = [MaybeUninit::new(unsafe { *first }); BLOCK];
         }
-        Input { first, step, staged }
+        Input { first, step, block: first, next: 0, staged }
     }
+}
 
-    /// Whether blocks lie one after the other, or are all alike.
+impl<T: Copy, const N: usize> Inputs for [Input<T>; N] {
+    type Elements = [T; N];
+    type Block<const W: usize> = [[T; W]; N];
+
     #[inline(always)]
     fn lies(&self) -> bool {
-        self.step == 1 || self.step == 0
+        self.iter().all(inlined!(|input: &Input<T>| input.step == 1 || input.step == 0))
     }
 
-    /// Where the block of `W` elements from `i` on is, and in how many blocks the next one; without effect if the
-    /// input [`lies`](Self::lies).
-    ///
-    /// # Safety
-    /// The elements of one block may be read.
     #[inline(always)]
-    unsafe fn blocks<const W: usize>(&mut self, i: isize) -> (*const [T; W], isize) {
-        if self.step == 1 {
-            return (self.first.wrapping_offset(i).cast(), 1);
+    unsafe fn go_to<const W: usize>(&mut self, i: isize) {
+        for input in self {
+            if input.step == 1 {
+                (input.block, input.next) = (input.first.wrapping_offset(i), W as isize);
+                continue;
+            }
+            if input.step != 0 {
+                let from = input.first.wrapping_offset(i * input.step);
+                // SAFETY: the caller promises that the `W` elements from `i` on, at steps of `step`, may be read.
+                unsafe { gather(from, input.step, &mut input.staged[..W]) };
+            }
+            (input.block, input.next) = (input.staged.as_ptr().cast(), 0);
         }
-        if self.step != 0 {
-            // SAFETY: the caller promises that the `W` elements from `i` on, at steps of `step`, may be read.
-            unsafe { gather(self.first.offset(i * self.step), self.step, &mut self.staged[..W]) };
-        }
-        (self.staged.as_ptr().cast(), 0)
     }
 
-    /// Element `i`.
-    ///
-    /// # Safety
-    /// It may be read.
     #[inline(always)]
-    unsafe fn one(&self, i: isize) -> T {
-        // SAFETY: the caller promises that element `i` may be read.
-        unsafe { *self.first.offset(i * self.step) }
+    unsafe fn block<const W: usize>(&self, b: isize) -> [[T; W]; N] {
+        self.each_ref().map(inlined!(|input: &Input<T>| {
+            // SAFETY: the caller promises that block `b` may be read, and blocks that are staged are all one.
+            unsafe { input.block.offset(b * input.next).cast::<[T; W]>().read() }
+        }))
+    }
+
+    #[inline(always)]
+    fn of_block<const W: usize>(block: &[[T; W]; N], j: usize) -> [T; N] {
+        block.each_ref().map(inlined!(|block: &[T; W]| block[j]))
+    }
+
+    #[inline(always)]
+    unsafe fn one(&self, i: isize) -> [T; N] {
+        // SAFETY: the caller promises that elements `i` may be read.
+        self.each_ref().map(inlined!(|input: &Input<T>| unsafe { *input.first.offset(i * input.step) }))
+    }
+}
+
+/// Inputs of two types.
+impl<A: Inputs, B: Inputs> Inputs for (A, B) {
+    type Elements = (A::Elements, B::Elements);
+    type Block<const W: usize> = (A::Block<W>, B::Block<W>);
+
+    #[inline(always)]
+    fn lies(&self) -> bool {
+        self.0.lies() && self.1.lies()
+    }
+
+    #[inline(always)]
+    unsafe fn go_to<const W: usize>(&mut self, i: isize) {
+        // SAFETY: the contract is the same.
+        unsafe { (self.0.go_to::<W>(i), self.1.go_to::<W>(i)) };
+    }
+
+    #[inline(always)]
+    unsafe fn block<const W: usize>(&self, b: isize) -> Self::Block<W> {
+        // SAFETY: the contract is the same.
+        unsafe { (self.0.block::<W>(b), self.1.block::<W>(b)) }
+    }
+
+    #[inline(always)]
+    fn of_block<const W: usize>(block: &Self::Block<W>, j: usize) -> Self::Elements {
+        (A::of_block(&block.0, j), B::of_block(&block.1, j))
+    }
+
+    #[inline(always)]
+    unsafe fn one(&self, i: isize) -> Self::Elements {
+        // SAFETY: the contract is the same.
+        unsafe { (self.0.one(i), self.1.one(i)) }
     }
 }
 
@@ -113,7 +196,7 @@ struct Output<T> {
 
 impl<T: Copy> Output<T> {
     #[inline(always)]
-    fn new((first, step): (*mut T, isize), len: usize) -> Self {
+    fn new(first: *mut T, step: isize, len: usize) -> Self {
         Output { first, step, len: len as isize, done: 0, staged: [const { MaybeUninit::uninit() }; BLOCK] }
     }
 
@@ -165,42 +248,51 @@ fn end_of_block() {
     compiler_fence(Ordering::SeqCst);
 }
 
-// The loops below become vector code, which loops made of closures (`array::map`) do not.
-
+/// Does a run: blocks, then small blocks, and what is left one by one.
+///
+/// # Safety
+/// The elements of the output may be written, and those of the inputs be read. The output may be an input, element for
+/// element.
 #[inline(always)]
-fn each1<O: Copy, A: Copy, const W: usize>(x: [A; W], f: &impl Fn(A) -> O) -> [MaybeUninit<O>; W] {
-    let mut values = [const { MaybeUninit::uninit() }; W];
-    for j in 0..W {
-        values[j].write(f(x[j]));
+unsafe fn run<O: Copy, I: Inputs>(mut out: Output<O>, mut inputs: I, f: &impl Fn(I::Elements) -> O) {
+    // SAFETY: the caller promises the elements, and blocks stay within the output's length.
+    unsafe {
+        blocks::<O, I, BLOCK>(&mut out, &mut inputs, f);
+        blocks::<O, I, SMALL_BLOCK>(&mut out, &mut inputs, f);
+        while out.done < out.len {
+            out.push(f(inputs.one(out.done)));
+        }
     }
-    values
 }
 
+/// Does all blocks of `W` elements that are left.
+///
+/// # Safety
+/// As for [`run`].
 #[inline(always)]
-fn each2<O: Copy, A: Copy, B: Copy, const W: usize>(
-    x: [A; W],
-    y: [B; W],
-    f: &impl Fn(A, B) -> O,
-) -> [MaybeUninit<O>; W] {
-    let mut values = [const { MaybeUninit::uninit() }; W];
-    for j in 0..W {
-        values[j].write(f(x[j], y[j]));
+unsafe fn blocks<O: Copy, I: Inputs, const W: usize>(
+    out: &mut Output<O>,
+    inputs: &mut I,
+    f: &impl Fn(I::Elements) -> O,
+) {
+    while let Some((count, to)) = out.blocks::<W>(inputs.lies()) {
+        // SAFETY: the caller promises that the blocks left in `out` may be written, and the same elements of the inputs
+        // read. A block is read before it is written.
+        unsafe {
+            inputs.go_to::<W>(out.done);
+            for b in 0..count {
+                let block = inputs.block::<W>(b);
+                let mut values = [const { MaybeUninit::uninit() }; W];
+                // Such a loop becomes vector code, which `array::map` does not.
+                for (j, value) in values.iter_mut().enumerate() {
+                    value.write(f(I::of_block(&block, j)));
+                }
+                to.offset(b).write(values);
+                end_of_block();
+            }
+            out.did::<W>(count);
+        }
     }
-    values
-}
-
-#[inline(always)]
-fn each3<O: Copy, A: Copy, B: Copy, C: Copy, const W: usize>(
-    x: [A; W],
-    y: [B; W],
-    z: [C; W],
-    f: &impl Fn(A, B, C) -> O,
-) -> [MaybeUninit<O>; W] {
-    let mut values = [const { MaybeUninit::uninit() }; W];
-    for j in 0..W {
-        values[j].write(f(x[j], y[j], z[j]));
-    }
-    values
 }
 
 /// Runs a kernel: few elements one by one with `single(offsets)`, others by `run(offsets, len, steps)`. `WIDE` as for
@@ -234,235 +326,106 @@ fn drive<const WIDE: bool, const N: usize>(
     });
 }
 
-/// `out[i] = value`.
+/// `out[i] = f([x[i], y[i], ..])`; `walk` has the output first.
 ///
 /// # Safety
-/// The elements that `walk` reaches lie in the memory of `out`, and nobody else touches them meanwhile.
+/// The elements that `walk` reaches lie in the memory of `out` and the inputs and are valid values; meanwhile nobody else
+/// writes to the inputs or touches `out`. `out` may be an input, element for element.
 #[inline(always)]
-pub(crate) unsafe fn map0<O: Copy + Sync>(walk: &Places<1>, workers: &Workers, out: Dst<O>, value: O) {
-    drive::<false, _>(
+pub(crate) unsafe fn map<const WIDE: bool, O: Copy, A: Copy, const N: usize, const OPERANDS: usize>(
+    walk: &Places<OPERANDS>,
+    workers: &Workers,
+    out: Dst<O>,
+    inputs: [Src<A>; N],
+    f: impl Fn([A; N]) -> O + Sync,
+) {
+    const { assert!(OPERANDS == N + 1) };
+    drive::<WIDE, _>(
         walk,
         workers,
         // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
-        |[oo]| unsafe { *out.at(oo) = value },
-        inlined!(|[oo], len, [so]| {
-            let mut out = Output::new((out.at(oo), so), len);
-            // SAFETY: `walk` yields only runs of elements that the caller vouches for, and `blocks` and `push` stay
-            // within `len`.
+        |at| unsafe { *out.at(at[0]) = f(from_fn(inlined!(|k| *inputs[k].at(at[k + 1])))) },
+        inlined!(|at: [isize; OPERANDS], len, steps: [isize; OPERANDS]| {
+            // SAFETY: `walk` yields only runs of elements that the caller vouches for.
             unsafe {
-                while let Some((count, to)) = out.blocks::<BLOCK>(true) {
-                    for b in 0..count {
-                        to.offset(b).write([MaybeUninit::new(value); BLOCK]);
-                        end_of_block();
-                    }
-                    out.did::<BLOCK>(count);
-                }
-                while out.done < out.len {
-                    out.push(value);
-                }
+                let inputs = from_fn(inlined!(|k| Input::new(inputs[k].at(at[k + 1]), steps[k + 1])));
+                run(Output::new(out.at(at[0]), steps[0], len), inputs, &f);
             }
         }),
     );
 }
 
-/// `out[i] = f(x[i])`.
+/// `out[i] = if condition[i] { x[i] } else { y[i] }`.
 ///
 /// # Safety
-/// The elements that `walk` reaches lie in the memory of `out` and `x` and are valid values; meanwhile nobody else
-/// writes to `x` or touches `out`. `out` may be `x`, element for element.
+/// As for [`map`].
 #[inline(always)]
-pub(crate) unsafe fn map1<const WIDE: bool, O: Copy, A: Copy>(
-    walk: &Places<2>,
-    workers: &Workers,
-    out: Dst<O>,
-    x: Src<A>,
-    f: impl Fn(A) -> O + Sync,
-) {
-    drive::<WIDE, _>(
-        walk,
-        workers,
-        // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
-        |[oo, ox]| unsafe { *out.at(oo) = f(*x.at(ox)) },
-        inlined!(|[oo, ox], len, [so, sx]| {
-            let mut out = Output::new((out.at(oo), so), len);
-            // SAFETY: `walk` yields only runs of elements that the caller vouches for, and blocks stay within `len`.
-            // A block is read before it is written, so `out` may be `x`.
-            unsafe {
-                let mut x = Input::new((x.at(ox), sx));
-                blocks1::<O, A, BLOCK>(&mut out, &mut x, &f);
-                blocks1::<O, A, SMALL_BLOCK>(&mut out, &mut x, &f);
-                while out.done < out.len {
-                    out.push(f(x.one(out.done)));
-                }
-            }
-        }),
-    );
-}
-
-/// Does all blocks of `W` elements that are left.
-///
-/// # Safety
-/// They may be written, and read.
-#[inline(always)]
-unsafe fn blocks1<O: Copy, A: Copy, const W: usize>(
-    out: &mut Output<O>,
-    x: &mut Input<A>,
-    f: &impl Fn(A) -> O,
-) {
-    while let Some((count, to)) = out.blocks::<W>(x.lies()) {
-        // SAFETY: the caller promises that the blocks left in `out` may be written, and the same elements of `x`
-        // read.
-        unsafe {
-            let (x, dx) = x.blocks::<W>(out.done);
-            for b in 0..count {
-                to.offset(b).write(each1(x.offset(b * dx).read(), f));
-                end_of_block();
-            }
-            out.did::<W>(count);
-        }
-    }
-}
-
-/// `out[i] = f(x[i], y[i])`.
-///
-/// # Safety
-/// As for [`map1`]; `out` may be either input, element for element.
-#[inline(always)]
-pub(crate) unsafe fn map2<const WIDE: bool, O: Copy, A: Copy, B: Copy>(
-    walk: &Places<3>,
-    workers: &Workers,
-    out: Dst<O>,
-    (x, y): (Src<A>, Src<B>),
-    f: impl Fn(A, B) -> O + Sync,
-) {
-    drive::<WIDE, _>(
-        walk,
-        workers,
-        // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
-        |[oo, ox, oy]| unsafe { *out.at(oo) = f(*x.at(ox), *y.at(oy)) },
-        #[inline(always)]
-        // SAFETY: `walk` yields only runs of elements that the caller vouches for.
-        |[oo, ox, oy], len, [so, sx, sy]| unsafe {
-            run2((out.at(oo), so), (x.at(ox), sx), (y.at(oy), sy), len, &f);
-        },
-    );
-}
-
-/// # Safety
-/// `len` elements at the given steps may be written and read; `out` may be an input, element for element.
-#[inline(always)]
-unsafe fn run2<O: Copy, A: Copy, B: Copy>(
-    out: (*mut O, isize),
-    x: (*const A, isize),
-    y: (*const B, isize),
-    len: usize,
-    f: &impl Fn(A, B) -> O,
-) {
-    let mut out = Output::new(out, len);
-    // SAFETY: the caller promises `len` elements of each, and blocks stay within `len`. A block is read before it is
-    // written, so `out` may be an input.
-    unsafe {
-        let (mut x, mut y) = (Input::new(x), Input::new(y));
-        blocks2::<O, A, B, BLOCK>(&mut out, &mut x, &mut y, f);
-        blocks2::<O, A, B, SMALL_BLOCK>(&mut out, &mut x, &mut y, f);
-        while out.done < out.len {
-            out.push(f(x.one(out.done), y.one(out.done)));
-        }
-    }
-}
-
-/// # Safety
-/// As for [`blocks1`].
-#[inline(always)]
-unsafe fn blocks2<O: Copy, A: Copy, B: Copy, const W: usize>(
-    out: &mut Output<O>,
-    x: &mut Input<A>,
-    y: &mut Input<B>,
-    f: &impl Fn(A, B) -> O,
-) {
-    while let Some((count, to)) = out.blocks::<W>(x.lies() && y.lies()) {
-        // SAFETY: the caller promises that the blocks left in `out` may be written, and the same elements of `x` and
-        // `y` read.
-        unsafe {
-            let ((x, dx), (y, dy)) = (x.blocks::<W>(out.done), y.blocks::<W>(out.done));
-            for b in 0..count {
-                to.offset(b).write(each2(x.offset(b * dx).read(), y.offset(b * dy).read(), f));
-                end_of_block();
-            }
-            out.did::<W>(count);
-        }
-    }
-}
-
-/// `out[i] = f(x[i], y[i], z[i])`.
-///
-/// # Safety
-/// As for [`map1`]; `out` may be any of the inputs, element for element.
-#[inline(always)]
-pub(crate) unsafe fn map3<O: Copy, A: Copy, B: Copy, C: Copy>(
+pub(crate) unsafe fn select<T: Copy>(
     walk: &Places<4>,
     workers: &Workers,
-    out: Dst<O>,
-    (x, y, z): (Src<A>, Src<B>, Src<C>),
-    f: impl Fn(A, B, C) -> O + Sync,
+    out: Dst<T>,
+    condition: Src<u8>,
+    [x, y]: [Src<T>; 2],
 ) {
+    let f = inlined!(|([condition], [x, y]): ([u8; 1], [T; 2])| if condition != 0 { x } else { y });
     drive::<false, _>(
         walk,
         workers,
         // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
-        |[oo, ox, oy, oz]| unsafe { *out.at(oo) = f(*x.at(ox), *y.at(oy), *z.at(oz)) },
-        inlined!(|[oo, ox, oy, oz], len, [so, sx, sy, sz]| {
-            let mut out = Output::new((out.at(oo), so), len);
-            // SAFETY: `walk` yields only runs of elements that the caller vouches for, and blocks stay within `len`.
-            // A block is read before it is written, so `out` may be an input.
+        |[oo, oc, ox, oy]| unsafe { *out.at(oo) = f(([*condition.at(oc)], [*x.at(ox), *y.at(oy)])) },
+        inlined!(|[oo, oc, ox, oy], len, [so, sc, sx, sy]| {
+            // SAFETY: `walk` yields only runs of elements that the caller vouches for.
             unsafe {
-                let (mut x, mut y) = (Input::new((x.at(ox), sx)), Input::new((y.at(oy), sy)));
-                let mut z = Input::new((z.at(oz), sz));
-                while let Some((count, to)) = out.blocks::<BLOCK>(x.lies() && y.lies() && z.lies()) {
-                    let ((x, dx), (y, dy)) = (x.blocks::<BLOCK>(out.done), y.blocks::<BLOCK>(out.done));
-                    let (z, dz) = z.blocks::<BLOCK>(out.done);
-                    for b in 0..count {
-                        let (x, y) = (x.offset(b * dx).read(), y.offset(b * dy).read());
-                        to.offset(b).write(each3(x, y, z.offset(b * dz).read(), &f));
-                        end_of_block();
-                    }
-                    out.did::<BLOCK>(count);
-                }
-                while out.done < out.len {
-                    out.push(f(x.one(out.done), y.one(out.done), z.one(out.done)));
-                }
+                let inputs = (
+                    [Input::new(condition.at(oc), sc)],
+                    [Input::new(x.at(ox), sx), Input::new(y.at(oy), sy)],
+                );
+                run(Output::new(out.at(oo), so, len), inputs, &f);
             }
         }),
     );
 }
 
-/// `to[i] += from[i]` for `len` elements at the given steps.
+/// Copies the elements `range` of a loop nest to `to`, one after the other.
 ///
 /// # Safety
-/// The elements may be read and written, and `to` and `from` do not overlap.
+/// They may be read, and `to` has room for them, which does not overlap them.
 #[inline(always)]
-pub(crate) unsafe fn add_run<T: Number>(to: (*mut T, isize), from: (*const T, isize), len: usize) {
-    // SAFETY: the caller promises `len` elements at both, and the output may be the first input element for element.
-    unsafe { run2(to, (to.0.cast_const(), to.1), from, len, &T::add) }
+pub(crate) unsafe fn collect<T: Copy>(loops: &Loops<1>, range: Range<usize>, from: *const T, mut to: *mut T) {
+    let [step] = loops.inner().strides;
+    loops.for_runs(
+        range,
+        inlined!(|[offset], len| {
+            let from = from.wrapping_offset(offset);
+            // SAFETY: `loops` reaches only elements that the caller promises to be readable, and the runs add up to
+            // `range`, for which `to` has room.
+            unsafe {
+                match step {
+                    0 => std::slice::from_raw_parts_mut(to.cast::<MaybeUninit<T>>(), len)
+                        .fill(MaybeUninit::new(*from)),
+                    1 => std::ptr::copy_nonoverlapping(from, to, len),
+                    _ => (0..len).for_each(inlined!(|i| *to.add(i) = *from.offset(i as isize * step))),
+                }
+            }
+            to = to.wrapping_add(len);
+        }),
+    );
 }
 
-/// `to[i] = from[i] * factors[i]`, and 0 where the factor is 0, whatever the element; with steps for `to` and `from`.
+/// `out[i] = f([x[i], y[i], ..])` for `len` elements at the given steps.
 ///
 /// # Safety
-/// As many elements as there are factors may be read and written; `to` may be `from`, element for element.
+/// The elements may be written and read; `out` may be an input, element for element.
 #[inline(always)]
-pub(crate) unsafe fn mul_run<T: Number>(to: (*mut T, isize), from: (*const T, isize), factors: &[T]) {
-    // SAFETY: the caller promises as many elements at both as there are factors; `to` may be `from`.
+pub(crate) unsafe fn map_run<O: Copy, A: Copy, const N: usize>(
+    len: usize,
+    out: (*mut O, isize),
+    inputs: [(*const A, isize); N],
+    f: impl Fn([A; N]) -> O,
+) {
+    // SAFETY: the caller promises `len` elements of each.
     unsafe {
-        run2(
-            to,
-            from,
-            (factors.as_ptr(), 1),
-            factors.len(),
-            &inlined!(|x: T, factor: T| {
-                let product = x.mul(factor);
-                if factor == T::ZERO { factor } else { product }
-            }),
-        )
+        let inputs = inputs.map(inlined!(|(first, step)| Input::new(first, step)));
+        run(Output::new(out.0, out.1, len), inputs, &f);
     }
 }

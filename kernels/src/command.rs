@@ -51,9 +51,7 @@ impl<O: Operands> Command<O> {
     /// Those of [`launch`](Self::launch) for operands.
     #[inline(always)]
     pub(crate) fn check(&self) -> Result<Option<SmallVec<[Used<'_>; 4]>>> {
-        let mut used: SmallVec<[Used<'_>; 4]> = SmallVec::new();
-        self.operands.each(&mut |view, access| used.push((view, access)));
-        Ok(operands::check(self.op, &used)?.then_some(used))
+        operands::check(self.op, &self.operands)
     }
 
     /// Checks the operands and launches the body of the stream's device, which gets `params` and the operands in the form of
@@ -126,10 +124,12 @@ pub(crate) fn no_part<P, A>(_: &P, _: A) -> Option<Box<dyn Any>> {
 #[cold]
 fn described(operands: &impl Operands) -> Vec<OperandRecord> {
     let mut records = Vec::new();
-    operands.each(&mut |view, access| {
+    let all = operands.each(&mut |view, access| {
         let (shape, dtype, write) = (view.layout.shape().into(), view.dtype, access.write);
         records.push(OperandRecord { shape, dtype, write });
+        Ok(())
     });
+    debug_assert!(all.is_ok());
     records
 }
 

@@ -1,5 +1,7 @@
 //! Launchers of the elementwise kernels.
 
+use std::array::from_fn;
+
 use device::{DType, Error, Result, Stream};
 
 use crate::command::{Command, WriteRead, no_scalars};
@@ -26,7 +28,7 @@ where
     for input in &operands[1..] {
         input.expect_shape_of(name, &out)?;
     }
-    let places = Places::of(operands.each_ref().map(|operand| operand.layout));
+    let places = Places::of(from_fn(|k| operands[k].layout));
     Command::new(name, WriteRead(operands)).cost(out.layout.elements(), function.cost()).launch(
         stream,
         (places, function),

@@ -3,12 +3,14 @@
 //! On a CPU, operands of BF16 and F16 that were stated as F32 come widened, and are rounded when the body has ended. On
 //! CUDA, where kernels convert what they load and store, each is the address of what is stored.
 
+use std::array::from_fn;
 use std::marker::PhantomData;
 
 use device::cuda::Arg;
 use device::{DType, Element, Error, Result, Use};
 use smallvec::SmallVec;
 
+use crate::cpu::inlined;
 use crate::cpu::stage::{Operand, Stage};
 use crate::layout::{Dst, Src, View};
 
@@ -16,24 +18,28 @@ use crate::layout::{Dst, Src, View};
 pub(crate) type Uses<'a> = SmallVec<[Use<'a>; 4]>;
 
 /// How a command uses an operand.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy)]
 pub(crate) struct Access {
     pub(crate) write: bool,
-    /// The type that the body computes in; `None` for [`Raw`] operands.
-    computed: Option<DType>,
-    /// Whether the operand must be stored in that type.
-    exact: bool,
+    storage: Storage,
     /// Whether the operand may be one that is written, element for element.
     in_place: bool,
-    /// Whether the body reads the elements of an operand before it writes them.
-    keep: bool,
     /// Index in a list of operands: an operand that is read in place may only be what is written at the same index.
     group: u32,
 }
 
+/// In which type an operand must be stored.
+#[derive(Clone, Copy)]
+enum Storage {
+    Any,
+    /// This type.
+    Exactly(DType),
+    /// One that is computed in this type, and the one of all such operands.
+    ComputedIn(DType),
+}
+
 impl Access {
-    const READ: Access =
-        Access { write: false, computed: None, exact: false, in_place: false, keep: false, group: 0 };
+    const READ: Access = Access { write: false, storage: Storage::Any, in_place: false, group: 0 };
     const READ_IN_PLACE: Access = Access { in_place: true, ..Access::READ };
     const WRITE: Access = Access { write: true, ..Access::READ };
 }
@@ -41,17 +47,25 @@ impl Access {
 /// An operand and how it is used.
 pub(super) type Used<'a> = (&'a View<'a>, Access);
 
-/// Checks types, bounds and overlaps of operands. Returns whether any element is written. The operands stated in a type that
-/// is computed in are stored in one type, that of the first.
+/// Checks types, bounds and overlaps of operands, and lists them; `None` if no element is written. The operands stated in
+/// a type that is computed in are stored in one type, that of the first.
+///
+/// Checks and list are two passes: the compiler unrolls both, and knows the length of a list that is made without branches.
 #[inline(always)]
-pub(super) fn check(op: &'static str, used: &[Used<'_>]) -> Result<bool> {
+pub(super) fn check<'a>(
+    op: &'static str,
+    operands: &'a impl Operands,
+) -> Result<Option<SmallVec<[Used<'a>; 4]>>> {
     let (mut stored, mut is_written) = (None, false);
-    for (view, access) in used {
-        if let Some(computed) = access.computed {
-            let expected = if access.exact { computed } else { *stored.get_or_insert(view.dtype) };
-            view.expect_dtype(op, expected)?;
-            if expected.compute_dtype() != computed {
-                return Err(Error::dtype_unsupported(op, expected));
+    operands.each(&mut inlined!(|view: &View<'_>, access: Access| {
+        match access.storage {
+            Storage::Any => {}
+            Storage::Exactly(dtype) => view.expect_dtype(op, dtype)?,
+            Storage::ComputedIn(dtype) => {
+                view.expect_dtype(op, *stored.get_or_insert(view.dtype))?;
+                if view.dtype.compute_dtype() != dtype {
+                    return Err(Error::dtype_unsupported(op, view.dtype));
+                }
             }
         }
         view.check_bounds(op)?;
@@ -59,11 +73,18 @@ pub(super) fn check(op: &'static str, used: &[Used<'_>]) -> Result<bool> {
             is_written |= view.layout.elements() > 0;
             view.check_written_once(op)?;
         }
+        Ok(())
+    }))?;
+    if !is_written {
+        return Ok(None);
     }
-    if is_written {
-        expect_apart(op, used)?;
-    }
-    Ok(is_written)
+    let mut used: SmallVec<[Used<'a>; 4]> = SmallVec::new();
+    operands.each(&mut inlined!(|view: &'a View<'a>, access: Access| {
+        used.push((view, access));
+        Ok(())
+    }))?;
+    expect_apart(op, &used)?;
+    Ok(Some(used))
 }
 
 /// Checks that no operand that is written shares memory with another operand, except one that is read in place. Parts of a command
@@ -106,8 +127,8 @@ pub(crate) trait Operands {
     /// What a command keeps of them, once they are checked.
     fn hold(&self) -> Self::Held;
 
-    /// Shows each, and how it is used.
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access));
+    /// Shows each, and how it is used, until `show` fails.
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access) -> Result<()>) -> Result<()>;
 }
 
 /// Operands in a command, which outlives their views: frees are ordered after it.
@@ -202,7 +223,9 @@ impl<T: Computed> Pointer for Dst<T> {
 /// An operand that the body for a CPU gets as the address `P`.
 pub(crate) struct Stated<'a, P> {
     view: View<'a>,
-    access: Access,
+    exact: bool,
+    in_place: bool,
+    keep: bool,
     marker: PhantomData<P>,
 }
 
@@ -215,8 +238,7 @@ pub(crate) type Write<'a, T> = Stated<'a, Dst<T>>;
 impl<'a> View<'a> {
     #[inline(always)]
     fn stated<P: Pointer>(self) -> Stated<'a, P> {
-        let access = Access { write: P::WRITE, computed: P::Target::DTYPE, ..Access::READ };
-        Stated { view: self, access, marker: PhantomData }
+        Stated { view: self, exact: false, in_place: false, keep: false, marker: PhantomData }
     }
 
     /// To be read in the type that is computed in.
@@ -250,24 +272,21 @@ impl<'a> View<'a> {
 impl<P> Stated<'_, P> {
     /// Of the stated type and no other, whatever the command computes in.
     #[inline(always)]
-    pub(crate) fn exact(mut self) -> Self {
-        self.access.exact = true;
-        self
+    pub(crate) fn exact(self) -> Self {
+        Stated { exact: true, ..self }
     }
 
     /// It may be what the command writes, element for element: each part of the command reads an element before it writes it, and
     /// reads none that another part writes.
     #[inline(always)]
-    pub(crate) fn in_place(mut self) -> Self {
-        self.access.in_place = true;
-        self
+    pub(crate) fn in_place(self) -> Self {
+        Stated { in_place: true, ..self }
     }
 
     /// If `keep`, the elements may be read, and left as they are.
     #[inline(always)]
-    pub(crate) fn keep(mut self, keep: bool) -> Self {
-        self.access.keep = keep;
-        self
+    pub(crate) fn keep(self, keep: bool) -> Self {
+        Stated { keep, ..self }
     }
 }
 
@@ -284,12 +303,17 @@ impl<P: Pointer> Operands for Stated<'_, P> {
     #[inline(always)]
     fn hold(&self) -> HeldOperand<P> {
         let operand = Operand::of(&self.view, P::Target::DTYPE.is_some());
-        HeldOperand { operand, keep: self.access.keep, marker: PhantomData }
+        HeldOperand { operand, keep: self.keep, marker: PhantomData }
     }
 
     #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-        show(&self.view, self.access);
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access) -> Result<()>) -> Result<()> {
+        let storage = match P::Target::DTYPE {
+            None => Storage::Any,
+            Some(dtype) if self.exact => Storage::Exactly(dtype),
+            Some(dtype) => Storage::ComputedIn(dtype),
+        };
+        show(&self.view, Access { write: P::WRITE, storage, in_place: self.in_place, group: 0 })
     }
 }
 
@@ -342,13 +366,13 @@ impl<const N: usize> Operands for WriteRead<'_, N> {
 
     #[inline(always)]
     fn hold(&self) -> [Dst<u8>; N] {
-        self.0.each_ref().map(View::first)
+        from_fn(|k| self.0[k].first())
     }
 
     #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-        show(&self.0[0], Access::WRITE);
-        self.0[1..].iter().for_each(|read| show(read, Access::READ_IN_PLACE));
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access) -> Result<()>) -> Result<()> {
+        show(&self.0[0], Access::WRITE)?;
+        self.0[1..].iter().try_for_each(|read| show(read, Access::READ_IN_PLACE))
     }
 }
 
@@ -366,10 +390,12 @@ macro_rules! list {
             }
 
             #[inline(always)]
-            fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-                for ($index, operand) in self.iter().enumerate() {
-                    operand.each(&mut |view, $access| show(view, Access { group: $group, ..$access }));
-                }
+            fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access) -> Result<()>) -> Result<()> {
+                self.iter().enumerate().try_for_each(|($index, operand)| {
+                    operand.each(&mut inlined!(|view, $access: Access| {
+                        show(view, Access { group: $group, ..$access })
+                    }))
+                })
             }
         }
 
@@ -413,7 +439,7 @@ macro_rules! vec_of {
 }
 
 list!(option, |all, f| all.as_ref().map(f), |access, _index| access.group);
-list!(array, |all, f| all.each_ref().map(f), |access, _index| access.group, const N);
+list!(array, |all, f| from_fn(|k| f(&all[k])), |access, _index| access.group, const N);
 list!(vec_of, |all, f| all.iter().map(f).collect(), |access, index| index as u32);
 
 /// Operands next to each other: a tuple, whose length no function can be generic over.
@@ -428,8 +454,9 @@ macro_rules! tuple {
             }
 
             #[inline(always)]
-            fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-                $(self.$at.each(show);)+
+            fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access) -> Result<()>) -> Result<()> {
+                $(self.$at.each(show)?;)+
+                Ok(())
             }
         }
 

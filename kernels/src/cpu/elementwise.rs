@@ -26,7 +26,6 @@ pub(crate) trait Elements<const N: usize> {
 macro_rules! elements {
     ($($count:literal: |$places:ident, $workers:ident, $operands:ident| { $($function:pat => $body:expr,)+ })+) => {$(
         impl Elements<$count> for Function {
-            #[inline(always)]
             unsafe fn run(self, $places: &Places<$count>, $workers: &Workers, $operands: [Dst<u8>; $count]) {
                 // SAFETY: the contract is the same.
                 unsafe {

@@ -2,12 +2,12 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
-use std::sync::atomic::{Ordering, compiler_fence};
 
 use pulp::{Arch, MemMask, Simd, WithSimd};
 
 use super::number::Real;
-use super::{inlined, simd};
+use super::walk::map_run;
+use super::{array, inlined, simd};
 use crate::par::{Workers, for_range};
 
 /// A float whose vectors a [`Simd`] instruction set can handle.
@@ -175,17 +175,19 @@ pub(crate) unsafe fn transpose<T: Copy, S: Simd>(
     to: *mut T,
     to_row: isize,
 ) {
+    let least = rows.min(cols);
     // SAFETY: the contract is the same.
     unsafe {
-        if size_of::<T>() == 8 {
-            transpose_by::<T, S, 4>(rows, cols, from, from_row, to, to_row);
-        } else {
-            transpose_by::<T, S, 8>(rows, cols, from, from_row, to, to_row);
+        match size_of::<T>() {
+            8 => transpose_by::<T, S, 4>(rows, cols, from, from_row, to, to_row),
+            1 | 2 if least >= 16 => transpose_by::<T, S, 16>(rows, cols, from, from_row, to, to_row),
+            _ => transpose_by::<T, S, 8>(rows, cols, from, from_row, to, to_row),
         }
     }
 }
 
-/// Transposes tiles of `TILE` rows and columns, and then what is left at the edges.
+/// Transposes by square tiles of `TILE` rows. The last ones in each direction end at the edge, and overlap those before
+/// them; matrices smaller than a tile are transposed element by element.
 ///
 /// # Safety
 /// As for [`transpose`].
@@ -202,29 +204,28 @@ unsafe fn transpose_by<T: Copy, S: Simd, const TILE: usize>(
         let from = from.wrapping_offset(i as isize * from_row).wrapping_add(j);
         (from, to.wrapping_offset(j as isize * to_row).wrapping_add(i))
     });
-    let [whole_rows, whole_cols] = [rows / TILE * TILE, cols / TILE * TILE];
-    for i in (0..whole_rows).step_by(TILE) {
-        for j in (0..whole_cols).step_by(TILE) {
-            let (from, to) = at(i, j);
-            // SAFETY: the tile is within both matrices, which do not overlap. Vectors of eight words mean AVX on x86-64.
+    if rows < TILE || cols < TILE {
+        for i in 0..rows {
+            for j in 0..cols {
+                let (from, to) = at(i, j);
+                // SAFETY: `i` and `j` are a row and a column of both matrices.
+                unsafe { *to = *from };
+            }
+        }
+        return;
+    }
+    for i in (0..rows).step_by(TILE) {
+        for j in (0..cols).step_by(TILE) {
+            let (from, to) = at(i.min(rows - TILE), j.min(cols - TILE));
+            // SAFETY: the tile is within both matrices, which do not overlap. Vectors of 32 bytes mean AVX on x86-64.
             unsafe {
                 #[cfg(target_arch = "x86_64")]
-                if S::F32_LANES >= 8 && size_of::<T>() == 4 {
-                    transpose_words(from.cast(), from_row, to.cast(), to_row);
-                    continue;
-                } else if S::F64_LANES >= 4 && size_of::<T>() == 8 {
-                    transpose_doubles(from.cast(), from_row, to.cast(), to_row);
+                if S::F32_LANES >= 8 && TILE * size_of::<T>() == 32 {
+                    transpose_avx(from, from_row, to, to_row);
                     continue;
                 }
                 transpose_tile::<T, TILE>(from, from_row, to, to_row);
             }
-        }
-    }
-    for i in 0..rows {
-        for j in if i < whole_rows { whole_cols } else { 0 }..cols {
-            let (from, to) = at(i, j);
-            // SAFETY: `i` and `j` are a row and a column of both matrices.
-            unsafe { *to = *from };
         }
     }
 }
@@ -246,71 +247,62 @@ unsafe fn transpose_tile<T: Copy, const TILE: usize>(
         for (i, row) in tile.iter_mut().enumerate() {
             *row = from.offset(i as isize * from_row).cast::<[T; TILE]>().read_unaligned();
         }
-        let tile: [[T; TILE]; TILE] = std::array::from_fn(|j| tile.map(|row| row[j]));
+        // The compiler makes better code of the plain transpose, but for tiles of 16 rows.
+        if TILE < 16 {
+            tile = std::array::from_fn(|j| tile.map(|row| row[j]));
+        } else {
+            // Interleaving the halves rotates the bits of an element's index by one; the upper half of them is the row.
+            for _ in 0..TILE.ilog2() {
+                let old = tile;
+                let (low, high) = old.as_flattened().split_at(TILE * TILE / 2);
+                let pairs = tile.as_flattened_mut().chunks_exact_mut(2);
+                for ((pair, &low), &high) in pairs.zip(low).zip(high) {
+                    (pair[0], pair[1]) = (low, high);
+                }
+            }
+        }
         for (j, row) in tile.into_iter().enumerate() {
             to.offset(j as isize * to_row).cast::<[T; TILE]>().write_unaligned(row);
         }
     }
 }
 
-/// Writes the transpose of a block of eight rows of eight words.
+/// Writes the transpose of a block of eight rows of eight words, or of four rows of four words of 64 bits.
 ///
 /// # Safety
-/// As for [`transpose`], on a machine that has AVX.
+/// As for [`transpose`], on a machine that has AVX. Elements have 4 or 8 bytes.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx")]
-unsafe fn transpose_words(from: *const f32, from_row: isize, to: *mut f32, to_row: isize) {
+unsafe fn transpose_avx<T>(from: *const T, from_row: isize, to: *mut T, to_row: isize) {
     use std::arch::x86_64::{
         __m256, _mm_loadu_ps, _mm256_castps128_ps256, _mm256_insertf128_ps, _mm256_shuffle_ps,
         _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
     };
-    // SAFETY: the caller promises eight rows of eight elements to read and to write, and AVX, for which this is
+    let half = 16 / size_of::<T>() as isize;
+    // SAFETY: the caller promises `2 * half` rows of as many elements to read and to write, and AVX, for which this is
     // compiled.
     unsafe {
-        for col in [0, 4] {
-            // Four elements of row r beside four of row r + 4, so that lanes need not be crossed later.
+        for col in [0, half] {
+            // Half of row r beside half of row r + half, so that lanes need not be crossed later.
             let pair = inlined!(|r: isize| {
-                let low = _mm_loadu_ps(from.offset(r * from_row + col));
-                let high = _mm_loadu_ps(from.offset((r + 4) * from_row + col));
+                let low = _mm_loadu_ps(from.offset(r * from_row + col).cast());
+                let high = _mm_loadu_ps(from.offset((r + half) * from_row + col).cast());
                 _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high)
             });
-            let (r0, r1, r2, r3) = (pair(0), pair(1), pair(2), pair(3));
-            let (a, b) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpackhi_ps(r0, r1));
-            let (c, d) = (_mm256_unpacklo_ps(r2, r3), _mm256_unpackhi_ps(r2, r3));
-            let put = inlined!(|r: isize, row: __m256| _mm256_storeu_ps(to.offset((col + r) * to_row), row));
-            put(0, _mm256_shuffle_ps::<0b01_00_01_00>(a, c));
-            put(1, _mm256_shuffle_ps::<0b11_10_11_10>(a, c));
-            put(2, _mm256_shuffle_ps::<0b01_00_01_00>(b, d));
-            put(3, _mm256_shuffle_ps::<0b11_10_11_10>(b, d));
-        }
-    }
-}
-
-/// Writes the transpose of a block of four rows of four words of 64 bits.
-///
-/// # Safety
-/// As for [`transpose`], on a machine that has AVX.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx")]
-unsafe fn transpose_doubles(from: *const f64, from_row: isize, to: *mut f64, to_row: isize) {
-    use std::arch::x86_64::{
-        _mm_loadu_pd, _mm256_castpd128_pd256, _mm256_insertf128_pd, _mm256_storeu_pd, _mm256_unpackhi_pd,
-        _mm256_unpacklo_pd,
-    };
-    // SAFETY: the caller promises four rows of four elements to read and to write, and AVX, for which this is compiled.
-    unsafe {
-        for col in [0, 2] {
-            // Two elements of row r beside two of row r + 2.
-            let pair = |r: isize| {
-                let low = _mm_loadu_pd(from.offset(r * from_row + col));
-                let high = _mm_loadu_pd(from.offset((r + 2) * from_row + col));
-                _mm256_insertf128_pd::<1>(_mm256_castpd128_pd256(low), high)
-            };
-            let (r0, r1) = (pair(0), pair(1));
-            _mm256_storeu_pd(to.offset(col * to_row), _mm256_unpacklo_pd(r0, r1));
-            _mm256_storeu_pd(to.offset((col + 1) * to_row), _mm256_unpackhi_pd(r0, r1));
+            // Two rows: the lower, and the upper 64 bits of each lane.
+            let put = inlined!(|r: isize, a: __m256, b: __m256| {
+                let at = inlined!(|r: isize| to.offset((col + r) * to_row).cast());
+                _mm256_storeu_ps(at(r), _mm256_shuffle_ps::<0b01_00_01_00>(a, b));
+                _mm256_storeu_ps(at(r + 1), _mm256_shuffle_ps::<0b11_10_11_10>(a, b));
+            });
+            if half == 2 {
+                put(0, pair(0), pair(1));
+            } else {
+                let (r0, r1, r2, r3) = (pair(0), pair(1), pair(2), pair(3));
+                put(0, _mm256_unpacklo_ps(r0, r1), _mm256_unpacklo_ps(r2, r3));
+                put(2, _mm256_unpackhi_ps(r0, r1), _mm256_unpackhi_ps(r2, r3));
+            }
         }
     }
 }
@@ -350,62 +342,19 @@ pub(crate) fn join_tree<T: Copy, const N: usize>(mut parts: [T; N], f: impl Fn(T
     parts[0]
 }
 
-// Elements that are computed into memory of their own, so that the compiler need not ask what overlaps.
-const MAP: usize = 64;
-
-// `out = f(inputs)` for one block.
-#[inline(always)]
-unsafe fn map_block<T: Copy + Default, const N: usize>(
-    out: *mut T,
-    inputs: [*const T; N],
-    f: &impl Fn([T; N]) -> T,
-) {
-    let mut values = [T::default(); MAP];
-    for (j, value) in values.iter_mut().enumerate() {
-        // SAFETY: callers pass inputs with `MAP` elements, and `j` is below that.
-        *value = f(inputs.map(inlined!(|from: *const T| unsafe { *from.add(j) })));
-    }
-    // SAFETY: callers pass an `out` with room for `MAP` elements; `values` is a local array.
-    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), out, MAP) };
-    // Keeps the compiler from working on several blocks at once, which only adds code.
-    compiler_fence(Ordering::SeqCst);
-}
-
 /// `out[i] = f([x[i], y[i], ..])`.
 ///
 /// # Safety
 /// There are `len` elements of each. `out` may be any of the inputs, element for element.
 #[inline(always)]
-pub(crate) unsafe fn map<T: Scratch + Default, const N: usize>(
+pub(crate) unsafe fn map<T: Copy, const N: usize>(
     len: usize,
     out: *mut T,
     inputs: [*const T; N],
     f: impl Fn([T; N]) -> T,
 ) {
-    if len == 1 {
-        // SAFETY: the caller promises `len` elements of each, and `len` is 1.
-        unsafe { *out = f(inputs.map(|from| *from)) };
-        return;
-    }
-    let mut i = 0;
-    // SAFETY: the caller promises `len` elements of each. Whole blocks end at or before `len`, and the rest is copied
-    // to and from local arrays.
-    unsafe {
-        while i + MAP <= len {
-            map_block(out.add(i), inputs.map(|from| from.add(i)), &f);
-            i += MAP;
-        }
-        if i < len {
-            // A block of copies, so that the rest is vector code, too.
-            let mut copies = [[T::default(); MAP]; N];
-            for (copy, from) in copies.iter_mut().zip(inputs) {
-                std::ptr::copy_nonoverlapping(from.add(i), copy.as_mut_ptr(), len - i);
-            }
-            let mut values = [T::default(); MAP];
-            map_block(values.as_mut_ptr(), copies.each_ref().map(|copy| copy.as_ptr()), &f);
-            std::ptr::copy_nonoverlapping(values.as_ptr(), out.add(i), len - i);
-        }
-    }
+    // SAFETY: the contract is the same.
+    unsafe { map_run(len, (out, 1), array(inlined!(|k| (inputs[k], 1))), f) }
 }
 
 /// `to[i] = f(to[i], from[i])` for `len` elements at the given steps.
@@ -414,25 +363,13 @@ pub(crate) unsafe fn map<T: Scratch + Default, const N: usize>(
 /// They can be read and written, and `to` and `from` do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn update<T: Copy>(
-    (to, to_step): (*mut T, isize),
-    (from, from_step): (*const T, isize),
+    to: (*mut T, isize),
+    from: (*const T, isize),
     len: usize,
     f: impl Fn(T, T) -> T,
 ) {
-    // SAFETY: the caller promises `len` elements of each at these steps, which do not overlap.
-    unsafe {
-        if (to_step, from_step) == (1, 1) {
-            let to = std::slice::from_raw_parts_mut(to, len);
-            for (to, &from) in to.iter_mut().zip(std::slice::from_raw_parts(from, len)) {
-                *to = f(*to, from);
-            }
-            return;
-        }
-        for i in 0..len as isize {
-            let to = to.offset(i * to_step);
-            *to = f(*to, *from.offset(i * from_step));
-        }
-    }
+    // SAFETY: the contract is the same.
+    unsafe { map_run(len, to, [(to.0.cast_const(), to.1), from], inlined!(|[to, from]: [T; 2]| f(to, from))) }
 }
 
 /// Elements for which any bytes are a value.

@@ -7,8 +7,8 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::inlined;
 use super::lanes::{Lanes, copy_run, transpose, with_scratch};
+use super::{each, inlined};
 
 /// Products that are summed from zero before they are added to the result.
 pub(crate) const BLOCK_K: usize = 256;
@@ -555,18 +555,4 @@ impl<T: Lanes, S: Simd, A: ByColumns<T>, B: ByColumns<T>, const WIDE: bool, cons
             }));
         }
     }
-}
-
-/// Calls `f` with 0..N, written out: the compiler unrolls a loop too late to keep the arrays in registers.
-#[inline(always)]
-pub(super) fn each<const N: usize>(mut f: impl FnMut(usize)) {
-    const { assert!(N <= 13) };
-    macro_rules! calls {
-        ($($i:literal)*) => {
-            $(if N > $i {
-                f($i);
-            })*
-        };
-    }
-    calls!(0 1 2 3 4 5 6 7 8 9 10 11 12);
 }

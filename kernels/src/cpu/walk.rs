@@ -4,12 +4,11 @@
 //! except for the sign and payload of NaN, which the compiler chooses for each loop. Inputs are loaded a block at a time
 //! before anything is stored: the output may be an input.
 
-use std::array::from_fn;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use super::{inlined, simd_of};
+use super::{array, inlined, simd_of};
 use crate::layout::{Dst, Src};
 use crate::loops::{Loops, Places};
 use crate::par::{Workers, for_range};
@@ -23,27 +22,32 @@ const CHUNK: usize = 1 << 15;
 const BLOCK: usize = 32;
 const SMALL_BLOCK: usize = 8;
 
-/// The inputs of a run, seen as blocks.
-trait Inputs {
+/// The first element of an operand, and the step from one element to the next.
+type Line<T> = (*const T, isize);
+
+/// The inputs of a run. They are values in registers; memory for copies of blocks lies apart, because the fence at the
+/// end of a block has the compiler reload what lies in memory.
+trait Inputs: Copy {
     /// One element of each input.
     type Elements: Copy;
     /// A block of `W` elements of each input.
     type Block<const W: usize>: Copy;
 
-    /// Whether blocks lie one after the other, or are all alike.
-    fn lies(&self) -> bool;
+    /// Whether the blocks of each input are contiguous, or all of one element.
+    fn are_dense(self) -> bool;
 
-    /// Goes to the block of `W` elements from `i` on.
+    /// Returns the first block of `W` elements from `i` on and the step to the next one, for [`block`](Self::block). Blocks
+    /// that are not contiguous are copied to `staged`.
     ///
     /// # Safety
-    /// Its elements may be read.
-    unsafe fn go_to<const W: usize>(&mut self, i: isize);
+    /// The block may be read, and `staged` be written.
+    unsafe fn blocks<const W: usize>(self, i: isize, staged: *mut Self::Block<W>) -> Self;
 
-    /// The block that is `b` blocks behind the one that [`go_to`](Self::go_to) went to.
+    /// Returns block `b` of those of [`blocks`](Self::blocks).
     ///
     /// # Safety
-    /// That is it, or the inputs [lie](Self::lies) and its elements may be read.
-    unsafe fn block<const W: usize>(&self, b: isize) -> Self::Block<W>;
+    /// It may be read. `b` is 0, or the inputs [are dense](Self::are_dense).
+    unsafe fn block<const W: usize>(self, b: isize) -> Self::Block<W>;
 
     /// Elements `j` of a block.
     fn of_block<const W: usize>(block: &Self::Block<W>, j: usize) -> Self::Elements;
@@ -52,76 +56,54 @@ trait Inputs {
     ///
     /// # Safety
     /// They may be read.
-    unsafe fn one(&self, i: isize) -> Self::Elements;
+    unsafe fn one(self, i: isize) -> Self::Elements;
 }
 
-/// An input of a run, seen as blocks.
-struct Input<T> {
-    first: *const T,
-    step: isize,
-    /// Where the current block is, and in how many blocks the next one.
-    block: *const T,
-    next: isize,
-    /// The block, where the elements do not lie as one.
-    staged: [MaybeUninit<T>; BLOCK],
-}
-
-impl<T: Copy> Input<T> {
-    /// # Safety
-    /// The first element may be read.
-    #[inline(always)]
-    unsafe fn new(first: *const T, step: isize) -> Self {
-        let mut staged = [const { MaybeUninit::uninit() }; BLOCK];
-        if step == 0 {
-            // SAFETY: the caller promises that the first element may be read.
-            staged = [MaybeUninit::new(unsafe { *first }); BLOCK];
-        }
-        Input { first, step, block: first, next: 0, staged }
-    }
-}
-
-impl<T: Copy, const N: usize> Inputs for [Input<T>; N] {
+impl<T: Copy, const N: usize> Inputs for [Line<T>; N] {
     type Elements = [T; N];
     type Block<const W: usize> = [[T; W]; N];
 
     #[inline(always)]
-    fn lies(&self) -> bool {
-        self.iter().all(inlined!(|input: &Input<T>| input.step == 1 || input.step == 0))
+    fn are_dense(self) -> bool {
+        self.iter().all(inlined!(|(_, step): &Line<T>| *step == 1 || *step == 0))
     }
 
     #[inline(always)]
-    unsafe fn go_to<const W: usize>(&mut self, i: isize) {
-        for input in self {
-            if input.step == 1 {
-                (input.block, input.next) = (input.first.wrapping_offset(i), W as isize);
-                continue;
+    unsafe fn blocks<const W: usize>(self, i: isize, staged: *mut [[T; W]; N]) -> Self {
+        array(inlined!(|k| {
+            let (first, step) = self[k];
+            if step == 1 {
+                return (first.wrapping_offset(i), W as isize);
             }
-            if input.step != 0 {
-                let from = input.first.wrapping_offset(i * input.step);
-                // SAFETY: the caller promises that the `W` elements from `i` on, at steps of `step`, may be read.
-                unsafe { gather(from, input.step, &mut input.staged[..W]) };
+            let staged = staged.cast::<[T; W]>().wrapping_add(k);
+            // SAFETY: the caller promises that the `W` elements from `i` on, at steps of `step`, may be read, and
+            // `staged`, which has a block for each input, be written.
+            unsafe {
+                if step == 0 {
+                    staged.write([*first; W]);
+                } else {
+                    gather::<T, W>(first.offset(i * step), step, staged.cast());
+                }
             }
-            (input.block, input.next) = (input.staged.as_ptr().cast(), 0);
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn block<const W: usize>(&self, b: isize) -> [[T; W]; N] {
-        self.each_ref().map(inlined!(|input: &Input<T>| {
-            // SAFETY: the caller promises that block `b` may be read, and blocks that are staged are all one.
-            unsafe { input.block.offset(b * input.next).cast::<[T; W]>().read() }
+            (staged.cast_const().cast(), 0)
         }))
     }
 
     #[inline(always)]
-    fn of_block<const W: usize>(block: &[[T; W]; N], j: usize) -> [T; N] {
-        block.each_ref().map(inlined!(|block: &[T; W]| block[j]))
+    unsafe fn block<const W: usize>(self, b: isize) -> [[T; W]; N] {
+        // SAFETY: the caller promises that block `b` may be read.
+        array(inlined!(|k| unsafe { self[k].0.offset(b * self[k].1).cast::<[T; W]>().read() }))
     }
 
     #[inline(always)]
-    unsafe fn one(&self, i: isize) -> [T; N] {
+    fn of_block<const W: usize>(block: &[[T; W]; N], j: usize) -> [T; N] {
+        array(inlined!(|k| block[k][j]))
+    }
+
+    #[inline(always)]
+    unsafe fn one(self, i: isize) -> [T; N] {
         // SAFETY: the caller promises that elements `i` may be read.
-        self.each_ref().map(inlined!(|input: &Input<T>| unsafe { *input.first.offset(i * input.step) }))
+        array(inlined!(|k| unsafe { *self[k].0.offset(i * self[k].1) }))
     }
 }
 
@@ -131,18 +113,18 @@ impl<A: Inputs, B: Inputs> Inputs for (A, B) {
     type Block<const W: usize> = (A::Block<W>, B::Block<W>);
 
     #[inline(always)]
-    fn lies(&self) -> bool {
-        self.0.lies() && self.1.lies()
+    fn are_dense(self) -> bool {
+        self.0.are_dense() && self.1.are_dense()
     }
 
     #[inline(always)]
-    unsafe fn go_to<const W: usize>(&mut self, i: isize) {
+    unsafe fn blocks<const W: usize>(self, i: isize, staged: *mut Self::Block<W>) -> Self {
         // SAFETY: the contract is the same.
-        unsafe { (self.0.go_to::<W>(i), self.1.go_to::<W>(i)) };
+        unsafe { (self.0.blocks::<W>(i, &raw mut (*staged).0), self.1.blocks::<W>(i, &raw mut (*staged).1)) }
     }
 
     #[inline(always)]
-    unsafe fn block<const W: usize>(&self, b: isize) -> Self::Block<W> {
+    unsafe fn block<const W: usize>(self, b: isize) -> Self::Block<W> {
         // SAFETY: the contract is the same.
         unsafe { (self.0.block::<W>(b), self.1.block::<W>(b)) }
     }
@@ -153,92 +135,34 @@ impl<A: Inputs, B: Inputs> Inputs for (A, B) {
     }
 
     #[inline(always)]
-    unsafe fn one(&self, i: isize) -> Self::Elements {
+    unsafe fn one(self, i: isize) -> Self::Elements {
         // SAFETY: the contract is the same.
         unsafe { (self.0.one(i), self.1.one(i)) }
     }
 }
 
-/// Copies elements at steps of `step` to a block.
+/// Copies `W` elements at steps of `step` to a block. The number is a constant so that the compiler unrolls the loop, whose
+/// speed otherwise depends on its alignment.
 ///
 /// # Safety
-/// They may be read.
+/// They may be read, and the block has `W` elements.
 #[inline(never)]
-unsafe fn gather<T: Copy>(from: *const T, step: isize, to: &mut [MaybeUninit<T>]) {
-    for (j, to) in to.iter_mut().enumerate() {
-        // SAFETY: the caller promises as many readable elements as `to` has places, and `j` is below that.
-        to.write(unsafe { *from.offset(j as isize * step) });
+unsafe fn gather<T: Copy, const W: usize>(from: *const T, step: isize, to: *mut T) {
+    for j in 0..W {
+        // SAFETY: the caller promises `W` elements on both sides, and `j` is below that.
+        unsafe { *to.add(j) = *from.offset(j as isize * step) };
     }
 }
 
-/// Copies a block to elements at steps of `step`.
+/// Copies a block to `W` elements at steps of `step`; see [`gather`].
 ///
 /// # Safety
-/// They may be written.
+/// They may be written, and the block has `W` elements.
 #[inline(never)]
-unsafe fn scatter<T: Copy>(from: &[MaybeUninit<T>], to: *mut T, step: isize) {
-    for (j, from) in from.iter().enumerate() {
-        // SAFETY: the caller promises as many writable elements as `from` has, and `j` is below that.
-        unsafe { to.cast::<MaybeUninit<T>>().offset(j as isize * step).write(*from) };
-    }
-}
-
-/// The output of a run, seen as blocks.
-struct Output<T> {
-    first: *mut T,
-    step: isize,
-    len: isize,
-    /// Elements that are done.
-    done: isize,
-    /// The block, where the elements do not lie as one.
-    staged: [MaybeUninit<T>; BLOCK],
-}
-
-impl<T: Copy> Output<T> {
-    #[inline(always)]
-    fn new(first: *mut T, step: isize, len: usize) -> Self {
-        Output { first, step, len: len as isize, done: 0, staged: [const { MaybeUninit::uninit() }; BLOCK] }
-    }
-
-    /// How many blocks of `W` elements to do next, and where the first one is: all that are left if they lie one
-    /// after the other and so do the inputs, else one.
-    #[inline(always)]
-    fn blocks<const W: usize>(&mut self, inputs_lie: bool) -> Option<(isize, *mut [MaybeUninit<T>; W])> {
-        let left = (self.len - self.done) / W as isize;
-        if left == 0 {
-            return None;
-        }
-        if self.step == 1 {
-            let to = self.first.wrapping_offset(self.done).cast();
-            return Some((if inputs_lie { left } else { 1 }, to));
-        }
-        Some((1, self.staged.as_mut_ptr().cast()))
-    }
-
-    /// Takes note that `count` blocks are done.
-    ///
-    /// # Safety
-    /// They may be written.
-    #[inline(always)]
-    unsafe fn did<const W: usize>(&mut self, count: isize) {
-        if self.step != 1 {
-            // SAFETY: the caller promises that the block of `W` elements from `done` on may be written, and `blocks`
-            // returns one block at a time if the step is not 1.
-            unsafe { scatter(&self.staged[..W], self.first.offset(self.done * self.step), self.step) };
-        }
-        self.done += count * W as isize;
-    }
-
-    /// Stores the next element.
-    ///
-    /// # Safety
-    /// It may be written.
-    #[inline(always)]
-    unsafe fn push(&mut self, value: T) {
-        // SAFETY: the caller promises that element `done` may be written.
-        unsafe { *self.first.offset(self.done * self.step) = value };
-        self.done += 1;
-        end_of_block();
+unsafe fn scatter<T: Copy, const W: usize>(from: *const T, to: *mut T, step: isize) {
+    for j in 0..W {
+        // SAFETY: the caller promises `W` elements on both sides, and `j` is below that.
+        unsafe { *to.offset(j as isize * step) = *from.add(j) };
     }
 }
 
@@ -248,51 +172,68 @@ fn end_of_block() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Does a run: blocks, then small blocks, and what is left one by one.
+/// `out[i] = f(inputs[i])` for `len` elements: blocks, then small blocks, and what is left one by one.
 ///
 /// # Safety
 /// The elements of the output may be written, and those of the inputs be read. The output may be an input, element for
 /// element.
 #[inline(always)]
-unsafe fn run<O: Copy, I: Inputs>(mut out: Output<O>, mut inputs: I, f: &impl Fn(I::Elements) -> O) {
-    // SAFETY: the caller promises the elements, and blocks stay within the output's length.
+unsafe fn run<O: Copy, I: Inputs>(
+    len: usize,
+    (out, step): (*mut O, isize),
+    inputs: I,
+    f: &impl Fn(I::Elements) -> O,
+) {
+    let len = len as isize;
+    // SAFETY: the caller promises `len` elements of each.
     unsafe {
-        blocks::<O, I, BLOCK>(&mut out, &mut inputs, f);
-        blocks::<O, I, SMALL_BLOCK>(&mut out, &mut inputs, f);
-        while out.done < out.len {
-            out.push(f(inputs.one(out.done)));
+        let done = blocks::<O, I, BLOCK>(0..len, (out, step), inputs, f);
+        let done = blocks::<O, I, SMALL_BLOCK>(done..len, (out, step), inputs, f);
+        for i in done..len {
+            *out.offset(i * step) = f(inputs.one(i));
+            end_of_block();
         }
     }
 }
 
-/// Does all blocks of `W` elements that are left.
+/// Does all whole blocks of `W` elements of a range. Returns where the rest begins.
 ///
 /// # Safety
 /// As for [`run`].
 #[inline(always)]
 unsafe fn blocks<O: Copy, I: Inputs, const W: usize>(
-    out: &mut Output<O>,
-    inputs: &mut I,
+    range: Range<isize>,
+    (out, step): (*mut O, isize),
+    inputs: I,
     f: &impl Fn(I::Elements) -> O,
-) {
-    while let Some((count, to)) = out.blocks::<W>(inputs.lies()) {
-        // SAFETY: the caller promises that the blocks left in `out` may be written, and the same elements of the inputs
-        // read. A block is read before it is written.
+) -> isize {
+    let (mut i, block) = (range.start, W as isize);
+    let mut staged = MaybeUninit::<I::Block<W>>::uninit();
+    let mut results = [const { MaybeUninit::<O>::uninit() }; W];
+    while range.end - i >= block {
+        let count = if step == 1 && inputs.are_dense() { (range.end - i) / block } else { 1 };
+        // SAFETY: the caller promises the elements of `range`, of which these are `count` blocks. A block is read before
+        // it is written.
         unsafe {
-            inputs.go_to::<W>(out.done);
+            let from = inputs.blocks::<W>(i, staged.as_mut_ptr());
+            let to = if step == 1 { out.offset(i) } else { results.as_mut_ptr().cast() };
             for b in 0..count {
-                let block = inputs.block::<W>(b);
-                let mut values = [const { MaybeUninit::uninit() }; W];
+                let inputs = from.block::<W>(b);
+                let mut values = [const { MaybeUninit::<O>::uninit() }; W];
                 // Such a loop becomes vector code, which `array::map` does not.
                 for (j, value) in values.iter_mut().enumerate() {
-                    value.write(f(I::of_block(&block, j)));
+                    value.write(f(I::of_block(&inputs, j)));
                 }
-                to.offset(b).write(values);
+                to.offset(b * block).cast::<[MaybeUninit<O>; W]>().write(values);
                 end_of_block();
             }
-            out.did::<W>(count);
+            if step != 1 {
+                scatter::<O, W>(to, out.offset(i * step), step);
+            }
         }
+        i += count * block;
     }
+    i
 }
 
 /// Runs a kernel: few elements one by one with `single(offsets)`, others by `run(offsets, len, steps)`. `WIDE` as for
@@ -344,12 +285,12 @@ pub(crate) unsafe fn map<const WIDE: bool, O: Copy, A: Copy, const N: usize, con
         walk,
         workers,
         // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
-        |at| unsafe { *out.at(at[0]) = f(from_fn(inlined!(|k| *inputs[k].at(at[k + 1])))) },
+        |at| unsafe { *out.at(at[0]) = f(array(inlined!(|k| *inputs[k].at(at[k + 1])))) },
         inlined!(|at: [isize; OPERANDS], len, steps: [isize; OPERANDS]| {
             // SAFETY: `walk` yields only runs of elements that the caller vouches for.
             unsafe {
-                let inputs = from_fn(inlined!(|k| Input::new(inputs[k].at(at[k + 1]), steps[k + 1])));
-                run(Output::new(out.at(at[0]), steps[0], len), inputs, &f);
+                let inputs: [Line<A>; N] = array(inlined!(|k| (inputs[k].at(at[k + 1]), steps[k + 1])));
+                run(len, (out.at(at[0]), steps[0]), inputs, &f);
             }
         }),
     );
@@ -376,11 +317,8 @@ pub(crate) unsafe fn select<T: Copy>(
         inlined!(|[oo, oc, ox, oy], len, [so, sc, sx, sy]| {
             // SAFETY: `walk` yields only runs of elements that the caller vouches for.
             unsafe {
-                let inputs = (
-                    [Input::new(condition.at(oc), sc)],
-                    [Input::new(x.at(ox), sx), Input::new(y.at(oy), sy)],
-                );
-                run(Output::new(out.at(oo), so, len), inputs, &f);
+                let inputs = ([(condition.at(oc), sc)], [(x.at(ox), sx), (y.at(oy), sy)]);
+                run(len, (out.at(oo), so), inputs, &f);
             }
         }),
     );
@@ -420,12 +358,9 @@ pub(crate) unsafe fn collect<T: Copy>(loops: &Loops<1>, range: Range<usize>, fro
 pub(crate) unsafe fn map_run<O: Copy, A: Copy, const N: usize>(
     len: usize,
     out: (*mut O, isize),
-    inputs: [(*const A, isize); N],
+    inputs: [Line<A>; N],
     f: impl Fn([A; N]) -> O,
 ) {
-    // SAFETY: the caller promises `len` elements of each.
-    unsafe {
-        let inputs = inputs.map(inlined!(|(first, step)| Input::new(first, step)));
-        run(Output::new(out.0, out.1, len), inputs, &f);
-    }
+    // SAFETY: the contract is the same.
+    unsafe { run(len, out, inputs, &f) }
 }

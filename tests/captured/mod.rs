@@ -27,11 +27,9 @@ fn tensor(values: &[f32], device: &Device) -> Result<Tensor> {
     Tensor::from_slice(values, &[values.len()], device)
 }
 
-/// The bits of the elements, converted to F64, which holds all values that tests use. All NaN are alike: which operand
-/// passes on its sign and payload is the compiler's choice, and differs between the loops of an op.
+/// The elements of a tensor of any floats, as bits.
 fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
-    let values = tensor.to_dtype(DType::F64)?.to_vec::<f64>()?;
-    Ok(values.into_iter().map(|x| if x.is_nan() { f64::NAN } else { x }.to_bits()).collect())
+    Ok(tensor.to_dtype(DType::F64)?.to_vec::<f64>()?.into_iter().map(f64::to_bits).collect())
 }
 
 fn all_bits(tensors: &[Tensor]) -> Result<Vec<Vec<u64>>> {

@@ -220,7 +220,7 @@ unsafe fn transpose_by<T: Copy, S: Simd, const TILE: usize>(
             // SAFETY: the tile is within both matrices, which do not overlap. Vectors of 32 bytes mean AVX on x86-64.
             unsafe {
                 #[cfg(target_arch = "x86_64")]
-                if S::F32_LANES >= 8 && TILE * size_of::<T>() == 32 {
+                if S::F32_LANES >= 8 && size_of::<T>() >= 4 {
                     transpose_avx(from, from_row, to, to_row);
                     continue;
                 }

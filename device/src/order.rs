@@ -55,14 +55,14 @@ impl Stream {
             return self.order_locked(tail, op, uses, [lock(*one)], may_run_here);
         }
         if let [a, b] = *uses
-            && let Some(sorted) = sorted([a, b])
+            && let Some([a, b]) = sorted([a, b])
         {
-            return self.order_locked(tail, op, uses, sorted.map(lock), may_run_here);
+            return self.order_locked(tail, op, uses, [lock(a), lock(b)], may_run_here);
         }
         if let [a, b, c] = *uses
-            && let Some(sorted) = sorted([a, b, c])
+            && let Some([a, b, c]) = sorted([a, b, c])
         {
-            return self.order_locked(tail, op, uses, sorted.map(lock), may_run_here);
+            return self.order_locked(tail, op, uses, [lock(a), lock(b), lock(c)], may_run_here);
         }
         self.order_locked(tail, op, uses, lock_all(uses), may_run_here)
     }

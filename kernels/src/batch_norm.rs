@@ -57,7 +57,7 @@ pub fn batch_norm(
     let relu = activation.is_relu();
     let channels = channels(op, [&x, &out], [Some(&mean), Some(&var), weight.as_ref(), bias.as_ref()])?;
     let (dtype, statistics) = (x.dtype, [mean, var]);
-    let workspace = View::workspace(op, workspace, batch_norm_workspace(stream, x.shape()))?;
+    let workspace = View::workspace::<u8>(op, workspace, batch_norm_workspace(stream, x.shape()))?;
     for_float!(op, dtype, T => {
         let images = (x.read::<T>(), out.write::<T>());
         let affine = [weight, bias].map(|view| view.map(|view| view.read::<T>().exact()));
@@ -105,7 +105,7 @@ pub fn batch_norm_grad(
     let vectors =
         [Some(&mean), Some(&var), weight.as_ref(), bias.as_ref(), Some(&grad_weight), Some(&grad_bias)];
     let (channels, dtype) = (channels(op, [&x, &g, &grad], vectors)?, x.dtype);
-    let workspace = View::workspace(op, workspace, batch_norm_workspace(stream, x.shape()))?;
+    let workspace = View::workspace::<u8>(op, workspace, batch_norm_workspace(stream, x.shape()))?;
     for_float!(op, dtype, T => {
         let images = [x, g].map(View::read::<T>);
         let statistics = [mean, var].map(|view| view.read::<T>().exact());

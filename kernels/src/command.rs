@@ -15,7 +15,7 @@ use crate::par::{Workers, workers};
 mod operands;
 
 pub(crate) use operands::{Address, Held, Raw, Read, Write, WriteRead};
-use operands::{Check, Operands, Used, Uses};
+use operands::{Operands, Used, Uses};
 
 /// A kernel's operands, before it is launched.
 pub(crate) struct Command<O> {
@@ -51,15 +51,7 @@ impl<O: Operands> Command<O> {
     /// Those of [`launch`](Self::launch) for operands.
     #[inline(always)]
     pub(crate) fn check(&self) -> Result<Option<SmallVec<[Used<'_>; 4]>>> {
-        let mut check = Check::of(self.op);
-        self.operands.check(&mut check)?;
-        if check.is_all_read() {
-            return Ok(None);
-        }
-        let mut used: SmallVec<[Used<'_>; 4]> = SmallVec::new();
-        self.operands.each(&mut |view, access| used.push((view, access)));
-        operands::expect_apart(self.op, &used)?;
-        Ok(Some(used))
+        operands::check(self.op, &self.operands)
     }
 
     /// Checks the operands and launches the body of the stream's device, which gets `params` and the operands in the form of
@@ -132,10 +124,12 @@ pub(crate) fn no_part<P, A>(_: &P, _: A) -> Option<Box<dyn Any>> {
 #[cold]
 fn described(operands: &impl Operands) -> Vec<OperandRecord> {
     let mut records = Vec::new();
-    operands.each(&mut |view, access| {
+    let all = operands.each(&mut |view, access| {
         let (shape, dtype, write) = (view.layout.shape().into(), view.dtype, access.write);
         records.push(OperandRecord { shape, dtype, write });
+        Ok(())
     });
+    debug_assert!(all.is_ok());
     records
 }
 

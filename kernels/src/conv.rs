@@ -327,19 +327,13 @@ impl<'a> Conv2d<'a> {
     /// those of [`Stream::launch`].
     pub fn launch(self, workspace: Option<View<'_>>) -> Result<()> {
         let needed = self.workspace();
-        let workspace = workspace.filter(|_| needed > 0);
         let (out, read) = self.parts();
         let Conv2d { stream, op, pass, operands, bias, geometry, relu, made, tf32, products } = self;
-        workspace.map_or(Ok(()), |memory| memory.expect_contiguous(op, "workspace"))?;
-        if workspace.map_or(0, |memory| memory.layout.elements()) < needed {
-            let value = format!("fewer than {needed} elements");
-            return Err(Error::invalid(op, "workspace", "as large as `Conv2d::workspace` says", value));
-        }
         // A multiply-add is a fraction of an elementary operation.
         let each = geometry.filter() * geometry.filters / 8 + 1;
         let (dtype, elements) = (out.dtype, out.layout.elements());
         for_float!(op, dtype, T => {
-            let workspace = workspace.map(|memory| memory.write::<T>().exact());
+            let workspace = View::workspace::<T>(op, workspace, needed)?;
             Command::new(op, (out.write::<T>(), read.map(View::read::<T>), bias.map(View::read::<T>), workspace))
                 .cost(operands[2].layout.elements(), each)
                 .run(

@@ -2,7 +2,7 @@
 
 use device::{DType, Error, Result, Stream, bf16, f16};
 
-use crate::command::{Command, no_scalars};
+use crate::command::{Command, Raw, no_scalars};
 use crate::cpu::copy as cpu;
 use crate::cuda::copy as cuda;
 use crate::elementwise::launch;
@@ -101,7 +101,7 @@ from!(bool, Bool);
 pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
     const OP: &str = "fill";
     let (bits, size) = (value.bits(OP, out.dtype)?, out.dtype.size_bytes());
-    Command::new(OP, (out.write_raw(),)).cost(out.layout.elements(), 1).launch(
+    Command::new(OP, (out.write::<Raw>(),)).cost(out.layout.elements(), 1).launch(
         stream,
         Places::of([out.layout]),
         no_scalars,
@@ -128,10 +128,7 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
 pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     let (from, to) = (x.dtype, out.dtype);
     let op = if from == to { "copy" } else { "cast" };
-    launch(stream, op, Function::Copy { to, from }, [out, x], move |places, workers, [out, x]| {
-        // SAFETY: these are the operands' types; see `launch`.
-        unsafe { cpu::copy((to, from), places, workers, out, x.src()) }
-    })
+    launch(stream, op, Function::Copy { to, from }, [out, x])
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use device::cuda::{Arg, Grid, Program, Queue};
 use device::{DType, Element, Error, Result, Stream};
 use smallvec::SmallVec;
 
-use crate::command::{Address, Command};
-use crate::layout::{Dst, View};
+use crate::command::{Address, Command, Raw};
+use crate::layout::{Dst, Src, View};
 
 /// A kernel of one's own, which reads `R` operands and writes `W` others, all of one type and contiguous.
 ///
@@ -79,7 +79,7 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
         view.expect_contiguous(op, "operands")?;
     }
     let sizes = (inputs.map(|view| view.layout.elements()), outputs.map(|view| view.layout.elements()));
-    Command::new(op, (inputs.map(View::read_raw), outputs.map(View::write_raw))).may_fail().run(
+    Command::new(op, (inputs.map(View::read::<Raw>), outputs.map(View::write::<Raw>))).may_fail().run(
         stream,
         (kernel, sizes),
         |(kernel, sizes), _, (inputs, outputs)| {
@@ -99,11 +99,11 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
 
 /// # Safety
 /// So many elements lie at each address, and nobody writes them while the slices live.
-unsafe fn inputs_of<'a, T: Element, const R: usize>(at: [Dst<u8>; R], sizes: [usize; R]) -> [&'a [T]; R] {
+unsafe fn inputs_of<'a, T: Element, const R: usize>(at: [Src<u8>; R], sizes: [usize; R]) -> [&'a [T]; R] {
     std::array::from_fn(|k| {
         // SAFETY: the caller promises `sizes[k]` elements at the address, which nobody writes while the slice lives.
         // An operand without elements may have any address, so it is not used.
-        if sizes[k] == 0 { &[] } else { unsafe { at[k].src().cast::<T>().slice(0, sizes[k]) } }
+        if sizes[k] == 0 { &[] } else { unsafe { at[k].cast::<T>().slice(0, sizes[k]) } }
     })
 }
 

@@ -1,5 +1,7 @@
 //! Launchers of the elementwise kernels.
 
+use std::array::from_fn;
+
 use device::{DType, Error, Result, Stream};
 
 use crate::command::{Command, WriteRead, no_scalars};
@@ -7,12 +9,10 @@ use crate::cpu::elementwise as cpu;
 use crate::cuda::elementwise as cuda;
 use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Function, UnaryOp};
 use crate::fuse::Fusible;
-use crate::layout::{Dst, View};
+use crate::layout::View;
 use crate::loops::Places;
-use crate::par::Workers;
 
-/// Launches a function on operands of its types, of which the first is the result; `cpu` is its body for a CPU. The bodies'
-/// unsafe code relies on the places, which are those of the operands, and on what [`Command::launch`] checks.
+/// Launches a function on operands of its types, of which the first is the result.
 #[inline(always)]
 #[track_caller]
 pub(crate) fn launch<const N: usize>(
@@ -20,19 +20,25 @@ pub(crate) fn launch<const N: usize>(
     name: &'static str,
     function: Function,
     operands: [View<'_>; N],
-    cpu: impl Fn(&Places<N>, &Workers, [Dst<u8>; N]) + Send + Sync + 'static,
-) -> Result<()> {
+) -> Result<()>
+where
+    Function: cpu::Elements<N>,
+{
     let out = operands[0];
     for input in &operands[1..] {
         input.expect_shape_of(name, &out)?;
     }
-    let places = Places::of(operands.each_ref().map(|operand| operand.layout));
+    let places = Places::of(from_fn(|k| operands[k].layout));
     Command::new(name, WriteRead(operands)).cost(out.layout.elements(), function.cost()).launch(
         stream,
         (places, function),
         no_scalars,
         |(places, function), operands| Fusible::function(*function, places, operands),
-        move |(places, _), workers, operands| cpu(places, workers, operands),
+        // SAFETY: `places` was made from the layouts of these operands, whose types were checked; see
+        // `Command::launch`.
+        |(places, function), workers, operands| unsafe {
+            cpu::Elements::run(*function, places, workers, operands)
+        },
         |(places, function), queue, operands| cuda::run(queue, *function, places, operands),
     )
 }
@@ -80,10 +86,7 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
     op.check_scalar(dtype)?;
     let op = op.simplified();
     x.expect_dtype(name, dtype)?;
-    launch(stream, name, Function::Unary(op, dtype), [out, x], move |places, workers, [out, x]| {
-        // SAFETY: the types were checked; see `launch`.
-        unsafe { cpu::unary(op, dtype, places, workers, out, x.src()) }
-    })
+    launch(stream, name, Function::Unary(op, dtype), [out, x])
 }
 
 /// `out = g op'(x)`, element by element, with the derivative from what the op [saves](UnaryOp::saves), for floats.
@@ -103,16 +106,7 @@ pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, ou
     saved.expect_dtype(name, dtype)?;
     g.expect_dtype(name, dtype)?;
     let op = op.simplified();
-    launch(
-        stream,
-        name,
-        Function::Gradient(op, dtype),
-        [out, saved, g],
-        move |places, workers, [out, saved, g]| {
-            // SAFETY: the types were checked; see `launch`.
-            unsafe { cpu::unary_grad(op, dtype, places, workers, out, (saved.src(), g.src())) }
-        },
-    )
+    launch(stream, name, Function::Gradient(op, dtype), [out, saved, g])
 }
 
 /// `out = op(lhs, rhs)`, element by element.
@@ -132,10 +126,7 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
     }
     lhs.expect_dtype(name, dtype)?;
     rhs.expect_dtype(name, dtype)?;
-    launch(stream, name, Function::Binary(op, dtype), [out, lhs, rhs], move |places, workers, [out, x, y]| {
-        // SAFETY: the types were checked; see `launch`.
-        unsafe { cpu::binary(op, dtype, places, workers, out, (x.src(), y.src())) }
-    })
+    launch(stream, name, Function::Binary(op, dtype), [out, lhs, rhs])
 }
 
 /// A gradient of a binary op, `out = op(lhs, rhs, g)`, element by element, for floats.
@@ -160,16 +151,7 @@ pub fn binary_grad(
     for input in [&lhs, &rhs, &g] {
         input.expect_dtype(name, dtype)?;
     }
-    launch(
-        stream,
-        name,
-        Function::BinaryGradient(op, dtype),
-        [out, lhs, rhs, g],
-        move |places, workers, [out, x, y, g]| {
-            // SAFETY: the types were checked; see `launch`.
-            unsafe { cpu::binary_grad(op, dtype, places, workers, out, (x.src(), y.src(), g.src())) }
-        },
-    )
+    launch(stream, name, Function::BinaryGradient(op, dtype), [out, lhs, rhs, g])
 }
 
 /// `out = lhs op rhs`, element by element, as truth values.
@@ -183,16 +165,7 @@ pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out
     let (name, dtype) = (op.name(), lhs.dtype);
     rhs.expect_dtype(name, dtype)?;
     out.expect_dtype(name, DType::Bool)?;
-    launch(
-        stream,
-        name,
-        Function::Compare(op, dtype),
-        [out, lhs, rhs],
-        move |places, workers, [out, x, y]| {
-            // SAFETY: the types were checked; see `launch`.
-            unsafe { cpu::compare(op, dtype, places, workers, out, (x.src(), y.src())) }
-        },
-    )
+    launch(stream, name, Function::Compare(op, dtype), [out, lhs, rhs])
 }
 
 /// `out = not x`, on truth values.
@@ -206,10 +179,7 @@ pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "logical_not";
     x.expect_dtype(OP, DType::Bool)?;
     out.expect_dtype(OP, DType::Bool)?;
-    launch(stream, OP, Function::Not, [out, x], move |places, workers, [out, x]| {
-        // SAFETY: the types were checked; see `launch`.
-        unsafe { cpu::logical_not(places, workers, out, x.src()) }
-    })
+    launch(stream, OP, Function::Not, [out, x])
 }
 
 /// `out = if condition { x } else { y }`, element by element.
@@ -233,17 +203,7 @@ pub fn where_cond(
     for input in [&x, &y] {
         input.expect_dtype(OP, out.dtype)?;
     }
-    let size = out.dtype.size_bytes();
-    launch(
-        stream,
-        OP,
-        Function::Where(out.dtype),
-        [out, condition, x, y],
-        move |places, workers, [out, condition, x, y]| {
-            // SAFETY: the types were checked; see `launch`.
-            unsafe { cpu::where_cond(size, places, workers, out, (condition.src(), x.src(), y.src())) }
-        },
-    )
+    launch(stream, OP, Function::Where(out.dtype), [out, condition, x, y])
 }
 
 #[cfg(test)]

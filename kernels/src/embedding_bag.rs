@@ -3,7 +3,7 @@
 //! The three kernels are the derivatives of one form, `Σ_j w_j <g[bag of j], table[index of j]>`, for `g`, for the table
 //! and for the weights; so are their own derivatives.
 
-use device::{Error, Result, Stream};
+use device::{Element, Error, Result, Stream};
 
 use crate::command::{Command, Read, for_float};
 use crate::cpu::embedding_bag as cpu;
@@ -82,7 +82,8 @@ pub fn embedding_bag_grad(
 ) -> Result<()> {
     const OP: &str = "embedding_bag_grad";
     let dtype = out.dtype;
-    let workspace = View::workspace(OP, workspace, embedding_bag_grad_workspace(stream, g, bags, out)?)?;
+    let workspace =
+        View::workspace::<u8>(OP, workspace, embedding_bag_grad_workspace(stream, g, bags, out)?)?;
     for_float!(OP, dtype, T => {
         let sizes = bags.sizes(OP, &out, &g, members.as_ref())?;
         let members = members.map(|members| members.read::<T>().exact());
@@ -154,7 +155,7 @@ pub fn embedding_bag_weights_grad(
 type BagOperands<'a, T> = (Read<'a, i64>, Option<Read<'a, i64>>, Option<Read<'a, T>>);
 
 impl<'a> Bags<'a> {
-    fn operands<T>(&self) -> BagOperands<'a, T> {
+    fn operands<T: Element>(&self) -> BagOperands<'a, T> {
         let offsets = self.offsets.map(|offsets| offsets.read().exact());
         (self.indices.read().exact(), offsets, self.weights.map(View::read))
     }

@@ -5,7 +5,7 @@
 
 use device::{Error, Result, Stream};
 
-use crate::command::{Command, for_number};
+use crate::command::{Command, Raw, for_number};
 use crate::cpu::{for_bits, index as cpu};
 use crate::cuda::index as cuda;
 use crate::cuda::needs;
@@ -31,7 +31,7 @@ pub fn index_select(
     x.expect_dtype(OP, out.dtype)?;
     let rows = rows(OP, axis, [&out, &x, &indices])?;
     let size = out.dtype.size_bytes();
-    Command::new(OP, (out.write_raw(), x.read_raw(), indices.read::<i64>().exact()))
+    Command::new(OP, (out.write::<Raw>(), x.read::<Raw>(), indices.read::<i64>().exact()))
         .cost(out.layout.elements(), 1)
         .may_fail()
         .run(
@@ -40,7 +40,7 @@ pub fn index_select(
             // SAFETY: `rows` was made from the layouts of these operands, which are of one type; see
             // `Command::launch`.
             move |rows, workers, (out, x, index)| unsafe {
-                for_bits!(size, B => cpu::select::<B>(rows, workers, (out.cast(), x.src().cast(), index)));
+                for_bits!(size, B => cpu::select::<B>(rows, workers, (out.cast(), x.cast(), index)));
             },
             move |rows, queue, operands| cuda::select(queue, size, rows, operands.into()),
         )
@@ -86,7 +86,7 @@ impl IndexSums<'_> {
     pub fn launch(self, workspace: Option<View<'_>>) -> Result<()> {
         let needed = self.workspace();
         let IndexSums { stream, op, operands: [out, src, indices], places } = self;
-        let (dtype, workspace) = (out.dtype, View::workspace(op, workspace, needed)?);
+        let (dtype, workspace) = (out.dtype, View::workspace::<u8>(op, workspace, needed)?);
         for_number!(op, dtype, T => Command::new(
             op,
             (out.write::<T>().keep(true), src.read::<T>(), indices.read::<i64>().exact(), workspace),
@@ -169,7 +169,7 @@ pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out:
     out.expect_shape(OP, indices.shape())?;
     let elements = elements(OP, axis, [&out, &x, &indices])?;
     let size = out.dtype.size_bytes();
-    Command::new(OP, (out.write_raw(), x.read_raw(), indices.read::<i64>().exact()))
+    Command::new(OP, (out.write::<Raw>(), x.read::<Raw>(), indices.read::<i64>().exact()))
         .cost(out.layout.elements(), 4)
         .may_fail()
         .run(
@@ -178,7 +178,7 @@ pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out:
             // SAFETY: `elements` was made from the layouts of these operands, which are of one type; see
             // `Command::launch`.
             move |elements, workers, (out, x, index)| unsafe {
-                for_bits!(size, B => cpu::gather::<B>(elements, workers, (out.cast(), x.src().cast(), index)));
+                for_bits!(size, B => cpu::gather::<B>(elements, workers, (out.cast(), x.cast(), index)));
             },
             move |elements, queue, operands| cuda::gather(queue, size, elements, operands.into()),
         )

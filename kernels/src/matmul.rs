@@ -138,7 +138,7 @@ impl<'a> MatrixProduct<'a> {
     /// those of [`Stream::launch`].
     pub fn launch(self, workspace: Option<View<'_>>) -> Result<()> {
         let MatrixProduct { stream, op, lhs, rhs, bias, out, batch, how, workspace: bytes } = self;
-        let workspace = View::workspace(op, workspace, bytes)?;
+        let workspace = View::workspace::<u8>(op, workspace, bytes)?;
         let dtype = out.dtype;
         let bias_step = bias.map_or(0, |bias| bias.layout.strides()[0]);
         // A multiply-add is a fraction of an elementary operation.
@@ -152,7 +152,7 @@ impl<'a> MatrixProduct<'a> {
                 // column; see `Command::launch`.
                 move |batch, workers, (c, a, b, bias, _)| unsafe {
                     let bias = bias.map(|bias| (bias, bias_step));
-                    cpu::products(batch, workers, c, [a, b], cpu::initial(bias, how.add));
+                    cpu::products(batch, workers, c, [a, b], bias, how.add);
                     if how.relu {
                         cpu::positive_parts(workers, cost.0, c);
                     }

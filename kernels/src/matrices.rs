@@ -27,8 +27,8 @@ impl MatrixLayout {
     }
 }
 
-/// The leading axes of a batch of products, with their strides in C, A and B.
-pub(crate) type BatchAxes = SmallVec<[LoopAxis<3>; 4]>;
+/// The leading axes of a batch of products, with their strides in C, A and B. Most have none, and a command is moved.
+pub(crate) type BatchAxes = SmallVec<[LoopAxis<3>; 1]>;
 
 /// Products `C = A B` for all indices of the leading axes.
 #[derive(Clone, Debug)]

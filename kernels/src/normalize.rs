@@ -116,7 +116,7 @@ pub fn normalize_grad(
     expect_elements(op, [mean, Some(rstd)], count)?;
     let is_summed = to.weight.is_some() || to.bias.is_some();
     let needed = if is_summed { normalize_workspace(stream, rows, elements) } else { 0 };
-    let workspace = View::workspace(op, to.workspace, needed)?;
+    let workspace = View::workspace::<u8>(op, to.workspace, needed)?;
     for_float!(op, dtype, T => {
         let statistics = (mean.map(|view| view.read::<T>().exact()), rstd.read::<T>().exact());
         let sums = [to.weight, to.bias].map(|view| view.map(|view| view.write::<T>().exact()));

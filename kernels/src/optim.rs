@@ -48,8 +48,12 @@ pub struct Update<'a> {
 }
 
 /// What is stepped, its gradient and the states; a gradient in 16 bits and its parameter come behind them.
-type Operands<'a> =
-    (Raw<'a>, Option<Raw<'a>>, [Option<Raw<'a>>; MAX_STATES], Option<(Read<'a, f32>, Write<'a, f32>)>);
+type Operands<'a> = (
+    Write<'a, Raw>,
+    Option<Read<'a, Raw>>,
+    [Option<Write<'a, Raw>>; MAX_STATES],
+    Option<(Read<'a, f32>, Write<'a, f32>)>,
+);
 
 impl<'a> Update<'a> {
     /// What the rule steps.
@@ -84,15 +88,15 @@ impl<'a> Update<'a> {
     }
 
     fn operands(&self) -> Operands<'a> {
-        let states = std::array::from_fn(|k| self.states.get(k).map(|state| state.write_raw()));
+        let states = std::array::from_fn(|k| self.states.get(k).map(|state| state.write()));
         match self.master {
             Some(master) => (
-                master.write_raw(),
+                master.write(),
                 None,
                 states,
                 Some((self.grad.read().in_place(), self.param.write().keep(true))),
             ),
-            None => (self.param.write_raw(), Some(self.grad.read_raw().in_place()), states, None),
+            None => (self.param.write(), Some(self.grad.read().in_place()), states, None),
         }
     }
 
@@ -156,7 +160,7 @@ fn step_at_once(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
                         cpu::adopt(*half, loops, workers, param.cast(), rounded.src());
                         (Dst(grad.0.cast_mut().cast()), rounded.cast())
                     },
-                    None => (grad.unwrap_or(param), param),
+                    None => (grad.map_or(param, |grad| Dst(grad.0.cast_mut())), param),
                 };
                 // SAFETY: `loops` was made from the layouts of these operands, which are of type `dtype`; states that
                 // the rule lacks are not accessed; see `Command::launch`.

@@ -3,7 +3,7 @@
 
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Command, for_float};
+use crate::command::{Command, Raw, for_float};
 use crate::cpu::pool as cpu;
 use crate::cuda::pool as cuda;
 use crate::geometry::{Means, Planes};
@@ -78,7 +78,7 @@ pub fn max_pool2d(
     const OP: &str = "max_pool2d";
     let planes = indexed_planes(OP, &x, &out, &index, &window)?;
     let (dtype, index_dtype) = (x.dtype, index.dtype);
-    for_float!(OP, dtype, T => Command::new(OP, (x.read::<T>(), out.write::<T>(), index.write_raw()))
+    for_float!(OP, dtype, T => Command::new(OP, (x.read::<T>(), out.write::<T>(), index.write::<Raw>()))
     .cost(out.layout.elements(), window.kernel[0] * window.kernel[1])
     .run(
         stream,
@@ -114,7 +114,7 @@ pub fn max_pool2d_grad(
     const OP: &str = "max_pool2d_grad";
     let planes = indexed_planes(OP, &out, &g, &index, &window)?;
     let types = [out.dtype, index.dtype];
-    for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), g.read::<T>(), index.read_raw()))
+    for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), g.read::<T>(), index.read::<Raw>()))
     .cost(out.layout.elements().max(g.layout.elements()), 1)
     .may_fail()
     .run(
@@ -122,9 +122,7 @@ pub fn max_pool2d_grad(
         (planes, window),
         // SAFETY: `planes` was made from the shapes of these contiguous operands, and `types[1]` is the index's type;
         // see `Command::launch`.
-        move |how, workers, (out, g, index)| unsafe {
-            cpu::max_grad(how, types[1], workers, (out, g, index.src()));
-        },
+        move |how, workers, operands| unsafe { cpu::max_grad(how, types[1], workers, operands) },
         move |how, queue, operands| cuda::max_grad(queue, types, how, operands.into()),
     ))
 }
@@ -145,7 +143,7 @@ pub fn max_pool2d_pick(
     const OP: &str = "max_pool2d_pick";
     let planes = indexed_planes(OP, &x, &out, &index, &window)?;
     let types = [out.dtype, index.dtype];
-    for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>(), index.read_raw()))
+    for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>(), index.read::<Raw>()))
     .cost(out.layout.elements().max(x.layout.elements()), 1)
     .may_fail()
     .run(
@@ -155,8 +153,8 @@ pub fn max_pool2d_pick(
         // type; see `Command::launch`.
         move |how, workers, (out, x, index)| unsafe {
             match types[1] {
-                DType::U8 => cpu::pick::<T, u8>(how, workers, (out, x, index.src())),
-                _ => cpu::pick::<T, i64>(how, workers, (out, x, index.src().cast())),
+                DType::U8 => cpu::pick::<T, u8>(how, workers, (out, x, index)),
+                _ => cpu::pick::<T, i64>(how, workers, (out, x, index.cast())),
             }
         },
         move |how, queue, operands| cuda::for_places(queue, "max_pool_pick", types, how, operands.into()),

@@ -9,7 +9,7 @@ use std::fmt::Debug;
 
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Command, for_float, no_part};
+use crate::command::{Command, Raw, for_float, no_part};
 use crate::cpu::random as cpu;
 use crate::cuda::random as cuda;
 use crate::distribution::{Distribution, Dropout, RandomKey};
@@ -102,7 +102,7 @@ fn generate(
     if !(dtype.is_float() || matches!(distribution, Distribution::Integers { .. })) {
         return Err(Error::dtype_unsupported(op, dtype));
     }
-    Command::new(op, (out.write_raw(),)).cost(out.layout.elements(), RANDOM_COST).launch(
+    Command::new(op, (out.write::<Raw>(),)).cost(out.layout.elements(), RANDOM_COST).launch(
         stream,
         (key, Loops::new([out.layout])),
         |(key, _), show| show(key),

@@ -77,7 +77,7 @@ fn expect_workspace<'a>(
     axes: &Axes,
     given: Option<View<'a>>,
 ) -> Result<Option<Write<'a, u8>>> {
-    View::workspace(op, given, needs(stream, || cuda::workspace(axes)).unwrap_or(0))
+    View::workspace::<u8>(op, given, needs(stream, || cuda::workspace(axes)).unwrap_or(0))
 }
 
 /// Launches a reduction whose body for a CPU is `body`.

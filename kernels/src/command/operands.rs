@@ -3,39 +3,43 @@
 //! On a CPU, operands of BF16 and F16 that were stated as F32 come widened, and are rounded when the body has ended. On
 //! CUDA, where kernels convert what they load and store, each is the address of what is stored.
 
+use std::array::from_fn;
 use std::marker::PhantomData;
 
 use device::cuda::Arg;
 use device::{DType, Element, Error, Result, Use};
 use smallvec::SmallVec;
 
+use crate::cpu::inlined;
 use crate::cpu::stage::{Operand, Stage};
 use crate::layout::{Dst, Src, View};
 
 /// The buffers of a command.
 pub(crate) type Uses<'a> = SmallVec<[Use<'a>; 4]>;
 
-/// What is known of a command while its operands are checked.
-pub(crate) struct Check {
-    op: &'static str,
-    /// The type of storage of operands that are stated in the type that is computed in.
-    dtype: Option<DType>,
-    /// Elements of what is written.
-    written: usize,
-}
-
 /// How a command uses an operand.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy)]
 pub(crate) struct Access {
     pub(crate) write: bool,
+    storage: Storage,
     /// Whether the operand may be one that is written, element for element.
     in_place: bool,
     /// Index in a list of operands: an operand that is read in place may only be what is written at the same index.
-    group: usize,
+    group: u32,
+}
+
+/// In which type an operand must be stored.
+#[derive(Clone, Copy)]
+enum Storage {
+    Any,
+    /// This type.
+    Exactly(DType),
+    /// One that is computed in this type, and the one of all such operands.
+    ComputedIn(DType),
 }
 
 impl Access {
-    const READ: Access = Access { write: false, in_place: false, group: 0 };
+    const READ: Access = Access { write: false, storage: Storage::Any, in_place: false, group: 0 };
     const READ_IN_PLACE: Access = Access { in_place: true, ..Access::READ };
     const WRITE: Access = Access { write: true, ..Access::READ };
 }
@@ -43,10 +47,50 @@ impl Access {
 /// An operand and how it is used.
 pub(super) type Used<'a> = (&'a View<'a>, Access);
 
+/// Checks types, bounds and overlaps of operands, and lists them; `None` if no element is written. The operands stated in
+/// a type that is computed in are stored in one type, that of the first.
+///
+/// Checks and list are two passes: the compiler unrolls both, and knows the length of a list that is made without branches.
+#[inline(always)]
+pub(super) fn check<'a>(
+    op: &'static str,
+    operands: &'a impl Operands,
+) -> Result<Option<SmallVec<[Used<'a>; 4]>>> {
+    let (mut stored, mut is_written) = (None, false);
+    operands.each(&mut inlined!(|view: &View<'_>, access: Access| {
+        match access.storage {
+            Storage::Any => {}
+            Storage::Exactly(dtype) => view.expect_dtype(op, dtype)?,
+            Storage::ComputedIn(dtype) => {
+                view.expect_dtype(op, *stored.get_or_insert(view.dtype))?;
+                if view.dtype.compute_dtype() != dtype {
+                    return Err(Error::dtype_unsupported(op, view.dtype));
+                }
+            }
+        }
+        view.check_bounds(op)?;
+        if access.write {
+            is_written |= view.layout.elements() > 0;
+            view.check_written_once(op)?;
+        }
+        Ok(())
+    }))?;
+    if !is_written {
+        return Ok(None);
+    }
+    let mut used: SmallVec<[Used<'a>; 4]> = SmallVec::new();
+    operands.each(&mut inlined!(|view: &'a View<'a>, access: Access| {
+        used.push((view, access));
+        Ok(())
+    }))?;
+    expect_apart(op, &used)?;
+    Ok(Some(used))
+}
+
 /// Checks that no operand that is written shares memory with another operand, except one that is read in place. Parts of a command
 /// run on several threads at once, so anything else would be a data race.
 #[inline(always)]
-pub(super) fn expect_apart(op: &'static str, used: &[Used<'_>]) -> Result<()> {
+fn expect_apart(op: &'static str, used: &[Used<'_>]) -> Result<()> {
     if used.len() <= FEW { expect_pairs_apart(op, used) } else { expect_many_apart(op, used) }
 }
 
@@ -80,14 +124,11 @@ pub(crate) trait Operands {
     /// What is left of them in a command.
     type Held: Held;
 
-    /// Checks types, bounds, and that no two elements that are written lie at one place.
-    fn check(&self, check: &mut Check) -> Result<()>;
-
     /// What a command keeps of them, once they are checked.
     fn hold(&self) -> Self::Held;
 
-    /// Shows each, and how it is used.
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access));
+    /// Shows each, and how it is used, until `show` fails.
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access) -> Result<()>) -> Result<()>;
 }
 
 /// Operands in a command, which outlives their views: frees are ordered after it.
@@ -128,246 +169,163 @@ impl From<Address> for Arg<'_> {
     }
 }
 
-/// An operand that is read, as elements of type `T`.
-pub(crate) struct Read<'a, T> {
+/// Bytes of an operand whose type the body looks at.
+pub(crate) struct Raw;
+
+/// What the elements of an operand are stated as: a type that is computed in, or [`Raw`].
+pub(crate) trait Computed: 'static {
+    const DTYPE: Option<DType>;
+    /// What a body for a CPU sees.
+    type Element: 'static;
+}
+
+impl<T: Element> Computed for T {
+    const DTYPE: Option<DType> = Some(T::DTYPE);
+    type Element = T;
+}
+
+impl Computed for Raw {
+    const DTYPE: Option<DType> = None;
+    type Element = u8;
+}
+
+/// An address, [`Src`] or [`Dst`], of elements that are stated as `T`.
+pub(crate) trait Pointer: Send + Sync + 'static {
+    const WRITE: bool;
+    type Target: Computed;
+    /// The address that a body for a CPU gets.
+    type Body;
+    fn body(at: Dst<u8>) -> Self::Body;
+}
+
+impl<T: Computed> Pointer for Src<T> {
+    const WRITE: bool = false;
+    type Target = T;
+    type Body = Src<T::Element>;
+
+    #[inline(always)]
+    fn body(at: Dst<u8>) -> Self::Body {
+        at.cast().src()
+    }
+}
+
+impl<T: Computed> Pointer for Dst<T> {
+    const WRITE: bool = true;
+    type Target = T;
+    type Body = Dst<T::Element>;
+
+    #[inline(always)]
+    fn body(at: Dst<u8>) -> Self::Body {
+        at.cast()
+    }
+}
+
+/// An operand that the body for a CPU gets as the address `P`.
+pub(crate) struct Stated<'a, P> {
     view: View<'a>,
     exact: bool,
     in_place: bool,
-    marker: PhantomData<T>,
+    keep: bool,
+    marker: PhantomData<P>,
 }
+
+/// An operand that is read, as elements of type `T`.
+pub(crate) type Read<'a, T> = Stated<'a, Src<T>>;
 
 /// An operand that is written, as elements of type `T`.
-pub(crate) struct Write<'a, T> {
-    view: View<'a>,
-    exact: bool,
-    /// Whether the body reads what is there.
-    keep: bool,
-    marker: PhantomData<T>,
-}
-
-/// Bytes of an operand whose type the body looks at.
-pub(crate) struct Raw<'a> {
-    view: View<'a>,
-    access: Access,
-}
-
-/// Bytes of operands of which the first is written and the others are read, in place.
-pub(crate) struct WriteRead<'a, const N: usize>(pub(crate) [View<'a>; N]);
-
-impl<const N: usize> Operands for WriteRead<'_, N> {
-    type Held = [Dst<u8>; N];
-
-    #[inline(always)]
-    fn check(&self, check: &mut Check) -> Result<()> {
-        self.0[1..].iter().try_for_each(|read| read.check_bounds(check.op))?;
-        check.writes(&self.0[0])
-    }
-
-    #[inline(always)]
-    fn hold(&self) -> [Dst<u8>; N] {
-        self.0.each_ref().map(View::first)
-    }
-
-    #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-        show(&self.0[0], Access::WRITE);
-        self.0[1..].iter().for_each(|read| show(read, Access::READ_IN_PLACE));
-    }
-}
+pub(crate) type Write<'a, T> = Stated<'a, Dst<T>>;
 
 impl<'a> View<'a> {
-    /// To be read as bytes.
     #[inline(always)]
-    pub(crate) fn read_raw(self) -> Raw<'a> {
-        Raw { view: self, access: Access::READ }
-    }
-
-    /// To be written as bytes.
-    #[inline(always)]
-    pub(crate) fn write_raw(self) -> Raw<'a> {
-        Raw { view: self, access: Access::WRITE }
+    fn stated<P: Pointer>(self) -> Stated<'a, P> {
+        Stated { view: self, exact: false, in_place: false, keep: false, marker: PhantomData }
     }
 
     /// To be read in the type that is computed in.
     #[inline(always)]
-    pub(crate) fn read<T>(self) -> Read<'a, T> {
-        Read { view: self, exact: false, in_place: false, marker: PhantomData }
+    pub(crate) fn read<T: Computed>(self) -> Read<'a, T> {
+        self.stated()
     }
 
     /// To be written in the type that is computed in: all elements, none of which is read.
     #[inline(always)]
-    pub(crate) fn write<T>(self) -> Write<'a, T> {
-        Write { view: self, exact: false, keep: false, marker: PhantomData }
+    pub(crate) fn write<T: Computed>(self) -> Write<'a, T> {
+        self.stated()
     }
 
-    /// Bytes for a command to work in, if `needed`: contiguous, and as many at least.
-    pub(crate) fn workspace(
+    /// Memory for a command to work in, if `needed`: contiguous, and so many elements at least.
+    pub(crate) fn workspace<T: Computed>(
         op: &'static str,
         given: Option<View<'a>>,
         needed: usize,
-    ) -> Result<Option<Write<'a, u8>>> {
+    ) -> Result<Option<Write<'a, T>>> {
         let given = given.filter(|_| needed > 0);
         given.map_or(Ok(()), |memory| memory.expect_contiguous(op, "workspace"))?;
         if given.map_or(0, |memory| memory.layout.elements()) < needed {
-            let value = format_args!("fewer than {needed} bytes");
-            return Err(Error::invalid(
-                op,
-                "workspace",
-                "as large as the op's function for that says",
-                value,
-            ));
+            let value = format_args!("fewer than {needed} elements");
+            return Err(Error::invalid(op, "workspace", "as large as the op says that it needs", value));
         }
-        Ok(given.map(|memory| memory.write::<u8>().exact()))
+        Ok(given.map(|memory| memory.write::<T>().exact()))
     }
 }
 
-impl<T> Read<'_, T> {
-    /// Of type `T` and no other, whatever the command computes in.
+impl<P> Stated<'_, P> {
+    /// Of the stated type and no other, whatever the command computes in.
     #[inline(always)]
     pub(crate) fn exact(self) -> Self {
-        Read { exact: true, ..self }
+        Stated { exact: true, ..self }
     }
 
     /// It may be what the command writes, element for element: each part of the command reads an element before it writes it, and
     /// reads none that another part writes.
     #[inline(always)]
     pub(crate) fn in_place(self) -> Self {
-        Read { in_place: true, ..self }
-    }
-}
-
-impl Raw<'_> {
-    /// As [`Read::in_place`].
-    pub(crate) fn in_place(self) -> Self {
-        Raw { access: Access { in_place: true, ..self.access }, ..self }
-    }
-}
-
-impl<T> Write<'_, T> {
-    /// Of type `T` and no other, whatever the command computes in.
-    #[inline(always)]
-    pub(crate) fn exact(self) -> Self {
-        Write { exact: true, ..self }
+        Stated { in_place: true, ..self }
     }
 
     /// If `keep`, the elements may be read, and left as they are.
     #[inline(always)]
     pub(crate) fn keep(self, keep: bool) -> Self {
-        Write { keep, ..self }
+        Stated { keep, ..self }
     }
 }
 
-impl Check {
-    #[inline(always)]
-    pub(super) fn of(op: &'static str) -> Check {
-        Check { op, dtype: None, written: 0 }
-    }
-
-    /// Whether there is nothing to write.
-    #[inline(always)]
-    pub(super) fn is_all_read(&self) -> bool {
-        self.written == 0
-    }
-
-    /// That the elements of a view that was stated as `T` can be computed with as such.
-    #[inline(always)]
-    fn storage<T: Element>(&mut self, view: &View<'_>, exact: bool) -> Result<()> {
-        let expected = if exact { T::DTYPE } else { *self.dtype.get_or_insert(view.dtype) };
-        view.expect_dtype(self.op, expected)?;
-        if expected.compute_dtype() == T::DTYPE {
-            Ok(())
-        } else {
-            Err(Error::dtype_unsupported(self.op, expected))
-        }
-    }
-
-    #[inline(always)]
-    fn writes(&mut self, view: &View<'_>) -> Result<()> {
-        self.written += view.layout.elements();
-        view.check_bounds(self.op)?;
-        view.check_written_once(self.op)
-    }
-}
-
-/// An operand of a body that reads.
-pub(crate) struct HeldRead<T>(Operand<T>);
-
-impl<T: Element> Operands for Read<'_, T> {
-    type Held = HeldRead<T>;
-
-    #[inline(always)]
-    fn check(&self, check: &mut Check) -> Result<()> {
-        check.storage::<T>(&self.view, self.exact)?;
-        self.view.check_bounds(check.op)
-    }
-
-    #[inline(always)]
-    fn hold(&self) -> HeldRead<T> {
-        HeldRead(Operand::of(&self.view))
-    }
-
-    #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-        show(&self.view, Access { in_place: self.in_place, ..Access::READ });
-    }
-}
-
-impl<T: Element> Held for HeldRead<T> {
-    const STAGED: bool = true;
-    type Cpu = Src<T>;
-    type Cuda = Address;
-
-    #[inline(always)]
-    unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Src<T> {
-        // SAFETY: the caller promises that this command uses the operand's buffer. The body ends before the stage.
-        unsafe { stage.read(&self.0) }
-    }
-
-    #[inline(always)]
-    fn on_cuda(&self) -> Address {
-        self.0.at()
-    }
-
-    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
-        self.0.bind(moved);
-    }
-}
-
-/// An operand of a body that writes.
-pub(crate) struct HeldWrite<T> {
-    operand: Operand<T>,
+/// An operand in a command.
+pub(crate) struct HeldOperand<P> {
+    operand: Operand,
     keep: bool,
+    marker: PhantomData<P>,
 }
 
-impl<T: Element> Operands for Write<'_, T> {
-    type Held = HeldWrite<T>;
+impl<P: Pointer> Operands for Stated<'_, P> {
+    type Held = HeldOperand<P>;
 
     #[inline(always)]
-    fn check(&self, check: &mut Check) -> Result<()> {
-        check.storage::<T>(&self.view, self.exact)?;
-        check.writes(&self.view)
+    fn hold(&self) -> HeldOperand<P> {
+        let operand = Operand::of(&self.view, P::Target::DTYPE.is_some());
+        HeldOperand { operand, keep: self.keep, marker: PhantomData }
     }
 
     #[inline(always)]
-    fn hold(&self) -> HeldWrite<T> {
-        HeldWrite { operand: Operand::of(&self.view), keep: self.keep }
-    }
-
-    #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-        show(&self.view, Access::WRITE);
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access) -> Result<()>) -> Result<()> {
+        let storage = match P::Target::DTYPE {
+            None => Storage::Any,
+            Some(dtype) if self.exact => Storage::Exactly(dtype),
+            Some(dtype) => Storage::ComputedIn(dtype),
+        };
+        show(&self.view, Access { write: P::WRITE, storage, in_place: self.in_place, group: 0 })
     }
 }
 
-impl<T: Element> Held for HeldWrite<T> {
-    const STAGED: bool = true;
-    type Cpu = Dst<T>;
+impl<P: Pointer> Held for HeldOperand<P> {
+    const STAGED: bool = P::Target::DTYPE.is_some();
+    type Cpu = P::Body;
     type Cuda = Address;
 
     #[inline(always)]
-    unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Dst<T> {
+    unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> P::Body {
         // SAFETY: the caller promises that this command uses the operand's buffer. The body ends before the stage.
-        unsafe { if self.keep { stage.update(&self.operand) } else { stage.write(&self.operand) } }
+        P::body(unsafe { stage.hold(&self.operand, !P::WRITE || self.keep, P::WRITE) })
     }
 
     #[inline(always)]
@@ -377,25 +335,6 @@ impl<T: Element> Held for HeldWrite<T> {
 
     fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
         self.operand.bind(moved);
-    }
-}
-
-impl Operands for Raw<'_> {
-    type Held = Dst<u8>;
-
-    #[inline(always)]
-    fn check(&self, check: &mut Check) -> Result<()> {
-        if self.access.write { check.writes(&self.view) } else { self.view.check_bounds(check.op) }
-    }
-
-    #[inline(always)]
-    fn hold(&self) -> Dst<u8> {
-        self.view.first()
-    }
-
-    #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-        show(&self.view, self.access);
     }
 }
 
@@ -419,25 +358,44 @@ impl Held for Dst<u8> {
     }
 }
 
-/// Several operands of one kind: a list type by its macro, and the method that borrows each element.
+/// Bytes of operands of which the first is written and the others are read, in place.
+pub(crate) struct WriteRead<'a, const N: usize>(pub(crate) [View<'a>; N]);
+
+impl<const N: usize> Operands for WriteRead<'_, N> {
+    type Held = [Dst<u8>; N];
+
+    #[inline(always)]
+    fn hold(&self) -> [Dst<u8>; N] {
+        from_fn(|k| self.0[k].first())
+    }
+
+    #[inline(always)]
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access) -> Result<()>) -> Result<()> {
+        show(&self.0[0], Access::WRITE)?;
+        self.0[1..].iter().try_for_each(|read| show(read, Access::READ_IN_PLACE))
+    }
+}
+
+/// Several operands of one kind: the list's type by its macro, how a function is applied to the elements of a borrowed list, and the
+/// group of the element at an index.
 macro_rules! list {
-    ($list:ident, $each:ident $(, const $N:ident)?) => {
+    ($list:ident, |$all:ident, $f:ident| $mapped:expr, |$access:ident, $index:ident| $group:expr $(, const $N:ident)?) => {
         impl<O: Operands $(, const $N: usize)?> Operands for $list!(O) {
             type Held = $list!(O::Held);
 
             #[inline(always)]
-            fn check(&self, check: &mut Check) -> Result<()> {
-                self.iter().try_for_each(|operand| operand.check(check))
-            }
-
-            #[inline(always)]
             fn hold(&self) -> Self::Held {
-                self.$each().map(O::hold)
+                let ($all, $f) = (self, O::hold);
+                $mapped
             }
 
             #[inline(always)]
-            fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-                self.iter().for_each(|operand| operand.each(show));
+            fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access) -> Result<()>) -> Result<()> {
+                self.iter().enumerate().try_for_each(|($index, operand)| {
+                    operand.each(&mut inlined!(|view, $access: Access| {
+                        show(view, Access { group: $group, ..$access })
+                    }))
+                })
             }
         }
 
@@ -449,12 +407,14 @@ macro_rules! list {
             #[inline(always)]
             unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu {
                 // SAFETY: each operand is the command's, as the caller promises of all.
-                self.$each().map(|held| unsafe { held.on_cpu(stage) })
+                let ($all, $f) = (self, |held: &'s H| unsafe { held.on_cpu(stage) });
+                $mapped
             }
 
             #[inline(always)]
             fn on_cuda(&self) -> Self::Cuda {
-                self.$each().map(H::on_cuda)
+                let ($all, $f) = (self, H::on_cuda);
+                $mapped
             }
 
             fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
@@ -474,45 +434,13 @@ macro_rules! array {
     };
 }
 
-list!(option, as_ref);
-list!(array, each_ref, const N);
-
-impl<O: Operands> Operands for Vec<O> {
-    type Held = Vec<O::Held>;
-
-    fn check(&self, check: &mut Check) -> Result<()> {
-        self.iter().try_for_each(|operand| operand.check(check))
-    }
-
-    fn hold(&self) -> Self::Held {
-        self.iter().map(O::hold).collect()
-    }
-
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-        for (group, operand) in self.iter().enumerate() {
-            operand.each(&mut |view, access| show(view, Access { group, ..access }));
-        }
-    }
+macro_rules! vec_of {
+    ($of:ty) => { Vec<$of> };
 }
 
-impl<H: Held> Held for Vec<H> {
-    const STAGED: bool = H::STAGED;
-    type Cpu = Vec<H::Cpu>;
-    type Cuda = Vec<H::Cuda>;
-
-    unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu {
-        // SAFETY: the caller's promise is about the buffers of all operands of the command, which include these.
-        self.iter().map(|held| unsafe { held.on_cpu(stage) }).collect()
-    }
-
-    fn on_cuda(&self) -> Self::Cuda {
-        self.iter().map(H::on_cuda).collect()
-    }
-
-    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
-        self.iter_mut().for_each(|held| held.bind(moved));
-    }
-}
+list!(option, |all, f| all.as_ref().map(f), |access, _index| access.group);
+list!(array, |all, f| from_fn(|k| f(&all[k])), |access, _index| access.group, const N);
+list!(vec_of, |all, f| all.iter().map(f).collect(), |access, index| index as u32);
 
 /// Operands next to each other: a tuple, whose length no function can be generic over.
 macro_rules! tuple {
@@ -521,19 +449,14 @@ macro_rules! tuple {
             type Held = ($($name::Held,)+);
 
             #[inline(always)]
-            fn check(&self, check: &mut Check) -> Result<()> {
-                $(self.$at.check(check)?;)+
-                Ok(())
-            }
-
-            #[inline(always)]
             fn hold(&self) -> Self::Held {
                 ($(self.$at.hold(),)+)
             }
 
             #[inline(always)]
-            fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
-                $(self.$at.each(show);)+
+            fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access) -> Result<()>) -> Result<()> {
+                $(self.$at.each(show)?;)+
+                Ok(())
             }
         }
 

@@ -110,6 +110,11 @@ fn copies_keep_elements_of_one_byte() {
 }
 
 #[test]
+fn copies_keep_elements_of_two_bytes() {
+    every_copy_keeps_the_elements(|i| bf16::from_bits((i * 40_503 % 32_621) as u16));
+}
+
+#[test]
 fn copies_keep_every_bit_of_a_nan() {
     let device = cpu(1);
     let stream = device.default_stream();

@@ -9,7 +9,7 @@ use pulp::Arch;
 
 use super::inlined;
 use super::lanes::{Lanes, join_tree, simd_for, with_scratch};
-use super::product::{Init, Matrix, Product, copy_matrix};
+use super::product::{Matrix, Product, copy_matrix};
 use super::random;
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
@@ -243,7 +243,7 @@ impl<'a, T: Lanes> Pair<'a, T> {
             // within the matrices. `scores` has room for `rows` rows of `KEYS` and `sums` for `rows` of
             // `value_width`.
             unsafe {
-                Product { m: rows, n: tile.cols, k: width, a, b, c, init: Init::Zero }.run(arch);
+                Product { m: rows, n: tile.cols, k: width, a, b, c, init: None }.run(arch);
                 simd_for::<T, _>(inlined!(|| {
                     for r in 0..rows {
                         let row = &mut scores[r * KEYS..][..tile.padded()];
@@ -276,7 +276,7 @@ impl<'a, T: Lanes> Pair<'a, T> {
                 let c = Matrix::row_major(values, value_width);
                 let a = Matrix::row_major(scores.as_mut_ptr(), KEYS);
                 let b = v.at(start, 0);
-                Product { m: rows, n: value_width, k: tile.cols, a, b, c, init: Init::Existing }.run(arch);
+                Product { m: rows, n: value_width, k: tile.cols, a, b, c, init: Some(c) }.run(arch);
             }
         }
         simd_for::<T, _>(inlined!(|| {
@@ -344,8 +344,8 @@ impl<'a, T: Lanes> Pair<'a, T> {
             // within the matrices. `weights` and `slopes` are apart, with room for `QUERIES` rows of `KEYS`.
             unsafe { Product { m, n, k, a, b, c, init }.run(self.arch) };
         };
-        run(rows, cols, width, q, k.t(), weights, Init::Zero);
-        run(rows, cols, value_width, g, v.t(), slopes, Init::Zero);
+        run(rows, cols, width, q, k.t(), weights, None);
+        run(rows, cols, value_width, g, v.t(), slopes, None);
         // SAFETY: `backward` lent scratch of two tiles, which is initialised and used by no other part.
         let (p, u) = unsafe {
             (
@@ -382,10 +382,10 @@ impl<'a, T: Lanes> Pair<'a, T> {
                 u[seen..].fill(T::ZERO);
             }
         }));
-        run(cols, value_width, rows, weights.t(), g, dv, Init::Existing);
-        let init = if start == 0 { Init::Zero } else { Init::Existing };
+        run(cols, value_width, rows, weights.t(), g, dv, Some(dv));
+        let init = (start > 0).then_some(dq);
         run(rows, width, cols, slopes, k, dq, init);
-        run(cols, width, rows, slopes.t(), q, dk, Init::Existing);
+        run(cols, width, rows, slopes.t(), q, dk, Some(dk));
     }
 }
 

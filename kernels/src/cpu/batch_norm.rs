@@ -1,8 +1,8 @@
 //! Batch normalisation, a channel at a time. A channel's elements are summed image by image.
 
-use super::inlined;
 use super::lanes::{Items, Lanes, map};
 use super::normalize::{Block, load, square_of, sums, zip};
+use super::{array, inlined};
 use crate::layout::{Dst, Src};
 use crate::norms::Channels;
 use crate::par::Workers;
@@ -75,9 +75,9 @@ pub(crate) unsafe fn forward<T: Lanes>(
                 let (from, to) = ([x.add(first)], out.at(first as isize));
                 let value = inlined!(|x: T| x.sub(mean).mul(scale).add(shift));
                 if relu {
-                    map(channels.size, to, from, inlined!(|[x]| value(x).relu()));
+                    map_pixels(channels.size, to, from, inlined!(|[x]| value(x).relu()));
                 } else {
-                    map(channels.size, to, from, inlined!(|[x]| value(x)));
+                    map_pixels(channels.size, to, from, inlined!(|[x]| value(x)));
                 }
             }
         }
@@ -146,10 +146,31 @@ unsafe fn slopes<T: Lanes, const RELU: bool>(
                 let gradient = inlined!(|[x, g]: [T; 2]| {
                     scale.mul(through(x, g).sub(sum).sub(normal(x).mul(with_x)))
                 });
-                map(channels.size, grad.at(first as isize), [x.add(first), g.add(first)], gradient);
+                map_pixels(channels.size, grad.at(first as isize), [x.add(first), g.add(first)], gradient);
             }
         }
     }));
+}
+
+/// As [`map`], fast for the one pixel that a channel of vectors has.
+///
+/// # Safety
+/// As for [`map`].
+#[inline(always)]
+unsafe fn map_pixels<T: Lanes, const N: usize>(
+    len: usize,
+    out: *mut T,
+    inputs: [*const T; N],
+    f: impl Fn([T; N]) -> T,
+) {
+    // SAFETY: the contract is the same.
+    unsafe {
+        if len == 1 {
+            *out = f(array(inlined!(|k| *inputs[k])));
+        } else {
+            map(len, out, inputs, f);
+        }
+    }
 }
 
 /// Moves running means and variances towards those of a batch, and counts it.

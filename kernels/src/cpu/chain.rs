@@ -1,13 +1,16 @@
 //! Chains by blocks, which stay in the first cache: each function runs on a block as it would on all elements.
 
+use std::array::from_fn;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::{copy, elementwise, for_bits};
+use super::elementwise::Elements;
+use super::for_bits;
+use super::walk::collect;
 use crate::chain::{Chain, OPERANDS, Operand, Value};
 use crate::functions::Function;
 use crate::layout::Dst;
-use crate::loops::{Loops, Places};
+use crate::loops::Places;
 use crate::par::{Workers, for_range};
 
 /// Memory of a thread for what is not kept, in words.
@@ -119,7 +122,9 @@ impl Blocks {
                     // SAFETY: the caller promises that the operand's elements `part` may be read, and a slot has room
                     // for a block, of which `part` is at most one.
                     unsafe {
-                        for_bits!(size, B => gather::<B>(&operand.places, part.clone(), operand.at.cast(), to.0.cast()));
+                        for_bits!(size, B => {
+                            collect::<B>(&operand.places, part.clone(), operand.at.0.cast(), to.0.0.cast());
+                        });
                     }
                     to
                 }
@@ -143,69 +148,28 @@ impl Blocks {
             }
             // SAFETY: each place is an operand's elements `part`, a slot with room for them, or an earlier step's
             // result, in the type that the step's function takes.
-            unsafe { apply(step.function, part.len(), places) };
+            unsafe {
+                match step.arguments.len() {
+                    1 => apply::<2>(step.function, part.len(), &places),
+                    2 => apply::<3>(step.function, part.len(), &places),
+                    _ => apply::<4>(step.function, part.len(), &places),
+                }
+            }
         }
     }
 }
 
-/// Copies the elements `part` of an operand to a run.
-///
-/// # Safety
-/// They may be read, and `to` has room for them.
-unsafe fn gather<B: Copy>(places: &Loops<1>, part: Range<usize>, from: Dst<B>, to: Dst<B>) {
-    let mut done = 0;
-    let [step] = places.inner().strides;
-    places.for_runs(part, |[at], len| {
-        // SAFETY: `places` reaches only elements that the caller promises to be readable at `from`, and the runs add
-        // up to `part`, for which `to` has room.
-        unsafe {
-            let (from, to) = (from.at(at), to.at(done));
-            match step {
-                0 => std::slice::from_raw_parts_mut(to.cast::<MaybeUninit<B>>(), len)
-                    .fill(MaybeUninit::new(*from)),
-                1 => std::ptr::copy_nonoverlapping(from, to, len),
-                _ => (0..len as isize).for_each(|j| *to.offset(j) = *from.offset(j * step)),
-            }
-        }
-        done += len as isize;
-    });
-}
-
-/// Runs a function on `elements` elements, from places and at steps of which the first are the result's.
+/// Runs a function on `elements` elements at addresses and with steps, of which the first are the result's.
 ///
 /// # Safety
 /// They may be read, and the result's be written; they are of the function's types. The result may be an argument, element
 /// for element.
-unsafe fn apply(function: Function, elements: usize, places: [(Dst<u8>, isize); 4]) {
-    fn run<const N: usize>(elements: usize, places: [(Dst<u8>, isize); 4]) -> Places<N> {
-        Places::Run { elements, steps: std::array::from_fn(|k| places[k].1) }
-    }
-    let [out, x, y, z] = places.map(|(at, _)| at);
-    let (x, y, z) = (x.src(), y.src(), z.src());
-    // SAFETY: the caller promises `elements` elements at each place, of the types that `function` names, and that the
-    // result overlaps an argument only element for element. That is the contract of each function below.
-    unsafe {
-        match function {
-            Function::Unary(op, dtype) => {
-                elementwise::unary(op, dtype, &run(elements, places), &None, out, x)
-            }
-            Function::Gradient(op, dtype) => {
-                elementwise::unary_grad(op, dtype, &run(elements, places), &None, out, (x, y));
-            }
-            Function::Binary(op, dtype) => {
-                elementwise::binary(op, dtype, &run(elements, places), &None, out, (x, y));
-            }
-            Function::BinaryGradient(op, dtype) => {
-                elementwise::binary_grad(op, dtype, &run(elements, places), &None, out, (x, y, z));
-            }
-            Function::Compare(op, dtype) => {
-                elementwise::compare(op, dtype, &run(elements, places), &None, out, (x, y));
-            }
-            Function::Not => elementwise::logical_not(&run(elements, places), &None, out, x),
-            Function::Where(dtype) => {
-                elementwise::where_cond(dtype.size_bytes(), &run(elements, places), &None, out, (x, y, z));
-            }
-            Function::Copy { to, from } => copy::copy((to, from), &run(elements, places), &None, out, x),
-        }
-    }
+unsafe fn apply<const N: usize>(function: Function, elements: usize, operands: &[(Dst<u8>, isize); 4])
+where
+    Function: Elements<N>,
+{
+    let places = Places::Run { elements, steps: from_fn(|k| operands[k].1) };
+    // SAFETY: the caller promises `elements` elements at each address, of the types that `function` names, and that the
+    // result overlaps an argument only element for element.
+    unsafe { function.run(&places, &None, from_fn(|k| operands[k].0)) }
 }

@@ -11,8 +11,8 @@ use pulp::{Arch, Simd, WithSimd};
 use super::few;
 use super::inlined;
 use super::lanes::{Lanes, simd_for, update, with_scratch};
-use super::patches::{lies_well, run_in_place, with_patches, with_patches_in_place};
-use super::product::{Init, Matrix, Product, Stored, copy_matrix, run_between};
+use super::patches::{Offsets, lies_well, run_in_place, with_patches};
+use super::product::{Matrix, Product, Stored, copy_matrix, run_between};
 use crate::geometry::ConvGeometry;
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_chunks, for_range, threads};
@@ -49,7 +49,10 @@ pub(crate) unsafe fn forward<T: Lanes>(
             let group = block % groups;
             let a = Matrix::row_major(filters.at((group * count * k) as isize).cast_mut(), k);
             let c = Matrix::row_major(results.at((block * count * places + first * width) as isize), places);
-            let init = bias.map_or(Init::Zero, |bias| Init::Column(bias.at((group * count) as isize), 1));
+            let init = bias.map(|bias| {
+                let of_filters = bias.at((group * count) as isize).cast_mut();
+                Matrix { ptr: of_filters, row: 1, col: 0 }
+            });
             let image = images.at((block * channels * size) as isize);
             // SAFETY: `block` counts images and groups, and `first + rows` is at most the rows of places, so the
             // offsets stay within the operands of `geometry`. Parts write disjoint rows of the results.
@@ -102,10 +105,10 @@ pub(crate) unsafe fn input_grad<T: Lanes>(
                     images.slice_mut(start + c * size, size).fill(value);
                 }
                 if geometry.is_pointwise() {
-                    let init = if bias.is_some() { Init::Existing } else { Init::Zero };
                     let b =
                         Matrix::row_major(results.at((block * count * places) as isize).cast_mut(), places);
                     let (a, c) = (Matrix::row_major(weights, k).t(), Matrix::row_major(image, places));
+                    let init = bias.map(|_| c);
                     Product { m: some, n: places, k: count, a, b, c, init }.run(arch);
                     continue;
                 }
@@ -119,7 +122,7 @@ pub(crate) unsafe fn input_grad<T: Lanes>(
                             Matrix::row_major(from, places),
                             Matrix::row_major(columns, n),
                         );
-                        Product { m: some * taps, n, k: count, a, b, c, init: Init::Zero }.run(arch);
+                        Product { m: some * taps, n, k: count, a, b, c, init: None }.run(arch);
                         AddPatches { geometry, channels: some, rows: y..y + rows, columns, image }.run(arch);
                     }
                 });
@@ -298,7 +301,7 @@ unsafe fn add_images<T: Lanes>(
     [images, results]: [Src<T>; 2],
     sums: *mut T,
 ) {
-    let ConvGeometry { groups, channels, filters: count, places: [height, width], .. } = *geometry;
+    let ConvGeometry { groups, channels, filters: count, places: [height, _], .. } = *geometry;
     let (size, places) = (geometry.pixels(), geometry.all_places());
     let arch = Arch::new();
     let m = rows.len();
@@ -318,7 +321,7 @@ unsafe fn add_images<T: Lanes>(
     }
     let parts = images.enumerate().map(|(i, (from, results))| {
         let g = Matrix::row_major(results.cast_mut(), places).t();
-        (from, g, if i == 0 { Init::Zero } else { Init::Existing })
+        (from, g, (i > 0).then_some(c))
     });
     if geometry.is_pointwise() {
         for (from, b, init) in parts {
@@ -329,19 +332,17 @@ unsafe fn add_images<T: Lanes>(
         }
         return;
     }
-    with_patches_in_place(geometry, height, |in_place| {
-        for (from, g, init) in parts {
-            // SAFETY: `from` is one image's group of channels and `g` its results, as the caller promises; `c` has
-            // `m` rows of `count` elements that may be written.
-            unsafe {
-                with_patches(geometry, from, (0, height), |patches| {
-                    let below = in_place(patches).without_rows(rows.start);
-                    let g = Stored { matrix: g, pack: true };
-                    run_between(arch, [m, count, height * width], below, g, c, init);
-                });
-            }
+    let offsets = Offsets::of(geometry, height);
+    for (from, g, init) in parts {
+        // SAFETY: `from` is one image's group of channels and `g` its results, as the caller promises; `c` has `m` rows
+        // of `count` elements that may be written.
+        unsafe {
+            with_patches(geometry, from, (0, height), |patches| {
+                let below = offsets.in_place(patches, rows.start);
+                run_between(arch, [m, count, places], below, Stored { matrix: g, pack: true }, c, init);
+            });
         }
-    });
+    }
 }
 
 /// Adds the partial sums in order; their filters lie side by side, those of the gradient one after the other.

@@ -3,75 +3,157 @@
 use device::{DType, bf16, f16};
 
 use super::activations::Activations;
-use super::for_bits;
+use super::copy::copy;
 use super::half::by_blocks;
 use super::number::{Number, Real};
-use super::walk::{map1, map2, map3};
-use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, UnaryOp};
+use super::walk::{map, select};
+use super::{for_bits, inlined};
+use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Function, UnaryOp};
 use crate::layout::{Dst, Src};
 use crate::loops::Places;
 use crate::par::Workers;
 use crate::{binary_functions, binary_gradients, comparisons, unary_functions};
 
+/// Elementwise functions of `N` operands, the first of which is the result.
+pub(crate) trait Elements<const N: usize> {
+    /// Runs the function.
+    ///
+    /// # Safety
+    /// As for [`map`], with elements of the function's types. The launcher has refused functions that a type lacks.
+    unsafe fn run(self, places: &Places<N>, workers: &Workers, operands: [Dst<u8>; N]);
+}
+
+macro_rules! elements {
+    ($($count:literal: |$places:ident, $workers:ident, $operands:ident| { $($function:pat => $body:expr,)+ })+) => {$(
+        impl Elements<$count> for Function {
+            unsafe fn run(self, $places: &Places<$count>, $workers: &Workers, $operands: [Dst<u8>; $count]) {
+                // SAFETY: the contract is the same.
+                unsafe {
+                    match self {
+                        $($function => $body,)+
+                        // One of other operands.
+                        _ => {}
+                    }
+                }
+            }
+        }
+    )+};
+}
+
+elements! {
+    2: |places, workers, operands| {
+        Function::Unary(op, dtype) => run(op, dtype, places, workers, &operands),
+        Function::Not => logical_not(places, workers, operands),
+        Function::Copy { to, from } => copy((to, from), places, workers, operands[0], operands[1].src()),
+    }
+    3: |places, workers, operands| {
+        Function::Gradient(op, dtype) => run(Gradient(op), dtype, places, workers, &operands),
+        Function::Binary(op, dtype) => run(op, dtype, places, workers, &operands),
+        Function::Compare(op, dtype) => compare(op, dtype, places, workers, operands),
+    }
+    4: |places, workers, operands| {
+        Function::BinaryGradient(op, dtype) => run(op, dtype, places, workers, &operands),
+        Function::Where(dtype) => where_cond(dtype.size_bytes(), places, workers, operands),
+    }
+}
+
+/// The gradient of a function of one element: of what the function saves and of its result's gradient.
+#[derive(Clone, Copy)]
+struct Gradient(UnaryOp);
+
+/// A function of elements as a body for each type; of its operands the first is the result.
+///
 /// # Safety
-/// As for [`map1`], with elements of type `dtype`. The launcher has refused ops that the type lacks.
-pub(crate) unsafe fn unary(
-    op: UnaryOp,
+/// As for [`map`], with elements of type `T`.
+trait Body<const N: usize>: Copy + Sync {
+    /// For integers, if it is a function of these.
+    unsafe fn of_numbers<T: Number>(self, _: &Places<N>, _: &Workers, _: &[Dst<u8>; N]) {}
+
+    unsafe fn of_floats<T: Real>(self, places: &Places<N>, workers: &Workers, operands: &[Dst<u8>; N]);
+}
+
+/// Runs a function on elements of type `dtype`.
+///
+/// # Safety
+/// As for [`map`], with elements of type `dtype`. The launcher has refused functions that the type lacks.
+unsafe fn run<const N: usize>(
+    body: impl Body<N>,
     dtype: DType,
-    walk: &Places<2>,
+    places: &Places<N>,
     workers: &Workers,
-    out: Dst<u8>,
-    x: Src<u8>,
+    operands: &[Dst<u8>; N],
 ) {
-    // SAFETY: the caller keeps the contract of `map1` for elements of type `dtype`, which the arms cast to.
+    // SAFETY: the caller keeps the contract of `map` for elements of type `dtype`, which the arms cast to.
     unsafe {
         match dtype {
-            DType::F32 => unary_real::<f32>(op, walk, workers, out.cast(), x.cast()),
-            DType::F64 => unary_real::<f64>(op, walk, workers, out.cast(), x.cast()),
-            DType::I64 => unary_number::<i64>(op, walk, workers, out.cast(), x.cast()),
-            DType::U8 => unary_number::<u8>(op, walk, workers, out.cast(), x.cast()),
-            DType::BF16 | DType::F16 => {
-                by_blocks(dtype, walk, workers, [out, Dst(x.0.cast_mut())], |walk, [out, x]| {
-                    unary_real::<f32>(op, walk, &None, out, x.src());
-                });
-            }
+            DType::F32 => body.of_floats::<f32>(places, workers, operands),
+            DType::F64 => body.of_floats::<f64>(places, workers, operands),
+            DType::I64 => body.of_numbers::<i64>(places, workers, operands),
+            DType::U8 => body.of_numbers::<u8>(places, workers, operands),
+            DType::BF16 | DType::F16 => by_blocks(dtype, places, workers, *operands, |places, operands| {
+                body.of_floats::<f32>(places, &None, &operands.map(Dst::cast));
+            }),
             _ => {}
         }
     }
 }
 
-/// Makes the bodies of the functions of one element from their table.
+/// The vectors that a function gains from, by the words of the table.
+enum Vectors {
+    Narrow,
+    Wide,
+}
+
+/// Functions of one, two and three elements as functions of arrays.
+#[inline(always)]
+fn of_one<T, O>(f: impl Fn(T) -> O) -> impl Fn([T; 1]) -> O {
+    inlined!(move |[x]: [T; 1]| f(x))
+}
+
+#[inline(always)]
+fn of_two<T, O>(f: impl Fn(T, T) -> O) -> impl Fn([T; 2]) -> O {
+    inlined!(move |[x, y]: [T; 2]| f(x, y))
+}
+
+#[inline(always)]
+fn of_three<T, O>(f: impl Fn(T, T, T) -> O) -> impl Fn([T; 3]) -> O {
+    inlined!(move |[x, y, z]: [T; 3]| f(x, y, z))
+}
+
+/// Makes the bodies of the functions of one element, and of their gradients, from their table.
 macro_rules! unary_bodies {
     (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
-        unary_bodies!(@functions unary_number Number $($numbers)*);
-        unary_bodies!(@functions unary_real Real $($numbers)* $($floats)*);
-        unary_bodies!(@gradients $($numbers)* $($floats)*);
+        impl Body<2> for UnaryOp {
+            unary_bodies!(@function of_numbers Number $($numbers)*);
+            unary_bodies!(@function of_floats Real $($numbers)* $($floats)*);
+        }
+
+        impl Body<3> for Gradient {
+            unary_bodies!(@gradients $($numbers)* $($floats)*);
+        }
     };
-    (@functions $function:ident $elements:ident $(
+    (@function $function:ident $elements:ident $(
         $(#[$doc:meta])*
         $variant:ident $(($($from:ident $number:ident = $example:literal),+))?, $name:ident,
         $cost:literal, $width:ident, $same:ident, $cpu:expr, $cuda:literal
         $(, $of:ident, $slope:expr, $slope_cuda:literal)?;
     )*) => {
-        /// # Safety
-        /// As for [`map1`].
         unsafe fn $function<T: $elements>(
-            op: UnaryOp,
+            self,
             places: &Places<2>,
             workers: &Workers,
-            out: Dst<T>,
-            x: Src<T>,
+            operands: &[Dst<u8>; 2],
         ) {
-            // SAFETY: the caller keeps the contract of `map1` for elements of type `T`.
+            let (out, x) = (operands[0].cast(), operands[1].cast().src());
             #[allow(unreachable_patterns)]
-            unsafe {
-                match op {
-                    $(UnaryOp::$variant $(($($number),+))? => {
-                        $($(let $number = T::$from($number);)+)?
-                        map1::<{ matches!(Vectors::$width, Vectors::Wide) }, _, _>(places, workers, out, x, $cpu);
-                    })*
-                    _ => {}
-                }
+            match self {
+                $(UnaryOp::$variant $(($($number),+))? => {
+                    $($(let $number = T::$from($number);)+)?
+                    const WIDE: bool = matches!(Vectors::$width, Vectors::Wide);
+                    // SAFETY: the contract is the same.
+                    unsafe { map::<WIDE, _, _, _, _>(places, workers, out, [x], of_one::<T, _>($cpu)) };
+                })*
+                _ => {}
             }
         }
     };
@@ -81,17 +163,15 @@ macro_rules! unary_bodies {
         $cost:literal, $width:ident, $same:ident, $cpu:expr, $cuda:literal
         $(, $of:ident, $slope:expr, $slope_cuda:literal)?;
     )*) => {
-        /// # Safety
-        /// As for [`map2`].
-        unsafe fn unary_grad_real<T: Real>(
-            op: UnaryOp,
+        unsafe fn of_floats<T: Real>(
+            self,
             places: &Places<3>,
             workers: &Workers,
-            out: Dst<T>,
-            saved_and_g: (Src<T>, Src<T>),
+            operands: &[Dst<u8>; 3],
         ) {
+            let (out, inputs) = (operands[0].cast(), [operands[1].cast().src(), operands[2].cast().src()]);
             $(gradient!(
-                (op, places, workers, out, saved_and_g), $variant ($($($from $number),+)?) $width $($slope)?
+                (self, places, workers, out, inputs), $variant $(($($from $number),+))? $width $($slope)?
             );)*
         }
     };
@@ -99,108 +179,46 @@ macro_rules! unary_bodies {
 
 /// One row of the gradients, if it has a derivative.
 macro_rules! gradient {
-    ($call:tt, $variant:ident ($($from:ident $number:ident),*) $width:ident) => {};
+    ($call:tt, $variant:ident $(($($numbers:tt)+))? $width:ident) => {};
     (
-        ($op:ident, $places:ident, $workers:ident, $out:ident, $operands:ident),
-        $variant:ident () $width:ident $slope:expr
+        ($gradient:ident, $places:ident, $workers:ident, $out:ident, $inputs:ident),
+        $variant:ident $(($($from:ident $number:ident),+))? $width:ident $slope:expr
     ) => {
-        if $op == UnaryOp::$variant {
-            // SAFETY: the caller of `unary_grad_real` keeps the contract of `map2` for elements of type `T`.
-            unsafe {
-                map2::<{ matches!(Vectors::$width, Vectors::Wide) }, _, _, _>($places, $workers, $out, $operands, $slope);
-            }
+        if let UnaryOp::$variant $(($($number),+))? = $gradient.0 {
+            $($(let $number = T::$from($number);)+)?
+            const WIDE: bool = matches!(Vectors::$width, Vectors::Wide);
+            // SAFETY: the contract is the same.
+            unsafe { map::<WIDE, _, _, _, _>($places, $workers, $out, $inputs, of_two::<T, _>($slope)) };
         }
     };
-    (
-        ($op:ident, $places:ident, $workers:ident, $out:ident, $operands:ident),
-        $variant:ident ($($from:ident $number:ident),+) $width:ident $slope:expr
-    ) => {
-        if let UnaryOp::$variant($($number),+) = $op {
-            $(let $number = T::$from($number);)+
-            // SAFETY: the caller of `unary_grad_real` keeps the contract of `map2` for elements of type `T`.
-            unsafe {
-                map2::<{ matches!(Vectors::$width, Vectors::Wide) }, _, _, _>($places, $workers, $out, $operands, $slope);
-            }
-        }
-    };
-}
-
-/// The vectors that a function gains from, by the words of the table.
-enum Vectors {
-    Narrow,
-    Wide,
 }
 
 unary_functions!(unary_bodies);
 
-/// # Safety
-/// As for [`map2`], with floats of type `dtype`.
-pub(crate) unsafe fn unary_grad(
-    op: UnaryOp,
-    dtype: DType,
-    places: &Places<3>,
-    workers: &Workers,
-    out: Dst<u8>,
-    (saved, g): (Src<u8>, Src<u8>),
-) {
-    // SAFETY: the caller keeps the contract of `map2` for floats of type `dtype`, which the arms cast to.
-    unsafe {
-        match dtype {
-            DType::F32 => unary_grad_real::<f32>(op, places, workers, out.cast(), (saved.cast(), g.cast())),
-            DType::F64 => unary_grad_real::<f64>(op, places, workers, out.cast(), (saved.cast(), g.cast())),
-            _ => {
-                let operands = [out, Dst(saved.0.cast_mut()), Dst(g.0.cast_mut())];
-                by_blocks(dtype, places, workers, operands, |places, [out, saved, g]| {
-                    unary_grad_real::<f32>(op, places, &None, out, (saved.src(), g.src()));
-                });
-            }
-        }
-    }
-}
-
-/// # Safety
-/// As for [`map2`], with elements of type `dtype`. The launcher has refused ops that the type lacks.
-pub(crate) unsafe fn binary(
-    op: BinaryOp,
-    dtype: DType,
-    walk: &Places<3>,
-    workers: &Workers,
-    out: Dst<u8>,
-    (x, y): (Src<u8>, Src<u8>),
-) {
-    // SAFETY: the caller keeps the contract of `map2` for elements of type `dtype`, which the arms cast to.
-    unsafe {
-        match dtype {
-            DType::F32 => binary_number::<f32>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
-            DType::F64 => binary_number::<f64>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
-            DType::I64 => binary_number::<i64>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
-            DType::U8 => binary_number::<u8>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
-            DType::BF16 | DType::F16 => {
-                let operands = [out, Dst(x.0.cast_mut()), Dst(y.0.cast_mut())];
-                by_blocks(dtype, walk, workers, operands, |walk, [out, x, y]| {
-                    binary_number::<f32>(op, walk, &None, out, (x.src(), y.src()));
-                });
-            }
-            _ => {}
-        }
-    }
-}
-
 /// Makes the bodies of the functions of two elements from their table.
 macro_rules! binary_bodies {
     ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
-        /// # Safety
-        /// As for [`map2`].
-        unsafe fn binary_number<T: Number>(
-            op: BinaryOp,
-            places: &Places<3>,
-            workers: &Workers,
-            out: Dst<T>,
-            xy: (Src<T>, Src<T>),
-        ) {
-            // SAFETY: the caller keeps the contract of `map2` for elements of type `T`.
-            unsafe {
-                match op { $(BinaryOp::$variant => map2::<false, _, _, _>(places, workers, out, xy, $cpu),)* }
+        impl Body<3> for BinaryOp {
+            unsafe fn of_numbers<T: Number>(
+                self,
+                places: &Places<3>,
+                workers: &Workers,
+                operands: &[Dst<u8>; 3],
+            ) {
+                let (out, inputs) = (operands[0].cast(), [operands[1].cast().src(), operands[2].cast().src()]);
+                // SAFETY: the contract is the same.
+                unsafe {
+                    match self {
+                        $(BinaryOp::$variant => {
+                            map::<false, _, _, _, _>(places, workers, out, inputs, of_two::<T, _>($cpu));
+                        })*
+                    }
+                }
+            }
+
+            unsafe fn of_floats<T: Real>(self, places: &Places<3>, workers: &Workers, operands: &[Dst<u8>; 3]) {
+                // SAFETY: the contract is the same.
+                unsafe { self.of_numbers::<T>(places, workers, operands) }
             }
         }
     };
@@ -208,50 +226,26 @@ macro_rules! binary_bodies {
 
 binary_functions!(binary_bodies);
 
-/// # Safety
-/// As for [`map3`], with floats of type `dtype`.
-pub(crate) unsafe fn binary_grad(
-    op: BinaryGradOp,
-    dtype: DType,
-    places: &Places<4>,
-    workers: &Workers,
-    out: Dst<u8>,
-    (x, y, g): (Src<u8>, Src<u8>, Src<u8>),
-) {
-    // SAFETY: the caller keeps the contract of `map3` for floats of type `dtype`, which the arms cast to.
-    unsafe {
-        match dtype {
-            DType::F32 => {
-                binary_grad_real::<f32>(op, places, workers, out.cast(), (x.cast(), y.cast(), g.cast()));
-            }
-            DType::F64 => {
-                binary_grad_real::<f64>(op, places, workers, out.cast(), (x.cast(), y.cast(), g.cast()));
-            }
-            _ => {
-                let operands = [out, Dst(x.0.cast_mut()), Dst(y.0.cast_mut()), Dst(g.0.cast_mut())];
-                by_blocks(dtype, places, workers, operands, |places, [out, x, y, g]| {
-                    binary_grad_real::<f32>(op, places, &None, out, (x.src(), y.src(), g.src()));
-                });
-            }
-        }
-    }
-}
-
 /// Defines the bodies of the gradients of binary functions from their table.
 macro_rules! binary_grad_bodies {
     ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
-        /// # Safety
-        /// As for [`map3`].
-        unsafe fn binary_grad_real<T: Real>(
-            op: BinaryGradOp,
-            places: &Places<4>,
-            workers: &Workers,
-            out: Dst<T>,
-            inputs: (Src<T>, Src<T>, Src<T>),
-        ) {
-            // SAFETY: the caller keeps the contract of `map3` for elements of type `T`.
-            unsafe {
-                match op { $(BinaryGradOp::$variant => map3(places, workers, out, inputs, $cpu),)* }
+        impl Body<4> for BinaryGradOp {
+            unsafe fn of_floats<T: Real>(
+                self,
+                places: &Places<4>,
+                workers: &Workers,
+                operands: &[Dst<u8>; 4],
+            ) {
+                let (out, [x, y, g]) = (operands[0].cast(), [operands[1], operands[2], operands[3]]);
+                let inputs = [x.cast().src(), y.cast().src(), g.cast().src()];
+                // SAFETY: the contract is the same.
+                unsafe {
+                    match self {
+                        $(BinaryGradOp::$variant => {
+                            map::<false, _, _, _, _>(places, workers, out, inputs, of_three::<T, _>($cpu));
+                        })*
+                    }
+                }
             }
         }
     };
@@ -259,26 +253,28 @@ macro_rules! binary_grad_bodies {
 
 binary_gradients!(binary_grad_bodies);
 
+/// Compares elements of type `dtype`; truth values as bytes.
+///
 /// # Safety
-/// As for [`map2`], with inputs of type `dtype`. Truth values are compared as bytes.
-pub(crate) unsafe fn compare(
+/// As for [`map`], with inputs of type `dtype`.
+unsafe fn compare(
     op: CompareOp,
     dtype: DType,
-    walk: &Places<3>,
+    places: &Places<3>,
     workers: &Workers,
-    out: Dst<u8>,
-    (x, y): (Src<u8>, Src<u8>),
+    [out, x, y]: [Dst<u8>; 3],
 ) {
-    // SAFETY: the caller keeps the contract of `map2` for inputs of type `dtype`, which the arms cast to; the output
+    let inputs = [x.src(), y.src()];
+    // SAFETY: the caller keeps the contract of `map` for inputs of type `dtype`, which the arms cast to; the output
     // has bytes.
     unsafe {
         match dtype {
-            DType::F32 => compare_typed::<f32>(op, walk, workers, out, (x.cast(), y.cast())),
-            DType::F64 => compare_typed::<f64>(op, walk, workers, out, (x.cast(), y.cast())),
-            DType::I64 => compare_typed::<i64>(op, walk, workers, out, (x.cast(), y.cast())),
-            DType::U8 | DType::Bool => compare_typed::<u8>(op, walk, workers, out, (x, y)),
-            DType::BF16 => compare_typed::<bf16>(op, walk, workers, out, (x.cast(), y.cast())),
-            DType::F16 => compare_typed::<f16>(op, walk, workers, out, (x.cast(), y.cast())),
+            DType::F32 => compare_typed::<f32>(op, places, workers, out, inputs.map(Src::cast)),
+            DType::F64 => compare_typed::<f64>(op, places, workers, out, inputs.map(Src::cast)),
+            DType::I64 => compare_typed::<i64>(op, places, workers, out, inputs.map(Src::cast)),
+            DType::U8 | DType::Bool => compare_typed::<u8>(op, places, workers, out, inputs),
+            DType::BF16 => compare_typed::<bf16>(op, places, workers, out, inputs.map(Src::cast)),
+            DType::F16 => compare_typed::<f16>(op, places, workers, out, inputs.map(Src::cast)),
             _ => {}
         }
     }
@@ -288,19 +284,19 @@ pub(crate) unsafe fn compare(
 macro_rules! compare_bodies {
     ($($(#[$doc:meta])* $variant:ident, $name:ident, |$x:ident, $y:ident| $cpu:expr, $cuda:literal;)*) => {
         /// # Safety
-        /// As for [`map2`].
+        /// As for [`map`].
         unsafe fn compare_typed<T: Copy + PartialOrd>(
             op: CompareOp,
             places: &Places<3>,
             workers: &Workers,
             out: Dst<u8>,
-            xy: (Src<T>, Src<T>),
+            inputs: [Src<T>; 2],
         ) {
-            // SAFETY: the caller keeps the contract of `map2` for inputs of type `T` and an output of bytes.
+            // SAFETY: the caller keeps the contract of `map` for inputs of type `T` and an output of bytes.
             unsafe {
                 match op {
                     $(CompareOp::$variant => {
-                        map2::<false, _, _, _>(places, workers, out, xy, |$x: T, $y: T| u8::from($cpu));
+                        map::<false, _, _, _, _>(places, workers, out, inputs, |[$x, $y]| u8::from($cpu));
                     })*
                 }
             }
@@ -313,29 +309,28 @@ comparisons!(compare_bodies);
 /// `out = not x`, on truth values stored as bytes.
 ///
 /// # Safety
-/// As for [`map1`].
-pub(crate) unsafe fn logical_not(walk: &Places<2>, workers: &Workers, out: Dst<u8>, x: Src<u8>) {
-    // SAFETY: the caller keeps the contract of `map1`, and bools are stored as bytes.
-    unsafe { map1::<false, _, _>(walk, workers, out, x, |x: u8| u8::from(x == 0)) }
+/// As for [`map`].
+unsafe fn logical_not(places: &Places<2>, workers: &Workers, [out, x]: [Dst<u8>; 2]) {
+    // SAFETY: the caller keeps the contract of `map`, and bools are stored as bytes.
+    unsafe { map::<false, _, _, _, _>(places, workers, out, [x.src()], |[x]: [u8; 1]| u8::from(x == 0)) }
 }
 
 /// `out = if condition { x } else { y }`, on elements of `size` bytes.
 ///
 /// # Safety
-/// As for [`map3`].
-pub(crate) unsafe fn where_cond(
+/// As for [`map`].
+unsafe fn where_cond(
     size: usize,
-    walk: &Places<4>,
+    places: &Places<4>,
     workers: &Workers,
-    out: Dst<u8>,
-    (condition, x, y): (Src<u8>, Src<u8>, Src<u8>),
+    [out, condition, x, y]: [Dst<u8>; 4],
 ) {
-    // SAFETY: the caller keeps the contract of `map3` for elements of `size` bytes, of which only the bits matter,
-    // and a condition of bytes.
+    // SAFETY: the caller keeps the contract of `map` for elements of `size` bytes, of which only the bits matter, and a
+    // condition of bytes.
     unsafe {
         for_bits!(size, B => {
-            let inputs = (condition, x.cast::<B>(), y.cast::<B>());
-            map3(walk, workers, out.cast(), inputs, |condition, x, y| if condition != 0 { x } else { y });
+            let inputs = [x, y].map(|input| input.cast::<B>().src());
+            select(places, workers, out.cast(), condition.src(), inputs);
         });
     }
 }

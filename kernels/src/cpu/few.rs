@@ -8,10 +8,9 @@ use std::ops::Range;
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::inlined;
 use super::lanes::{Lanes, join_tree, with_scratch};
 use super::patches::{Patches, with_patches};
-use super::product::each;
+use super::{each, inlined};
 use crate::geometry::ConvGeometry;
 
 /// Sums of an element; no vector has more elements.

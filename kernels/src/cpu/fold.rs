@@ -10,6 +10,7 @@ use std::ops::Range;
 use super::inlined;
 use super::lanes::{Scratch, map, simd_for, with_scratch};
 use super::number::{Number, Real};
+use super::walk::collect;
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
 use crate::reduction::Axes;
@@ -376,7 +377,8 @@ impl<T: Number + Scratch, F: Fold<T>> Folding<'_, T, F> {
             let mut block = if reduced.axes.len() == 1 && reduced.inner().strides[0] == 1 {
                 self.x.at(start + rows.start as isize)
             } else {
-                self.gather(start, rows)
+                collect(reduced, rows, self.x.at(start), self.lanes);
+                self.lanes.cast_const()
             };
             if F::LIFTS {
                 map(len, self.lanes, [block], inlined!(|[x]| self.fold.lift(x, shift)));
@@ -384,31 +386,6 @@ impl<T: Number + Scratch, F: Fold<T>> Folding<'_, T, F> {
             }
             fold_block(self.fold, std::slice::from_raw_parts(block, len))
         }
-    }
-
-    /// Copies rows `rows` of the output that begins at `start` to the lanes.
-    #[inline(always)]
-    unsafe fn gather(&self, start: isize, rows: Range<usize>) -> *const T {
-        let (reduced, mut to) = (&self.axes.reduced, self.lanes);
-        let step = reduced.inner().strides[0];
-        reduced.for_runs(
-            rows,
-            inlined!(|[offset], len| {
-                let from = self.x.at(start + offset);
-                // SAFETY: the elements exist, and the lanes, which are apart from them, have room for a block.
-                unsafe {
-                    if step == 1 {
-                        std::ptr::copy_nonoverlapping(from, to, len);
-                    } else {
-                        for i in 0..len {
-                            *to.add(i) = *from.offset(i as isize * step);
-                        }
-                    }
-                    to = to.add(len);
-                }
-            }),
-        );
-        self.lanes
     }
 
     /// Folds outputs side by side into `out`.

@@ -20,7 +20,7 @@ const CHUNK: usize = 1 << 15;
 /// computed, and rounded.
 ///
 /// # Safety
-/// `operands` are of type `dtype`, a half, and as for [`map1`](super::walk::map1). `kernel` writes the elements of its
+/// `operands` are of type `dtype`, a half, and as for [`map`](super::walk::map). `kernel` writes the elements of its
 /// first operand that its walk reaches, and reads those of the others.
 pub(crate) unsafe fn by_blocks<const N: usize>(
     dtype: DType,

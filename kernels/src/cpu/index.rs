@@ -1,10 +1,13 @@
 //! Reading and adding at indices. Every index is checked before it is followed.
 
+use std::ops::Range;
+
 use device::{Error, ErrorKind, failure};
 
 use super::indexed::ByRow;
+use super::lanes::update;
 use super::number::Number;
-use super::walk::{add_run, map1};
+use super::walk::map;
 use super::{inlined, simd_of};
 use crate::indexed::{Entries, IndexedElements, IndexedRows, RUN};
 use crate::layout::{Dst, Src};
@@ -55,7 +58,7 @@ pub(crate) unsafe fn select<T: Copy>(
                     Places::Run { elements, steps: [1, 1] } => {
                         std::ptr::copy_nonoverlapping(from, to, elements);
                     }
-                    _ => map1::<false, _, _>(&rows.inner, &None, Dst(to), Src(from), std::convert::identity),
+                    _ => map::<false, _, _, _, _>(&rows.inner, &None, Dst(to), [Src(from)], |[x]| x),
                 }
             }
         }
@@ -100,12 +103,37 @@ pub(crate) unsafe fn add<T: Number>(
                         let (to, from) = (whole.at(to + whole_at), part.at(from + part_at));
                         // SAFETY: `i` is a row of the part, and `checked` returned row `j` of the whole, so both have
                         // this run. Parts own disjoint outer rows or inner elements of the whole.
-                        unsafe { add_run((to, whole_step), (from, part_step), len) }
+                        unsafe { update((to, whole_step), (from, part_step), len, T::add) }
                     }
                 }
             }
         }));
     });
+}
+
+/// Calls `body` with the offsets of elements `range` in the part, and of those in the whole that the indices name.
+///
+/// # Safety
+/// The indices can be read.
+#[inline(always)]
+unsafe fn for_indexed(
+    elements: &IndexedElements,
+    range: Range<usize>,
+    index: Src<i64>,
+    mut body: impl FnMut(isize, isize),
+) {
+    let [_, step, _] = elements.along.strides;
+    let mut runs = elements.loops.runs(range);
+    let [sp, sw, si] = runs.steps();
+    while let Some(([part_at, whole_at, index_at], len)) = runs.next() {
+        for k in 0..len as isize {
+            // SAFETY: `loops` reaches only elements of the indices.
+            let index = unsafe { *index.at(index_at + k * si) };
+            if let Some(j) = checked(elements.op, index, elements.size) {
+                body(part_at + k * sp, whole_at + k * sw + j * step);
+            }
+        }
+    }
 }
 
 /// `part[p] = whole[p, index[p] along the axis]`.
@@ -114,21 +142,9 @@ pub(crate) unsafe fn gather<T: Copy>(
     workers: &Workers,
     (part, whole, index): (Dst<T>, Src<T>, Src<i64>),
 ) {
-    let IndexedElements { op, ref loops, size, .. } = *elements;
-    let [_, step, _] = elements.along.strides;
-    for_range(workers, loops.elements, CHUNK, &|range| {
-        let mut runs = loops.runs(range);
-        let [sp, sw, si] = runs.steps();
-        while let Some(([part_at, whole_at, index_at], len)) = runs.next() {
-            for k in 0..len as isize {
-                // SAFETY: `loops` reaches only elements of the part, of the indices and of the whole's row, and
-                // `checked` returns only positions of its axis.
-                unsafe {
-                    let Some(j) = checked(op, *index.at(index_at + k * si), size) else { continue };
-                    *part.at(part_at + k * sp) = *whole.at(whole_at + k * sw + j * step);
-                }
-            }
-        }
+    for_range(workers, elements.loops.elements, CHUNK, &|range| {
+        // SAFETY: by the module's contract the offsets are those of elements of the part and of the whole.
+        unsafe { for_indexed(elements, range, index, |to, from| *part.at(to) = *whole.at(from)) };
     });
 }
 
@@ -158,19 +174,12 @@ pub(crate) unsafe fn scatter_add<T: Number>(
         // SAFETY: `checked` returns rows of the whole's lines, which share no elements.
         return unsafe { by_row.add(workers, &columns, &to, &from, &|sum, x, _| sum.add(x)) };
     }
-    let IndexedElements { op, ref loops, size, .. } = *elements;
-    let [_, step, _] = elements.along.strides;
-    let mut runs = loops.runs(0..loops.elements);
-    let [sp, sw, si] = runs.steps();
-    while let Some(([part_at, whole_at, index_at], len)) = runs.next() {
-        for k in 0..len as isize {
-            // SAFETY: `loops` reaches only elements of the part, of the indices and of the whole's row, and `checked`
-            // returns only positions of its axis. One thread adds all.
-            unsafe {
-                let Some(j) = checked(op, *index.at(index_at + k * si), size) else { continue };
-                let to = whole.at(whole_at + k * sw + j * step);
-                *to = (*to).add(*part.at(part_at + k * sp));
-            }
-        }
+    // SAFETY: by the module's contract the offsets are those of elements of the part and of the whole. One thread adds
+    // all.
+    unsafe {
+        for_indexed(elements, 0..elements.loops.elements, index, |from, to| {
+            let to = whole.at(to);
+            *to = (*to).add(*part.at(from));
+        });
     }
 }

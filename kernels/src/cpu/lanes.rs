@@ -2,12 +2,12 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
-use std::sync::atomic::{Ordering, compiler_fence};
 
 use pulp::{Arch, MemMask, Simd, WithSimd};
 
 use super::number::Real;
-use super::{inlined, simd};
+use super::walk::map_run;
+use super::{array, inlined, simd};
 use crate::par::{Workers, for_range};
 
 /// A float whose vectors a [`Simd`] instruction set can handle.
@@ -16,8 +16,6 @@ pub(crate) trait Lanes: Real + Scratch {
     type Vector<S: Simd>: Copy;
     /// Which elements of a vector are meant.
     type Mask<S: Simd>: Copy;
-    /// Rows and columns of the blocks of [`Lanes::transpose_block`].
-    const BLOCK: usize;
 
     /// Elements of a vector.
     fn lanes<S: Simd>() -> usize;
@@ -81,16 +79,6 @@ pub(crate) trait Lanes: Real + Scratch {
     /// # Safety
     /// The elements of the mask at `to` can be written.
     unsafe fn store_masked<S: Simd>(simd: S, mask: Self::Mask<S>, to: *mut Self, value: Self::Vector<S>);
-    /// Writes the transpose of a square block of `BLOCK` rows, `from_row` and `to_row` elements apart.
-    ///
-    /// # Safety
-    /// The blocks can be read and written, do not overlap, and on x86-64 the machine has AVX.
-    unsafe fn transpose_block(from: *const Self, from_row: isize, to: *mut Self, to_row: isize) {
-        // SAFETY: the caller promises blocks of `BLOCK` by `BLOCK` elements that can be read and written and do not
-        // overlap.
-        unsafe { transpose_plain(Self::BLOCK, Self::BLOCK, from, from_row, to, to_row) }
-    }
-
     /// Elements of a vector of the instruction set that `arch` has chosen.
     fn lanes_of(arch: Arch) -> usize {
         struct Ask<T>(std::marker::PhantomData<T>);
@@ -159,75 +147,18 @@ macro_rules! vectors {
 }
 
 impl Lanes for f32 {
-    const BLOCK: usize = 8;
     vectors! {
         f32s, m32s, F32_LANES, splat_f32s, less_than_f32s, select_f32s, mask_between_m32s, mask_load_ptr_f32s,
         mask_store_ptr_f32s, v_add(a, b) = add_f32s, v_sub(a, b) = sub_f32s, v_mul(a, b) = mul_f32s,
         v_div(a, b) = div_f32s, v_sqrt(a) = sqrt_f32s, mul_add(a, b, c) = mul_add_f32s
     }
-
-    #[cfg(target_arch = "x86_64")]
-    #[inline]
-    #[target_feature(enable = "avx")]
-    unsafe fn transpose_block(from: *const f32, from_row: isize, to: *mut f32, to_row: isize) {
-        use std::arch::x86_64::{
-            __m256, _mm_loadu_ps, _mm256_castps128_ps256, _mm256_insertf128_ps, _mm256_shuffle_ps,
-            _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
-        };
-        // SAFETY: the caller promises eight rows of eight elements to read and to write, and AVX, for which this is
-        // compiled.
-        unsafe {
-            for col in [0, 4] {
-                // Four elements of row r beside four of row r + 4, so that lanes need not be crossed later.
-                let pair = |r: isize| {
-                    let low = _mm_loadu_ps(from.offset(r * from_row + col));
-                    let high = _mm_loadu_ps(from.offset((r + 4) * from_row + col));
-                    _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high)
-                };
-                let (r0, r1, r2, r3) = (pair(0), pair(1), pair(2), pair(3));
-                let (a, b) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpackhi_ps(r0, r1));
-                let (c, d) = (_mm256_unpacklo_ps(r2, r3), _mm256_unpackhi_ps(r2, r3));
-                let put = |r: isize, row: __m256| _mm256_storeu_ps(to.offset((col + r) * to_row), row);
-                put(0, _mm256_shuffle_ps::<0b01_00_01_00>(a, c));
-                put(1, _mm256_shuffle_ps::<0b11_10_11_10>(a, c));
-                put(2, _mm256_shuffle_ps::<0b01_00_01_00>(b, d));
-                put(3, _mm256_shuffle_ps::<0b11_10_11_10>(b, d));
-            }
-        }
-    }
 }
 
 impl Lanes for f64 {
-    const BLOCK: usize = 4;
     vectors! {
         f64s, m64s, F64_LANES, splat_f64s, less_than_f64s, select_f64s, mask_between_m64s, mask_load_ptr_f64s,
         mask_store_ptr_f64s, v_add(a, b) = add_f64s, v_sub(a, b) = sub_f64s, v_mul(a, b) = mul_f64s,
         v_div(a, b) = div_f64s, v_sqrt(a) = sqrt_f64s, mul_add(a, b, c) = mul_add_f64s
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[inline]
-    #[target_feature(enable = "avx")]
-    unsafe fn transpose_block(from: *const f64, from_row: isize, to: *mut f64, to_row: isize) {
-        use std::arch::x86_64::{
-            _mm_loadu_pd, _mm256_castpd128_pd256, _mm256_insertf128_pd, _mm256_storeu_pd, _mm256_unpackhi_pd,
-            _mm256_unpacklo_pd,
-        };
-        // SAFETY: the caller promises four rows of four elements to read and to write, and AVX, for which this is
-        // compiled.
-        unsafe {
-            for col in [0, 2] {
-                // Two elements of row r beside two of row r + 2.
-                let pair = |r: isize| {
-                    let low = _mm_loadu_pd(from.offset(r * from_row + col));
-                    let high = _mm_loadu_pd(from.offset((r + 2) * from_row + col));
-                    _mm256_insertf128_pd::<1>(_mm256_castpd128_pd256(low), high)
-                };
-                let (r0, r1) = (pair(0), pair(1));
-                _mm256_storeu_pd(to.offset(col * to_row), _mm256_unpacklo_pd(r0, r1));
-                _mm256_storeu_pd(to.offset((col + 1) * to_row), _mm256_unpackhi_pd(r0, r1));
-            }
-        }
     }
 }
 
@@ -236,7 +167,7 @@ impl Lanes for f64 {
 /// # Safety
 /// All elements can be read and written, and the two matrices do not overlap.
 #[inline(always)]
-pub(crate) unsafe fn transpose<T: Lanes, S: Simd>(
+pub(crate) unsafe fn transpose<T: Copy, S: Simd>(
     rows: usize,
     cols: usize,
     from: *const T,
@@ -244,40 +175,156 @@ pub(crate) unsafe fn transpose<T: Lanes, S: Simd>(
     to: *mut T,
     to_row: isize,
 ) {
-    // Vectors this wide mean AVX on x86-64.
-    let in_blocks = T::lanes::<S>() >= T::BLOCK;
-    for i in (0..rows).step_by(T::BLOCK) {
-        let m = T::BLOCK.min(rows - i);
-        for j in (0..cols).step_by(T::BLOCK) {
-            let n = T::BLOCK.min(cols - j);
-            // SAFETY: `i + m` and `j + n` are at most the sizes of both matrices, which do not overlap. Vectors of
-            // `BLOCK` elements mean AVX on x86-64.
+    let least = rows.min(cols);
+    // SAFETY: the contract is the same.
+    unsafe {
+        match size_of::<T>() {
+            8 => transpose_by::<T, S, 4>(rows, cols, from, from_row, to, to_row),
+            1 | 2 if least >= 16 => transpose_by::<T, S, 16>(rows, cols, from, from_row, to, to_row),
+            _ => transpose_by::<T, S, 8>(rows, cols, from, from_row, to, to_row),
+        }
+    }
+}
+
+/// Transposes by square tiles of `TILE` rows. The last ones in each direction end at the edge, and overlap those before
+/// them; matrices smaller than a tile are transposed element by element.
+///
+/// # Safety
+/// As for [`transpose`].
+#[inline(always)]
+unsafe fn transpose_by<T: Copy, S: Simd, const TILE: usize>(
+    rows: usize,
+    cols: usize,
+    from: *const T,
+    from_row: isize,
+    to: *mut T,
+    to_row: isize,
+) {
+    let at = inlined!(|i: usize, j: usize| {
+        let from = from.wrapping_offset(i as isize * from_row).wrapping_add(j);
+        (from, to.wrapping_offset(j as isize * to_row).wrapping_add(i))
+    });
+    if rows < TILE || cols < TILE {
+        for i in 0..rows {
+            for j in 0..cols {
+                let (from, to) = at(i, j);
+                // SAFETY: `i` and `j` are a row and a column of both matrices.
+                unsafe { *to = *from };
+            }
+        }
+        return;
+    }
+    for i in (0..rows).step_by(TILE) {
+        for j in (0..cols).step_by(TILE) {
+            let (from, to) = at(i.min(rows - TILE), j.min(cols - TILE));
+            // SAFETY: the tile is within both matrices, which do not overlap. Vectors of 32 bytes mean AVX on x86-64.
             unsafe {
-                let from = from.offset(i as isize * from_row).add(j);
-                let to = to.offset(j as isize * to_row).add(i);
-                if in_blocks && m == T::BLOCK && n == T::BLOCK {
-                    T::transpose_block(from, from_row, to, to_row);
-                } else {
-                    transpose_plain(m, n, from, from_row, to, to_row);
+                #[cfg(target_arch = "x86_64")]
+                if S::F32_LANES >= 8 && size_of::<T>() >= 4 {
+                    transpose_avx(from, from_row, to, to_row);
+                    continue;
                 }
+                transpose_tile::<T, TILE>(from, from_row, to, to_row);
             }
         }
     }
 }
 
+/// Writes the transpose of a tile.
+///
+/// # Safety
+/// As for [`transpose`].
 #[inline(always)]
-unsafe fn transpose_plain<T: Copy>(
-    rows: usize,
-    cols: usize,
+unsafe fn transpose_tile<T: Copy, const TILE: usize>(
     from: *const T,
     from_row: isize,
     to: *mut T,
     to_row: isize,
 ) {
-    for i in 0..rows {
-        for j in 0..cols {
-            // SAFETY: `i` and `j` are below the sizes of both matrices, whose elements the caller vouches for.
-            unsafe { *to.offset(j as isize * to_row).add(i) = *from.offset(i as isize * from_row).add(j) }
+    // SAFETY: the caller promises `TILE` rows of `TILE` elements on both sides.
+    unsafe {
+        let mut tile = [[*from; TILE]; TILE];
+        for (i, row) in tile.iter_mut().enumerate() {
+            *row = from.offset(i as isize * from_row).cast::<[T; TILE]>().read_unaligned();
+        }
+        // The compiler makes better code of the plain transpose, but for tiles of 16 rows.
+        if TILE < 16 {
+            tile = std::array::from_fn(|j| tile.map(|row| row[j]));
+        } else {
+            // Interleaving the halves rotates the bits of an element's index by one; the upper half of them is the row.
+            for _ in 0..TILE.ilog2() {
+                let old = tile;
+                let (low, high) = old.as_flattened().split_at(TILE * TILE / 2);
+                let pairs = tile.as_flattened_mut().chunks_exact_mut(2);
+                for ((pair, &low), &high) in pairs.zip(low).zip(high) {
+                    (pair[0], pair[1]) = (low, high);
+                }
+            }
+        }
+        for (j, row) in tile.into_iter().enumerate() {
+            to.offset(j as isize * to_row).cast::<[T; TILE]>().write_unaligned(row);
+        }
+    }
+}
+
+/// Writes the transpose of a block of eight rows of eight words, or of four rows of four words of 64 bits.
+///
+/// # Safety
+/// As for [`transpose`], on a machine that has AVX. Elements have 4 or 8 bytes.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn transpose_avx<T>(from: *const T, from_row: isize, to: *mut T, to_row: isize) {
+    use std::arch::x86_64::{
+        __m256, _mm_loadu_ps, _mm256_castps128_ps256, _mm256_insertf128_ps, _mm256_shuffle_ps,
+        _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    };
+    let half = 16 / size_of::<T>() as isize;
+    // SAFETY: the caller promises `2 * half` rows of as many elements to read and to write, and AVX, for which this is
+    // compiled.
+    unsafe {
+        for col in [0, half] {
+            // Half of row r beside half of row r + half, so that lanes need not be crossed later.
+            let pair = inlined!(|r: isize| {
+                let low = _mm_loadu_ps(from.offset(r * from_row + col).cast());
+                let high = _mm_loadu_ps(from.offset((r + half) * from_row + col).cast());
+                _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high)
+            });
+            // Two rows: the lower, and the upper 64 bits of each lane.
+            let put = inlined!(|r: isize, a: __m256, b: __m256| {
+                let at = inlined!(|r: isize| to.offset((col + r) * to_row).cast());
+                _mm256_storeu_ps(at(r), _mm256_shuffle_ps::<0b01_00_01_00>(a, b));
+                _mm256_storeu_ps(at(r + 1), _mm256_shuffle_ps::<0b11_10_11_10>(a, b));
+            });
+            if half == 2 {
+                put(0, pair(0), pair(1));
+            } else {
+                let (r0, r1, r2, r3) = (pair(0), pair(1), pair(2), pair(3));
+                put(0, _mm256_unpacklo_ps(r0, r1), _mm256_unpacklo_ps(r2, r3));
+                put(2, _mm256_unpackhi_ps(r0, r1), _mm256_unpackhi_ps(r2, r3));
+            }
+        }
+    }
+}
+
+/// Copies short runs, which a call of `memcpy` is not worth.
+///
+/// # Safety
+/// There are `len` elements each, which do not overlap.
+#[inline(always)]
+pub(crate) unsafe fn copy_run<T: Lanes, S: Simd>(simd: S, len: usize, from: *const T, to: *mut T) {
+    let lanes = T::lanes::<S>();
+    let mut e = 0;
+    // SAFETY: the caller promises `len` elements on both sides. Whole vectors end at or before `len`, and the last
+    // one is masked.
+    unsafe {
+        while e + lanes <= len {
+            T::store(simd, to.add(e), T::load(simd, from.add(e)));
+            e += lanes;
+        }
+        if e < len {
+            let rest = T::mask(simd, len - e);
+            T::store_masked(simd, rest, to.add(e), T::load_masked(simd, rest, from.add(e)));
         }
     }
 }
@@ -295,62 +342,19 @@ pub(crate) fn join_tree<T: Copy, const N: usize>(mut parts: [T; N], f: impl Fn(T
     parts[0]
 }
 
-// Elements that are computed into memory of their own, so that the compiler need not ask what overlaps.
-const MAP: usize = 64;
-
-// `out = f(inputs)` for one block.
-#[inline(always)]
-unsafe fn map_block<T: Copy + Default, const N: usize>(
-    out: *mut T,
-    inputs: [*const T; N],
-    f: &impl Fn([T; N]) -> T,
-) {
-    let mut values = [T::default(); MAP];
-    for (j, value) in values.iter_mut().enumerate() {
-        // SAFETY: callers pass inputs with `MAP` elements, and `j` is below that.
-        *value = f(inputs.map(inlined!(|from: *const T| unsafe { *from.add(j) })));
-    }
-    // SAFETY: callers pass an `out` with room for `MAP` elements; `values` is a local array.
-    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), out, MAP) };
-    // Keeps the compiler from working on several blocks at once, which only adds code.
-    compiler_fence(Ordering::SeqCst);
-}
-
 /// `out[i] = f([x[i], y[i], ..])`.
 ///
 /// # Safety
 /// There are `len` elements of each. `out` may be any of the inputs, element for element.
 #[inline(always)]
-pub(crate) unsafe fn map<T: Scratch + Default, const N: usize>(
+pub(crate) unsafe fn map<T: Copy, const N: usize>(
     len: usize,
     out: *mut T,
     inputs: [*const T; N],
     f: impl Fn([T; N]) -> T,
 ) {
-    if len == 1 {
-        // SAFETY: the caller promises `len` elements of each, and `len` is 1.
-        unsafe { *out = f(inputs.map(|from| *from)) };
-        return;
-    }
-    let mut i = 0;
-    // SAFETY: the caller promises `len` elements of each. Whole blocks end at or before `len`, and the rest is copied
-    // to and from local arrays.
-    unsafe {
-        while i + MAP <= len {
-            map_block(out.add(i), inputs.map(|from| from.add(i)), &f);
-            i += MAP;
-        }
-        if i < len {
-            // A block of copies, so that the rest is vector code, too.
-            let mut copies = [[T::default(); MAP]; N];
-            for (copy, from) in copies.iter_mut().zip(inputs) {
-                std::ptr::copy_nonoverlapping(from.add(i), copy.as_mut_ptr(), len - i);
-            }
-            let mut values = [T::default(); MAP];
-            map_block(values.as_mut_ptr(), copies.each_ref().map(|copy| copy.as_ptr()), &f);
-            std::ptr::copy_nonoverlapping(values.as_ptr(), out.add(i), len - i);
-        }
-    }
+    // SAFETY: the contract is the same.
+    unsafe { map_run(len, (out, 1), array(inlined!(|k| (inputs[k], 1))), f) }
 }
 
 /// `to[i] = f(to[i], from[i])` for `len` elements at the given steps.
@@ -359,36 +363,13 @@ pub(crate) unsafe fn map<T: Scratch + Default, const N: usize>(
 /// They can be read and written, and `to` and `from` do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn update<T: Copy>(
-    (to, to_step): (*mut T, isize),
-    (from, from_step): (*const T, isize),
+    to: (*mut T, isize),
+    from: (*const T, isize),
     len: usize,
     f: impl Fn(T, T) -> T,
 ) {
-    let one = inlined!(|i: isize, to_step: isize, from_step: isize| {
-        let to = to.wrapping_offset(i * to_step);
-        // SAFETY: `i` is below `len`, and the caller promises `len` elements at these steps.
-        unsafe { *to = f(*to, *from.wrapping_offset(i * from_step)) };
-    });
-    match (to_step, from_step) {
-        (1, 1) => {
-            // SAFETY: the caller promises `len` elements of each, which do not overlap, and both steps are 1.
-            let (to, from) =
-                unsafe { (std::slice::from_raw_parts_mut(to, len), std::slice::from_raw_parts(from, len)) };
-            for (to, &from) in to.iter_mut().zip(from) {
-                *to = f(*to, from);
-            }
-        }
-        (_, 1) => {
-            for i in 0..len as isize {
-                one(i, to_step, 1);
-            }
-        }
-        _ => {
-            for i in 0..len as isize {
-                one(i, to_step, from_step);
-            }
-        }
-    }
+    // SAFETY: the contract is the same.
+    unsafe { map_run(len, to, [(to.0.cast_const(), to.1), from], inlined!(|[to, from]: [T; 2]| f(to, from))) }
 }
 
 /// Elements for which any bytes are a value.

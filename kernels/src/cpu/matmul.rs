@@ -2,19 +2,10 @@
 
 use super::inlined;
 use super::lanes::{Lanes, simd_for};
-use super::product::{Init, Matrix, Product};
-use crate::layout::{Dst, Src};
-use crate::matrices::{BatchAxes, MatrixBatch, MatrixLayout};
+use super::product::{Matrix, Product};
+use crate::layout::{Dst, Loops, Src};
+use crate::matrices::{MatrixBatch, MatrixLayout};
 use crate::par::{Workers, for_chunks, threads};
-
-/// What the sums of a product are added to.
-pub(crate) fn initial<T>(bias: Option<(Src<T>, isize)>, add: bool) -> Init<T> {
-    match bias {
-        Some((row, step)) => Init::Row(row.0, step),
-        None if add => Init::Existing,
-        None => Init::Zero,
-    }
-}
 
 /// `c = max(c, 0)` of `len` elements.
 ///
@@ -29,57 +20,46 @@ pub(crate) unsafe fn positive_parts<T: Lanes>(workers: &Workers, len: usize, c: 
     });
 }
 
-/// The same product for all indices of the leading axes.
-struct Batch<'a, T> {
-    product: Product<T>,
-    axes: &'a BatchAxes,
-}
-
-impl<T: Lanes> Batch<'_, T> {
-    // The product at an index of the leading axes, counted in row-major order.
-    fn at(&self, mut index: usize) -> Product<T> {
-        let mut product = self.product;
-        for axis in self.axes.iter().rev() {
-            let i = (index % axis.size) as isize;
-            index /= axis.size;
-            let [c, a, b] = axis.strides.map(|stride| i * stride);
-            product.c.ptr = product.c.ptr.wrapping_offset(c);
-            product.a.ptr = product.a.ptr.wrapping_offset(a);
-            product.b.ptr = product.b.ptr.wrapping_offset(b);
-        }
-        product
-    }
-}
-
-/// Makes all products of a batch.
+/// Makes all products of a batch. Their sums are added to a bias, of one element for each column and with a step between
+/// them, or else, if `add`, to C.
 ///
 /// # Safety
-/// The matrices at `c`, `a` and `b`, and the row that `init` names, can be read, and those at `c` be written; nobody else
-/// uses them meanwhile.
+/// The matrices at `c`, `a` and `b`, and the bias, can be read, and those at `c` be written; nobody else uses them
+/// meanwhile.
 pub(crate) unsafe fn products<T: Lanes>(
     batch: &MatrixBatch,
     workers: &Workers,
     c: Dst<T>,
     [a, b]: [Src<T>; 2],
-    init: Init<T>,
+    bias: Option<(Src<T>, isize)>,
+    add: bool,
 ) {
     let (m, n, k) = (batch.c.rows, batch.c.columns, batch.a.columns);
     let matrix = |ptr: *mut T, layout: &MatrixLayout| Matrix { ptr, row: layout.row, col: layout.column };
-    let (a, b) = (matrix(a.0.cast_mut(), &batch.a), matrix(b.0.cast_mut(), &batch.b));
-    let product = Product { m, n, k, a, b, c: matrix(c.0, &batch.c), init };
     let (arch, len) = (pulp::Arch::new(), batch.len());
-    let batch = Batch { product, axes: &batch.axes };
+    if len == 0 {
+        return;
+    }
+    let axes = Loops::from_axes(batch.axes.iter().copied());
+    // The product at an index of the leading axes, counted in row-major order.
+    let product = |index: usize| {
+        let [at_c, at_a, at_b] = axes.offsets(index);
+        let c = matrix(c.at(at_c), &batch.c);
+        let (a, b) = (matrix(a.at(at_a).cast_mut(), &batch.a), matrix(b.at(at_b).cast_mut(), &batch.b));
+        let bias = bias.map(|(row, step)| Matrix { ptr: row.0.cast_mut(), row: 0, col: step });
+        Product { m, n, k, a, b, c, init: bias.or(add.then_some(c)) }
+    };
     let threads = threads(workers);
     if threads == 1 {
         for index in 0..len {
             // SAFETY: `index` is below the length of the batch, so the matrices are some that the caller vouches for.
-            unsafe { batch.at(index).run(arch) }
+            unsafe { product(index).run(arch) }
         }
         return;
     }
     // Some parts more than threads, since a helper may come late. Where the parts are cut does not show in the result.
-    let parts = (2 * threads).div_ceil(len.max(1));
-    let (rows, cols) = if batch.product.splits_by_rows() {
+    let parts = (2 * threads).div_ceil(len);
+    let (rows, cols) = if product(0).splits_by_rows() {
         (m.div_ceil(parts).next_multiple_of(12), n)
     } else {
         (m, n.div_ceil(parts).next_multiple_of(32))
@@ -91,7 +71,7 @@ pub(crate) unsafe fn products<T: Lanes>(
             let (i, j) = (index % parts / across * rows, index % parts % across * cols);
             // SAFETY: `index / parts` is below the length of the batch, so the matrices are some that the caller
             // vouches for; the parts of C are disjoint.
-            unsafe { batch.at(index / parts).part(i, rows.min(m - i), j, cols.min(n - j)).run(arch) }
+            unsafe { product(index / parts).part(i, rows.min(m - i), j, cols.min(n - j)).run(arch) }
         }
     });
 }

@@ -7,6 +7,8 @@
 //! else writes to either or reads the outputs. A kernel that needs more says so. This is the module's contract, to which
 //! SAFETY comments refer.
 
+use std::mem::MaybeUninit;
+
 pub(crate) mod activations;
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
@@ -93,4 +95,29 @@ pub(crate) fn simd_of<const WIDE: bool, R>(work: impl FnOnce() -> R) -> R {
         };
     }
     simd(work)
+}
+
+/// Calls `f` with 0..N, written out: the compiler unrolls a loop too late to keep the arrays in registers.
+#[inline(always)]
+pub(crate) fn each<const N: usize>(mut f: impl FnMut(usize)) {
+    const { assert!(N <= 13) };
+    macro_rules! calls {
+        ($($i:literal)*) => {
+            $(if N > $i {
+                f($i);
+            })*
+        };
+    }
+    calls!(0 1 2 3 4 5 6 7 8 9 10 11 12);
+}
+
+/// `[f(0), f(1), ..]`. Unlike `std::array::from_fn` it is always inlined, and so compiled for the caller's instruction set.
+#[inline(always)]
+pub(crate) fn array<T: Copy, const N: usize>(f: impl Fn(usize) -> T) -> [T; N] {
+    let mut values = [const { MaybeUninit::<T>::uninit() }; N];
+    each::<N>(inlined!(|k| {
+        values[k].write(f(k));
+    }));
+    // SAFETY: `each` has written every value, and they lie in memory as those of the result.
+    unsafe { std::mem::transmute_copy(&values) }
 }

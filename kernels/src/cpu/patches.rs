@@ -3,8 +3,8 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::lanes::{Lanes, with_scratch};
-use super::product::{BLOCK_K, Init, Left, LeftOperand, Matrix, Right, RightOperand, run_panel};
+use super::lanes::{Lanes, copy_run, with_scratch};
+use super::product::{BLOCK_K, ByColumns, Matrix, Operand, run_panel};
 use crate::geometry::ConvGeometry;
 use crate::window::Window;
 
@@ -50,31 +50,20 @@ impl Lie {
         lie(seen(&window, rows) * padded, padded)
     }
 
-    /// How far from where a window begins its elements are, `k` of them.
-    ///
-    /// # Safety
-    /// There is room for them.
-    unsafe fn elements(&self, k: usize, to: *mut isize) {
+    /// How far the first `k` elements of a window are from where it begins.
+    fn elements(&self, k: usize) -> Vec<isize> {
         let [kh, kw] = self.window.kernel;
-        for e in 0..k {
-            let (j, i, c) = (e % kw, e / kw % kh, e / (kw * kh));
-            // SAFETY: the caller promises room for `k` numbers, and `e` is below that.
-            unsafe { *to.add(e) = self.element([c, i, j]) as isize };
-        }
+        (0..k).map(|e| self.element([e / (kw * kh), e / kw % kh, e % kw]) as isize).collect()
     }
 
-    /// How far from the first window the windows of `rows` rows of places are.
-    ///
-    /// # Safety
-    /// As for [`elements`](Self::elements).
-    unsafe fn places(&self, rows: usize, to: *mut isize) {
+    /// How far the windows of `rows` rows of places are from the first window.
+    fn places(&self, rows: usize) -> Vec<isize> {
         let [down, along] = self.window.stride;
+        let mut places = Vec::with_capacity(rows * self.width);
         for y in 0..rows {
-            for x in 0..self.width {
-                // SAFETY: the caller promises room for a number for each of `rows` rows of `width` places.
-                unsafe { *to.add(y * self.width + x) = (y * down * self.row + x * along) as isize };
-            }
+            places.extend((0..self.width).map(|x| (y * down * self.row + x * along) as isize));
         }
+        places
     }
 
     fn element(&self, [c, i, j]: [usize; 3]) -> usize {
@@ -149,37 +138,23 @@ pub(crate) unsafe fn pad<T: Lanes>(
     }
 }
 
-/// Copies short runs, which a call of `memcpy` is not worth.
-///
-/// # Safety
-/// There are `len` elements each, which do not overlap.
-#[inline(always)]
-unsafe fn copy_run<T: Lanes, S: Simd>(simd: S, len: usize, from: *const T, to: *mut T) {
-    let lanes = T::lanes::<S>();
-    let mut e = 0;
-    // SAFETY: the caller promises `len` elements on both sides. Whole vectors end at or before `len`, and the last
-    // one is masked.
-    unsafe {
-        while e + lanes <= len {
-            T::store(simd, to.add(e), T::load(simd, from.add(e)));
-            e += lanes;
-        }
-        if e < len {
-            let rest = T::mask(simd, len - e);
-            T::store_masked(simd, rest, to.add(e), T::load_masked(simd, rest, from.add(e)));
-        }
-    }
-}
+impl<T: Lanes> Operand<T> for Patches<T> {
+    type Part = Matrix<T>;
 
-impl<T: Lanes> RightOperand<T> for Patches<T> {
     #[inline(always)]
     fn packs(self) -> bool {
         true
     }
 
     #[inline(always)]
-    unsafe fn panel<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T> {
-        let step = 2 * T::lanes::<S>();
+    unsafe fn part<S: Simd>(
+        self,
+        simd: S,
+        at: [usize; 2],
+        size: [usize; 2],
+        to: *mut T,
+        step: usize,
+    ) -> Matrix<T> {
         let Lie { window: Window { kernel: [kh, kw], stride, .. }, width, row, .. } = self.lie;
         let (mut j, mut i, mut c) = (at[0] % kw, at[0] / kw % kh, at[0] / (kw * kh));
         let (y, x) = (at[1] / width, at[1] % width);
@@ -190,7 +165,7 @@ impl<T: Lanes> RightOperand<T> for Patches<T> {
             while done < size[1] {
                 let run = (width - x).min(size[1] - done);
                 // SAFETY: the caller asks for places and elements that the matrix has, so `from` lies in the padded
-                // image for the whole run, and `to` has room for `size[0]` rows of a panel.
+                // image for the whole run, and `to` has room for `size[0]` rows.
                 unsafe {
                     let (from, to) = (from.wrapping_add(x * stride[1]), to.add(k * step + done));
                     if stride[1] == 1 {
@@ -225,32 +200,27 @@ pub(crate) struct InPlace<T> {
     columns: *const isize,
 }
 
-/// Calls `work` with what gives all patches of an image where they lie, `rows` rows of places.
-pub(crate) fn with_patches_in_place<T: Lanes, R>(
-    geometry: &ConvGeometry,
-    rows: usize,
-    work: impl FnOnce(&dyn Fn(Patches<T>) -> InPlace<T>) -> R,
-) -> R {
-    let (lie, k) = (Lie::of(geometry, rows), geometry.filter());
-    with_scratch(k + rows * lie.width, |table: *mut i64| {
-        let (elements, places) = (table.cast::<isize>(), table.wrapping_add(k).cast::<isize>());
-        // SAFETY: the scratch has `k` numbers for elements of a window and `rows * lie.width` for places.
-        unsafe {
-            lie.elements(k, elements);
-            lie.places(rows, places);
-        }
-        work(&|patches| InPlace { image: patches.image, rows: elements, columns: places })
-    })
+/// Tables of how far the elements and the places of windows are from the first ones, for patches in place.
+pub(crate) struct Offsets {
+    elements: Vec<isize>,
+    places: Vec<isize>,
 }
 
-impl<T: Copy> InPlace<T> {
-    /// The matrix without its first rows.
-    pub(crate) fn without_rows(self, first: usize) -> Self {
-        InPlace { rows: self.rows.wrapping_add(first), ..self }
+impl Offsets {
+    /// Those of `rows` rows of places.
+    pub(crate) fn of(geometry: &ConvGeometry, rows: usize) -> Offsets {
+        let lie = Lie::of(geometry, rows);
+        Offsets { elements: lie.elements(geometry.filter()), places: lie.places(rows) }
+    }
+
+    /// Patches where the image lies, without their first rows.
+    pub(crate) fn in_place<T>(&self, patches: Patches<T>, first: usize) -> InPlace<T> {
+        let rows = self.elements[first..].as_ptr();
+        InPlace { image: patches.image, rows, columns: self.places.as_ptr() }
     }
 }
 
-impl<T: Lanes> LeftOperand<T> for InPlace<T> {
+impl<T: Lanes> Operand<T> for InPlace<T> {
     type Part = InPlace<T>;
 
     #[inline(always)]
@@ -259,16 +229,15 @@ impl<T: Lanes> LeftOperand<T> for InPlace<T> {
     }
 
     #[inline(always)]
-    unsafe fn rows<S: Simd>(self, _: S, at: [usize; 2], _: [usize; 2], _: *mut T) -> InPlace<T> {
-        let (rows, columns) = (self.rows.wrapping_add(at[0]), self.columns.wrapping_add(at[1]));
-        InPlace { rows, columns, ..self }
+    unsafe fn part<S: Simd>(self, _: S, at: [usize; 2], _: [usize; 2], _: *mut T, _: usize) -> InPlace<T> {
+        InPlace { columns: self.columns.wrapping_add(at[1]), ..self.below(at[0]) }
     }
 }
 
-impl<T: Copy> Left<T> for InPlace<T> {
+impl<T: Copy> ByColumns<T> for InPlace<T> {
     #[inline(always)]
     fn below(self, i: usize) -> Self {
-        self.without_rows(i)
+        InPlace { rows: self.rows.wrapping_add(i), ..self }
     }
 
     #[inline(always)]
@@ -282,26 +251,6 @@ impl<T: Copy> Left<T> for InPlace<T> {
     #[inline(always)]
     fn next_column(&mut self) {
         self.columns = self.columns.wrapping_add(1);
-    }
-}
-
-/// A panel of patches where the image lies, whose columns are elements next to each other.
-#[derive(Clone, Copy)]
-struct Beside<T> {
-    image: *const T,
-    rows: *const isize,
-}
-
-impl<T: Copy> Right<T> for Beside<T> {
-    #[inline(always)]
-    fn row(&self) -> *const T {
-        // SAFETY: the product asks only for rows that the matrix has, and the table has a number for each.
-        self.image.wrapping_offset(unsafe { *self.rows })
-    }
-
-    #[inline(always)]
-    fn next_row(&mut self) {
-        self.rows = self.rows.wrapping_add(1);
     }
 }
 
@@ -328,15 +277,11 @@ pub(crate) unsafe fn run_in_place<T: Lanes>(
     a: Matrix<T>,
     patches: Patches<T>,
     c: Matrix<T>,
-    init: Init<T>,
+    init: Option<Matrix<T>>,
 ) {
-    with_scratch(k, |table: *mut i64| {
-        let elements = table.cast::<isize>();
-        // SAFETY: the scratch has `k` numbers.
-        unsafe { patches.lie.elements(k, elements) };
-        with_scratch(m * 2 * T::lanes_of(arch), |block: *mut T| {
-            arch.dispatch(Flat { size: [m, k, rows], a, patches, elements, block, c, init });
-        });
+    let elements = patches.lie.elements(k);
+    with_scratch(m * 2 * T::lanes_of(arch), |block: *mut T| {
+        arch.dispatch(Flat { size: [m, k, rows], a, patches, elements: elements.as_ptr(), block, c, init });
     });
 }
 
@@ -348,7 +293,7 @@ struct Flat<T> {
     elements: *const isize,
     block: *mut T,
     c: Matrix<T>,
-    init: Init<T>,
+    init: Option<Matrix<T>>,
 }
 
 impl<T: Lanes> WithSimd for Flat<T> {
@@ -361,7 +306,8 @@ impl<T: Lanes> WithSimd for Flat<T> {
         let all = (rows - 1) * lie.row + lie.width;
         for begin in (0..all).step_by(panel) {
             let cols = panel.min(all - begin);
-            let b = Beside { image: image.wrapping_add(begin), rows: elements };
+            // Transposed: its one row is the elements of the panel's first window.
+            let b = InPlace { image: image.wrapping_add(begin), rows: &0, columns: elements };
             // SAFETY: `begin + cols` is at most `all`, which ends with the last place, of whose window the image has
             // all elements; those of earlier columns lie before them. `block` has `m` rows of a panel.
             unsafe { run_panel(simd, [m, cols, k], a, b, Matrix::row_major(block, panel), init) };

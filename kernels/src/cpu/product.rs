@@ -7,8 +7,8 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::inlined;
-use super::lanes::{Lanes, transpose, with_scratch};
+use super::lanes::{Lanes, copy_run, transpose, with_scratch};
+use super::{each, inlined};
 
 /// Products that are summed from zero before they are added to the result.
 pub(crate) const BLOCK_K: usize = 256;
@@ -54,36 +54,6 @@ impl<T> Matrix<T> {
     }
 }
 
-/// What the sums are added to.
-#[derive(Clone, Copy)]
-pub(crate) enum Init<T> {
-    /// Nothing.
-    Zero,
-    /// What C holds.
-    Existing,
-    /// One row of `n` elements for every row of C, and the step between them.
-    Row(*const T, isize),
-    /// One element for every column of a row of C, and the step to that of the next row.
-    Column(*const T, isize),
-}
-
-// SAFETY: an address and a step, which only unsafe code dereferences; see `Matrix`.
-unsafe impl<T> Send for Init<T> {}
-// SAFETY: an address and a step, which only unsafe code dereferences; see `Matrix`.
-unsafe impl<T> Sync for Init<T> {}
-
-impl<T> Init<T> {
-    /// The initial values of the part of C that begins at row `i` and column `j`.
-    #[inline(always)]
-    pub(crate) fn at(self, i: usize, j: usize) -> Self {
-        match self {
-            Init::Row(ptr, step) => Init::Row(ptr.wrapping_offset(j as isize * step), step),
-            Init::Column(ptr, step) => Init::Column(ptr.wrapping_offset(i as isize * step), step),
-            other => other,
-        }
-    }
-}
-
 /// A product `C[m, n] = init + A[m, k] B[k, n]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Product<T> {
@@ -93,33 +63,42 @@ pub(crate) struct Product<T> {
     pub(crate) a: Matrix<T>,
     pub(crate) b: Matrix<T>,
     pub(crate) c: Matrix<T>,
-    pub(crate) init: Init<T>,
+    /// What the sums are added to; nothing if `None`. It may be C itself, or a bias with step 0 along an axis.
+    pub(crate) init: Option<Matrix<T>>,
 }
 
 impl<T: Lanes> Product<T> {
     /// The rows and columns of the product that begin at `(i, j)`.
-    pub(crate) fn part(&self, i: usize, m: usize, j: usize, n: usize) -> Self {
-        let Product { k, a, b, c, init, .. } = *self;
-        let init = init.at(i, j);
-        Product { m, n, k, a: a.at(i, 0), b: b.at(0, j), c: c.at(i, j), init }
+    pub(crate) fn part(self, i: usize, m: usize, j: usize, n: usize) -> Self {
+        let Product { a, b, c, init, .. } = self;
+        let init = init.map(|init| init.at(i, j));
+        Product { m, n, a: a.at(i, 0), b: b.at(0, j), c: c.at(i, j), init, ..self }
+    }
+
+    /// `C^T = init^T + B^T A^T`.
+    fn t(self) -> Self {
+        let Product { m, n, k, a, b, c, init } = self;
+        Product { m: n, n: m, k, a: b.t(), b: a.t(), c: c.t(), init: init.map(Matrix::t) }
     }
 
     /// Runs the product on this thread.
     ///
     /// # Safety
-    /// All elements of A, B and of the initial row can be read, those of C can be read and written, and C
-    /// overlaps none of the others.
+    /// All elements of A, B and the initial values can be read, those of C can be read and written, and C overlaps A and
+    /// B nowhere. The initial values are those of C, element for element, or apart from them.
     pub(crate) unsafe fn run(self, arch: Arch) {
-        let Product { m, n, k, a, b, c, init } = self;
+        let Product { m, n, c, init, .. } = self;
         if m == 0 || n == 0 {
             return;
         }
+        // A row of initial values is a vector or one value.
+        let is_readable = |init: Option<Matrix<T>>| init.is_none_or(|init| init.col == 1 || init.col == 0);
         // SAFETY: the caller vouches for A, B, C and the initial values, and transposes and copies address the same
         // elements.
         unsafe {
-            if c.col != 1 || matches!(init, Init::Row(_, step) if step != 1) {
-                if c.row == 1 && !matches!(init, Init::Row(..) | Init::Column(..)) {
-                    Product { m: n, n: m, k, a: b.t(), b: a.t(), c: c.t(), init }.run(arch);
+            if c.col != 1 || !is_readable(init) {
+                if c.row == 1 && is_readable(init.map(Matrix::t)) {
+                    self.t().run(arch);
                 } else {
                     self.run_through_scratch(arch, false);
                 }
@@ -155,28 +134,19 @@ impl<T: Lanes> Product<T> {
             let m = SWAP_ROWS.min(self.m - i);
             for j in (0..self.n).step_by(SWAP_COLS) {
                 let n = SWAP_COLS.min(self.n - j);
-                let Product { k, a, b, c, init, .. } = self.part(i, m, j, n);
+                let part = self.part(i, m, j, n);
                 // SAFETY: the caller vouches for A, B, C and the initial values, of which these are parts. The
                 // scratch has `m * n` elements.
                 with_scratch::<T, ()>(m * n, |block| unsafe {
                     let block =
                         if swap { Matrix::row_major(block, m).t() } else { Matrix::row_major(block, n) };
-                    let from = match init {
-                        Init::Zero => None,
-                        Init::Existing => Some(c),
-                        Init::Row(ptr, step) => Some(Matrix { ptr: ptr.cast_mut(), row: 0, col: step }),
-                        Init::Column(ptr, step) => Some(Matrix { ptr: ptr.cast_mut(), row: step, col: 0 }),
-                    };
-                    let init = from.map_or(Init::Zero, |from| {
+                    let init = part.init.map(|from| {
                         copy_matrix(arch, m, n, from, block);
-                        Init::Existing
+                        block
                     });
-                    if swap {
-                        Product { m: n, n: m, k, a: b.t(), b: a.t(), c: block.t(), init }.run_rows(arch);
-                    } else {
-                        Product { m, n, k, a, b, c: block, init }.run_rows(arch);
-                    }
-                    copy_matrix(arch, m, n, block, c);
+                    let inner = Product { c: block, init, ..part };
+                    if swap { inner.t() } else { inner }.run_rows(arch);
+                    copy_matrix(arch, m, n, block, part.c);
                 });
             }
         }
@@ -184,12 +154,12 @@ impl<T: Lanes> Product<T> {
 
     // The product with the columns of C next to each other.
     unsafe fn run_rows(self, arch: Arch) {
-        let Product { m, n, k, a, b, .. } = self;
+        let Product { m, n, k, a, b, c, init } = self;
         let left = Stored { matrix: a, pack: self.packs_a() };
         let right = Stored { matrix: b, pack: self.packs_b() };
         // SAFETY: `run`'s caller vouches for A, B, C and the initial values, and `run` calls this only if columns of
-        // C and of an initial row lie next to each other.
-        unsafe { run_between(arch, [m, n, k], left, right, self.c, self.init) }
+        // C lie next to each other, and those of the initial values so or at one place.
+        unsafe { run_between(arch, [m, n, k], left, right, c, init) }
     }
 
     // Long strides between the elements that a tile reads together make them share cache sets.
@@ -212,49 +182,38 @@ impl<T: Lanes> Product<T> {
     }
 }
 
-/// A left operand of a product, whose parts can be had in memory.
-pub(crate) trait LeftOperand<T: Lanes>: Copy {
-    type Part: Left<T>;
+/// An operand of a product, whose parts can be had in memory.
+pub(crate) trait Operand<T: Lanes>: Copy {
+    type Part: ByColumns<T>;
 
     /// Whether its parts are copied.
     fn packs(self) -> bool;
 
-    /// Rows `i..i + rows`, columns `p..p + depth`, in `to` if it packs.
+    /// The part of the given size from row `at[0]` and column `at[1]` on. If it packs, it is copied to `to`, with rows
+    /// that are `row` elements apart.
     ///
     /// # Safety
-    /// The operand has them, and `to` room for `rows` rows of `depth + ROW_PAD` elements if it packs.
-    unsafe fn rows<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Self::Part;
+    /// The operand has this part, and `to` has room for it if it packs.
+    unsafe fn part<S: Simd>(
+        self,
+        simd: S,
+        at: [usize; 2],
+        size: [usize; 2],
+        to: *mut T,
+        row: usize,
+    ) -> Self::Part;
 }
 
-/// A right operand of a product, likewise.
-pub(crate) trait RightOperand<T: Lanes>: Copy {
-    /// Whether its parts are copied.
-    fn packs(self) -> bool;
-
-    /// A panel: rows `p..p + depth`, columns `j..j + cols`, next to each other, in `to` if it packs.
-    ///
-    /// # Safety
-    /// The operand has them, and `to` room for `depth` rows of two vectors if it packs.
-    unsafe fn panel<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T>;
-}
-
-/// Rows of a left operand, of which tiles read one column after the other.
-pub(crate) trait Left<T>: Copy {
-    /// Those from row `i` on.
+/// A matrix of which tiles read one column after the other.
+pub(crate) trait ByColumns<T>: Copy {
+    /// The rows from row `i` on.
     fn below(self, i: usize) -> Self;
-    /// The place of row `r` in this column.
+    /// The address of row `r` in this column.
     fn element(&self, r: usize) -> *const T;
     fn next_column(&mut self);
 }
 
-/// Columns of a right operand, of which tiles read one row after the other.
-pub(crate) trait Right<T>: Copy {
-    /// The place of this row.
-    fn row(&self) -> *const T;
-    fn next_row(&mut self);
-}
-
-impl<T: Copy> Left<T> for Matrix<T> {
+impl<T: Copy> ByColumns<T> for Matrix<T> {
     #[inline(always)]
     fn below(self, i: usize) -> Self {
         self.at(i, 0)
@@ -271,18 +230,6 @@ impl<T: Copy> Left<T> for Matrix<T> {
     }
 }
 
-impl<T: Copy> Right<T> for Matrix<T> {
-    #[inline(always)]
-    fn row(&self) -> *const T {
-        self.ptr
-    }
-
-    #[inline(always)]
-    fn next_row(&mut self) {
-        self.ptr = self.ptr.wrapping_offset(self.row);
-    }
-}
-
 /// A matrix that lies in memory, and whether its parts are copied nevertheless.
 #[derive(Clone, Copy)]
 pub(crate) struct Stored<T> {
@@ -290,7 +237,7 @@ pub(crate) struct Stored<T> {
     pub(crate) pack: bool,
 }
 
-impl<T: Lanes> LeftOperand<T> for Stored<T> {
+impl<T: Lanes> Operand<T> for Stored<T> {
     type Part = Matrix<T>;
 
     #[inline(always)]
@@ -299,45 +246,51 @@ impl<T: Lanes> LeftOperand<T> for Stored<T> {
     }
 
     #[inline(always)]
-    unsafe fn rows<S: Simd>(self, _: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T> {
-        let a = self.matrix.at(at[0], at[1]);
-        // SAFETY: the caller promises that the operand has these rows, and room for them at `to` if it packs.
-        if self.pack { unsafe { pack_rows::<T, S>(size[0], size[1], a, to) } } else { a }
-    }
-}
-
-impl<T: Lanes> RightOperand<T> for Stored<T> {
-    #[inline(always)]
-    fn packs(self) -> bool {
-        self.pack
-    }
-
-    #[inline(always)]
-    unsafe fn panel<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T> {
-        let b = self.matrix.at(at[0], at[1]);
-        // SAFETY: the caller promises that the operand has this panel, and room for it at `to` if it packs.
-        if self.pack { unsafe { pack_panel::<T, S>(simd, size[0], size[1], b, to) } } else { b }
+    unsafe fn part<S: Simd>(
+        self,
+        simd: S,
+        at: [usize; 2],
+        [rows, cols]: [usize; 2],
+        to: *mut T,
+        row: usize,
+    ) -> Matrix<T> {
+        let from = self.matrix.at(at[0], at[1]);
+        if !self.pack {
+            return from;
+        }
+        let to = Matrix::row_major(to, row);
+        // SAFETY: the caller promises that the operand has this part, and room for it at `to`.
+        unsafe {
+            if from.col == 1 {
+                for i in 0..rows {
+                    copy_run(simd, cols, from.at(i, 0).ptr, to.at(i, 0).ptr);
+                }
+            } else {
+                Move { rows, cols, from, to }.run::<S>();
+            }
+        }
+        to
     }
 }
 
 /// `C[m, n] = init + A[m, k] B[k, n]` for operands that need not lie in memory, see [`Product`].
 ///
 /// # Safety
-/// As for [`Product::run`], with the columns of C, and of an initial row, next to each other.
-pub(crate) unsafe fn run_between<T: Lanes, A: LeftOperand<T>, B: RightOperand<T>>(
+/// As for [`Product::run`], with the columns of C next to each other, and those of the initial values so or at one place.
+pub(crate) unsafe fn run_between<T: Lanes, A: Operand<T>, B: Operand<T, Part = Matrix<T>>>(
     arch: Arch,
     [m, n, k]: [usize; 3],
     a: A,
     b: B,
     c: Matrix<T>,
-    init: Init<T>,
+    init: Option<Matrix<T>>,
 ) {
     let depth = BLOCK_K.min(k);
     let size_b = if b.packs() { depth * 2 * T::lanes_of(arch) } else { 0 };
     let size_a = if a.packs() { BLOCK_M.min(m) * (depth + ROW_PAD) } else { 0 };
     with_scratch::<T, ()>(size_a + size_b, |packed_b| {
         let packed_a = packed_b.wrapping_add(size_b);
-        arch.dispatch(Rows { size: [m, n, k], a, b, c, init, packed_a, packed_b });
+        arch.dispatch(Panels { size: [m, n, k], a, b, c, init, packed_a, packed_b });
     });
 }
 
@@ -346,7 +299,7 @@ pub(crate) unsafe fn run_between<T: Lanes, A: LeftOperand<T>, B: RightOperand<T>
 /// # Safety
 /// Both have `rows` by `cols` elements, to be read and to be written, and do not overlap.
 #[inline(always)]
-pub(crate) unsafe fn copy_matrix<T: Lanes>(
+pub(crate) unsafe fn copy_matrix<T: Copy>(
     arch: Arch,
     rows: usize,
     cols: usize,
@@ -363,13 +316,13 @@ struct Move<T> {
     to: Matrix<T>,
 }
 
-impl<T: Lanes> WithSimd for Move<T> {
-    type Output = ();
-
+impl<T: Copy> Move<T> {
+    /// # Safety
+    /// As for [`copy_matrix`].
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
+    unsafe fn run<S: Simd>(self) {
         let Move { rows, cols, from, to } = self;
-        // SAFETY: `copy_matrix`'s caller promises `rows` by `cols` elements on both sides, which do not overlap.
+        // SAFETY: the caller promises `rows` by `cols` elements on both sides, which do not overlap.
         unsafe {
             if from.col == 1 && to.col == 1 {
                 for i in 0..rows {
@@ -390,24 +343,34 @@ impl<T: Lanes> WithSimd for Move<T> {
     }
 }
 
+impl<T: Copy> WithSimd for Move<T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        // SAFETY: the contract is that of `copy_matrix`, which alone dispatches this.
+        unsafe { self.run::<S>() }
+    }
+}
+
 // A product with the columns of C next to each other. `packed_a` has room for a block of rows of A, `packed_b`
 // for a panel of B, where they are copied.
-struct Rows<T, A, B> {
+struct Panels<T, A, B> {
     size: [usize; 3],
     a: A,
     b: B,
     c: Matrix<T>,
-    init: Init<T>,
+    init: Option<Matrix<T>>,
     packed_a: *mut T,
     packed_b: *mut T,
 }
 
-impl<T: Lanes, A: LeftOperand<T>, B: RightOperand<T>> WithSimd for Rows<T, A, B> {
+impl<T: Lanes, A: Operand<T>, B: Operand<T, Part = Matrix<T>>> WithSimd for Panels<T, A, B> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Rows { size: [m, n, k], a, b, c, init, packed_a, packed_b } = self;
+        let Panels { size: [m, n, k], a, b, c, init, packed_a, packed_b } = self;
         let panel = 2 * T::lanes::<S>();
         for i in (0..m).step_by(BLOCK_M) {
             let rows = BLOCK_M.min(m - i);
@@ -417,16 +380,17 @@ impl<T: Lanes, A: LeftOperand<T>, B: RightOperand<T>> WithSimd for Rows<T, A, B>
                 let depth = BLOCK_K.min(k - p);
                 // SAFETY: `i + rows` is at most `m` and `p + depth` at most `k`, so A has these elements; `packed_a`
                 // has room for a block of rows if A packs.
-                let a = unsafe { a.rows(simd, [i, p], [rows, depth], packed_a) };
+                let a = unsafe { a.part(simd, [i, p], [rows, depth], packed_a, depth + ROW_PAD) };
                 for j in (0..n).step_by(panel) {
                     let cols = panel.min(n - j);
                     // SAFETY: `p + depth` is at most `k` and `j + cols` at most `n`, so B has these elements;
                     // `packed_b` has room for a panel if B packs.
-                    let b = unsafe { b.panel(simd, [p, j], [depth, cols], packed_b) };
-                    let init = if p == 0 { init.at(i, j) } else { Init::Existing };
+                    let b = unsafe { b.part(simd, [p, j], [depth, cols], packed_b, panel) };
+                    let c = c.at(i, j);
+                    let init = if p == 0 { init.map(|init| init.at(i, j)) } else { Some(c) };
                     // SAFETY: `a` has `rows` rows and `b` `cols` columns of depth `depth`, and C has these rows and
                     // columns from `[i, j]` on.
-                    unsafe { run_panel(simd, [rows, cols, depth], a, b, c.at(i, j), init) };
+                    unsafe { run_panel(simd, [rows, cols, depth], a, b.t(), c, init) };
                 }
                 p += depth;
                 if p >= k {
@@ -437,71 +401,19 @@ impl<T: Lanes, A: LeftOperand<T>, B: RightOperand<T>> WithSimd for Rows<T, A, B>
     }
 }
 
-// Copies rows of A next to each other along k.
-#[inline(always)]
-unsafe fn pack_rows<T: Lanes, S: Simd>(rows: usize, depth: usize, a: Matrix<T>, to: *mut T) -> Matrix<T> {
-    let row = depth + ROW_PAD;
-    // SAFETY: the caller promises that A has `rows` by `depth` elements, and that `to` has room for `rows` rows of
-    // `row` elements.
-    unsafe {
-        if a.row == 1 {
-            transpose::<T, S>(depth, rows, a.ptr, a.col, to, row as isize);
-        } else {
-            for i in 0..rows {
-                for p in 0..depth {
-                    *to.add(i * row + p) = *a.at(i, p).ptr;
-                }
-            }
-        }
-    }
-    Matrix::row_major(to, row)
-}
-
-// Copies a panel of B with its columns next to each other, two vectors a row.
-#[inline(always)]
-unsafe fn pack_panel<T: Lanes, S: Simd>(
-    simd: S,
-    depth: usize,
-    cols: usize,
-    b: Matrix<T>,
-    to: *mut T,
-) -> Matrix<T> {
-    let lanes = T::lanes::<S>();
-    let row = 2 * lanes;
-    // SAFETY: the caller promises that B has `depth` by `cols` elements, and that `to` has room for `depth` rows of
-    // two vectors.
-    unsafe {
-        if b.col == 1 && cols == row {
-            for p in 0..depth {
-                let (from, to) = (b.at(p, 0).ptr, to.add(p * row));
-                T::store(simd, to, T::load(simd, from));
-                T::store(simd, to.add(lanes), T::load(simd, from.add(lanes)));
-            }
-        } else if b.row == 1 {
-            transpose::<T, S>(cols, depth, b.ptr, b.col, to, row as isize);
-        } else {
-            for p in 0..depth {
-                for j in 0..cols {
-                    *to.add(p * row + j) = *b.at(p, j).ptr;
-                }
-            }
-        }
-    }
-    Matrix::row_major(to, row)
-}
-
 /// `C[m, n] = init + A[m, k] B[k, n]` for at most two vectors of columns, which lie next to each other in B and C.
+/// `b` is the transpose of B.
 ///
 /// # Safety
 /// The rows of A and B have `k` elements and `n`, C and what is added to have room for `m` rows of `n`, and C overlaps nothing.
 #[inline(always)]
-pub(crate) unsafe fn run_panel<T: Lanes, S: Simd, A: Left<T>, B: Right<T>>(
+pub(crate) unsafe fn run_panel<T: Lanes, S: Simd, A: ByColumns<T>, B: ByColumns<T>>(
     simd: S,
     [m, n, k]: [usize; 3],
     a: A,
     b: B,
     c: Matrix<T>,
-    init: Init<T>,
+    init: Option<Matrix<T>>,
 ) {
     let lanes = T::lanes::<S>();
     let rest = T::mask(simd, if n > lanes { n - lanes } else { n });
@@ -521,11 +433,11 @@ struct Panel<T: Lanes, S: Simd, A, B, const WIDE: bool, const MASKED: bool> {
     a: A,
     b: B,
     c: Matrix<T>,
-    init: Init<T>,
+    init: Option<Matrix<T>>,
     rest: T::Mask<S>,
 }
 
-impl<T: Lanes, R: Simd, A: Left<T>, B: Right<T>, const WIDE: bool, const MASKED: bool> WithSimd
+impl<T: Lanes, R: Simd, A: ByColumns<T>, B: ByColumns<T>, const WIDE: bool, const MASKED: bool> WithSimd
     for Panel<T, R, A, B, WIDE, MASKED>
 {
     type Output = ();
@@ -537,38 +449,34 @@ impl<T: Lanes, R: Simd, A: Left<T>, B: Right<T>, const WIDE: bool, const MASKED:
         let many_registers = R::REGISTER_COUNT >= 32;
         let mut i = 0;
         while i < m {
-            let left = m - i;
-            // SAFETY: a tile takes at most the `left` rows that A and C still have from `i` on.
-            unsafe {
+            let rows = match m - i {
                 // One row by itself would take as long as eight.
-                if many_registers && left == 13 {
-                    self.tile::<13>(i);
-                    i += 13;
-                } else if many_registers && left >= 12 {
-                    self.tile::<12>(i);
-                    i += 12;
-                } else if many_registers && left >= 8 {
-                    self.tile::<8>(i);
-                    i += 8;
-                } else if left >= 6 {
-                    self.tile::<6>(i);
-                    i += 6;
-                } else if left >= 4 {
-                    self.tile::<4>(i);
-                    i += 4;
-                } else if left >= 2 {
-                    self.tile::<2>(i);
-                    i += 2;
-                } else {
-                    self.tile::<1>(i);
-                    i += 1;
+                13 if many_registers => 13,
+                12.. if many_registers => 12,
+                8.. if many_registers => 8,
+                6.. => 6,
+                4.. => 4,
+                2.. => 2,
+                _ => 1,
+            };
+            // SAFETY: a tile takes at most the rows that A and C still have from `i` on.
+            unsafe {
+                match rows {
+                    13 => self.tile::<13>(i),
+                    12 => self.tile::<12>(i),
+                    8 => self.tile::<8>(i),
+                    6 => self.tile::<6>(i),
+                    4 => self.tile::<4>(i),
+                    2 => self.tile::<2>(i),
+                    _ => self.tile::<1>(i),
                 }
             }
+            i += rows;
         }
     }
 }
 
-impl<T: Lanes, S: Simd, A: Left<T>, B: Right<T>, const WIDE: bool, const MASKED: bool>
+impl<T: Lanes, S: Simd, A: ByColumns<T>, B: ByColumns<T>, const WIDE: bool, const MASKED: bool>
     Panel<T, S, A, B, WIDE, MASKED>
 {
     #[inline(always)]
@@ -606,15 +514,17 @@ impl<T: Lanes, S: Simd, A: Left<T>, B: Right<T>, const WIDE: bool, const MASKED:
     unsafe fn tile<const ROWS: usize>(&self, i: usize) {
         let simd = self.simd;
         let ([_, k], init) = (self.size, self.init);
+        let is_splat = init.is_some_and(|init| init.col == 0);
         let zero = T::splat(simd, T::ZERO);
         let mut first = [zero; ROWS];
         let mut second = [zero; ROWS];
         let (mut a, mut b, c) = (self.a.below(i), self.b, self.c.at(i, 0));
-        // SAFETY: rows `i..i + ROWS` exist in A and C, and the panel's columns in B, C and the initial row.
+        // SAFETY: rows `i..i + ROWS` exist in A and C, and the panel's columns in B, C and the initial values.
         unsafe {
             for _ in 0..k {
-                let b0 = self.load(b.row(), false);
-                let b1 = if WIDE { self.load(b.row(), true) } else { zero };
+                let row = b.element(0);
+                let b0 = self.load(row, false);
+                let b1 = if WIDE { self.load(row, true) } else { zero };
                 each::<ROWS>(inlined!(|r| {
                     let x = T::splat(simd, *a.element(r));
                     first[r] = T::mul_add(simd, x, b0, first[r]);
@@ -623,21 +533,16 @@ impl<T: Lanes, S: Simd, A: Left<T>, B: Right<T>, const WIDE: bool, const MASKED:
                     }
                 }));
                 a.next_column();
-                b.next_row();
+                b.next_column();
             }
             each::<ROWS>(inlined!(|r| {
                 let to = c.at(r, 0).ptr;
-                let from = match init {
-                    Init::Zero | Init::Column(..) => std::ptr::null(),
-                    Init::Existing => to.cast_const(),
-                    Init::Row(row, _) => row,
-                };
-                if let Init::Column(column, step) = init {
-                    let value = T::splat(simd, *column.offset((i + r) as isize * step));
+                let from = init.map_or(std::ptr::null(), |init| init.at(i + r, 0).ptr.cast_const());
+                if !from.is_null() && is_splat {
+                    let value = T::splat(simd, *from);
                     first[r] = T::v_add(simd, value, first[r]);
                     second[r] = T::v_add(simd, value, second[r]);
-                }
-                if !from.is_null() {
+                } else if !from.is_null() {
                     first[r] = T::v_add(simd, self.load(from, false), first[r]);
                     if WIDE {
                         second[r] = T::v_add(simd, self.load(from, true), second[r]);
@@ -650,18 +555,4 @@ impl<T: Lanes, S: Simd, A: Left<T>, B: Right<T>, const WIDE: bool, const MASKED:
             }));
         }
     }
-}
-
-/// Calls `f` with 0..N, written out: the compiler unrolls a loop too late to keep the arrays in registers.
-#[inline(always)]
-pub(super) fn each<const N: usize>(mut f: impl FnMut(usize)) {
-    const { assert!(N <= 13) };
-    macro_rules! calls {
-        ($($i:literal)*) => {
-            $(if N > $i {
-                f($i);
-            })*
-        };
-    }
-    calls!(0 1 2 3 4 5 6 7 8 9 10 11 12);
 }

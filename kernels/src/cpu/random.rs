@@ -4,8 +4,8 @@ use device::{DType, bf16, f16};
 
 use super::math;
 use super::number::{Number, Real};
-use super::walk::mul_run;
-use super::{inlined, simd_of};
+use super::walk::map_run;
+use super::{array, inlined, simd_of};
 use crate::distribution::{Distribution, Dropout, MULTIPLIERS, ROUNDS, RandomKey, Weights, round_keys};
 use crate::half::{Half, below};
 use crate::layout::{Dst, Src};
@@ -26,7 +26,7 @@ type Words<const N: usize> = [[u32; N]; 4];
 pub(crate) fn philox_lanes<const ROUNDS: usize, const N: usize>(counter: Words<N>, seed: u64) -> Words<N> {
     // Words in the low halves of 64 bits, where vector units have a product of 32 by 32 bits.
     const LOW: u64 = u32::MAX as u64;
-    let [mut c0, mut c1, mut c2, mut c3] = counter.map(|words| words.map(u64::from));
+    let [mut c0, mut c1, mut c2, mut c3] = array(inlined!(|i| each(counter[i], u64::from)));
     for [k0, k1] in round_keys::<ROUNDS>(seed) {
         for lane in 0..N {
             let p0 = u64::from(MULTIPLIERS[0]) * (c0[lane] & LOW);
@@ -37,7 +37,7 @@ pub(crate) fn philox_lanes<const ROUNDS: usize, const N: usize>(counter: Words<N
             c3[lane] = p0 & LOW;
         }
     }
-    [c0, c1, c2, c3].map(|words| words.map(|word| word as u32))
+    array(inlined!(|i| each([c0, c1, c2, c3][i], inlined!(|word| word as u32))))
 }
 
 /// Words for `BLOCK` elements, those of element `4 l + w` at `[w][l]`. `low_half` gives the second word of each.
@@ -215,13 +215,14 @@ unsafe fn real<T: Random, S: Stored<T>>(
     }
 }
 
-/// What `f` makes of each of a block's values. A loop of this kind becomes vector code, `array::map` does not.
+/// `f` of each value. A loop of this kind becomes vector code, `array::map` does not.
 #[inline(always)]
-fn each<T: Copy>(mut values: [T; BLOCK], f: impl Fn(T) -> T) -> [T; BLOCK] {
-    for value in &mut values {
-        *value = f(*value);
+fn each<A: Copy, B: Copy + Default, const N: usize>(values: [A; N], f: impl Fn(A) -> B) -> [B; N] {
+    let mut results = [B::default(); N];
+    for i in 0..N {
+        results[i] = f(values[i]);
     }
-    values
+    results
 }
 
 unsafe fn integers<T: Number, S: Stored<T>>(
@@ -246,6 +247,11 @@ pub(crate) unsafe fn dropout<T: Real>(
     workers: &Workers,
     (out, x): (Dst<T>, Src<T>),
 ) {
+    // An element that is dropped becomes 0, whatever it is.
+    let scaled = inlined!(|[x, factor]: [T; 2]| {
+        let product = x.mul(factor);
+        if factor == T::ZERO { factor } else { product }
+    });
     let scale_kept = inlined!(|mut runs: Runs<'_, 2>, first: usize| {
         let [so, sx] = runs.steps();
         let factors: [T; BLOCK] = factors(dropout, first);
@@ -254,7 +260,9 @@ pub(crate) unsafe fn dropout<T: Real>(
             let (factors, behind) = rest.split_at(len);
             // SAFETY: `loops` reaches `len` elements of both at these offsets and steps, by the module's contract;
             // `out` is `x` element for element or apart.
-            unsafe { mul_run((out.at(oo), so), (x.at(ox), sx), factors) }
+            unsafe {
+                map_run(len, (out.at(oo), so), [(x.at(ox), sx), (factors.as_ptr(), 1)], scaled);
+            }
             rest = behind;
         }
     });

@@ -4,23 +4,20 @@
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::marker::PhantomData;
 
-use device::{DType, DeviceKind, Element, bf16, f16, failure};
+use device::{DType, DeviceKind, failure};
 use smallvec::SmallVec;
 
-use super::half::Half;
+use super::copy::copy;
 use super::lanes::ScratchMemory;
-use super::walk::map1;
-use crate::layout::{Dst, Layout, LoopAxis, Loops, Src, View};
+use crate::layout::{Dst, Layout, LoopAxis, Loops, View};
 use crate::loops::Places;
 use crate::par::Workers;
 
-/// An operand of a command whose kernel computes in `T`.
-pub(crate) struct Operand<T> {
+/// An operand of a command.
+pub(crate) struct Operand {
     at: Dst<u8>,
     halves: Option<Box<Halves>>,
-    marker: PhantomData<T>,
 }
 
 /// How halves lie in memory: here and in the kernel's memory at the same places.
@@ -31,12 +28,12 @@ struct Halves {
     span: usize,
 }
 
-impl<T: Element> Operand<T> {
-    /// An operand whose type and bounds were checked.
+impl Operand {
+    /// An operand whose type and bounds were checked. If `widens`, BF16 and F16 are widened for a kernel on a CPU.
     #[inline(always)]
-    pub(crate) fn of(view: &View<'_>) -> Operand<T> {
-        let halves = if view.dtype.is_half() { Halves::of(view) } else { None };
-        Operand { at: view.first(), halves, marker: PhantomData }
+    pub(crate) fn of(view: &View<'_>, widens: bool) -> Operand {
+        let halves = if widens && view.dtype.is_half() { Halves::of(view) } else { None };
+        Operand { at: view.first(), halves }
     }
 
     /// Where it lies, as it is stored.
@@ -60,33 +57,6 @@ impl Halves {
         }
         let span = view.layout.end().saturating_sub(view.layout.offset());
         Some(Box::new(Halves { dtype: view.dtype, places: places(view.layout), span }))
-    }
-
-    /// # Safety
-    /// The halves at `from` may be read, and `to` has room for all places.
-    unsafe fn widen(&self, workers: &Workers, from: Src<u8>, to: Dst<f32>) {
-        let places = &self.places;
-        // SAFETY: the caller promises readable elements of type `dtype` at `from` and room for all places at `to`,
-        // which is memory of its own.
-        unsafe {
-            match self.dtype {
-                DType::BF16 => map1::<false, _, _>(places, workers, to, from.cast::<bf16>(), bf16::widen),
-                _ => map1::<false, _, _>(places, workers, to, from.cast::<f16>(), f16::widen),
-            }
-        }
-    }
-
-    /// # Safety
-    /// All places at `from` have a value, and the halves at `to` may be written.
-    unsafe fn round(&self, workers: &Workers, from: Src<f32>, to: Dst<u8>) {
-        let places = &self.places;
-        // SAFETY: the caller promises a value at each place of `from` and writable elements of type `dtype` at `to`.
-        unsafe {
-            match self.dtype {
-                DType::BF16 => map1::<false, _, _>(places, workers, to.cast(), from, bf16::round),
-                _ => map1::<false, _, _>(places, workers, to.cast(), from, f16::round),
-            }
-        }
     }
 }
 
@@ -119,47 +89,30 @@ impl<'a> Stage<'a> {
         Stage { workers, held: RefCell::default() }
     }
 
-    /// The elements of an operand that the kernel reads.
+    /// The elements of an operand as the kernel gets them: with their values if it reads them (`read`); rounded to the operand
+    /// when the stage is dropped if it writes them (`written`), which are all of them unless it reads them, too.
     ///
     /// # Safety
     /// This is a command that uses the operand, and the kernel's work ends before the stage.
-    pub(crate) unsafe fn read<T: Element>(&self, operand: &'a Operand<T>) -> Src<T> {
-        // SAFETY: the caller promises that this command uses the operand and that its body ends before the stage.
-        unsafe { self.hold(operand, true, false).src() }
-    }
-
-    /// Room for the elements of an operand, all of which the kernel writes.
-    ///
-    /// # Safety
-    /// As for [`read`](Self::read).
-    pub(crate) unsafe fn write<T: Element>(&self, operand: &'a Operand<T>) -> Dst<T> {
-        // SAFETY: the caller promises that this command uses the operand and that its body ends before the stage.
-        unsafe { self.hold(operand, false, true) }
-    }
-
-    /// The elements of an operand that the kernel reads and writes.
-    ///
-    /// # Safety
-    /// As for [`read`](Self::read).
-    pub(crate) unsafe fn update<T: Element>(&self, operand: &'a Operand<T>) -> Dst<T> {
-        // SAFETY: the caller promises that this command uses the operand and that its body ends before the stage.
-        unsafe { self.hold(operand, true, true) }
+    #[inline(always)]
+    pub(crate) unsafe fn hold(&self, operand: &'a Operand, read: bool, written: bool) -> Dst<u8> {
+        let Some(halves) = &operand.halves else { return operand.at };
+        // SAFETY: the contract is the same.
+        unsafe { self.widened(operand.at, halves, read, written) }
     }
 
     /// # Safety
-    /// As for [`read`](Self::read).
-    unsafe fn hold<T: Element>(&self, operand: &'a Operand<T>, read: bool, written: bool) -> Dst<T> {
-        let Some(halves) = &operand.halves else { return operand.at.cast() };
+    /// As for [`hold`](Self::hold).
+    unsafe fn widened(&self, stored: Dst<u8>, halves: &'a Halves, read: bool, written: bool) -> Dst<u8> {
         let mut memory = ScratchMemory::new::<f32>(halves.span);
-        let at = Dst(memory.as_mut_ptr::<f32>());
+        let at = Dst(memory.as_mut_ptr::<f32>()).cast();
         if read {
             // SAFETY: the caller promises that this command uses the operand, so its elements may be read; the memory
             // has room for `span` elements, and so for all places.
-            unsafe { halves.widen(self.workers, operand.at.src(), at) };
+            unsafe { copy((DType::F32, halves.dtype), &halves.places, self.workers, at, stored.src()) };
         }
-        let result = written.then_some((&**halves, operand.at));
-        self.held.borrow_mut().push(Held { memory, result });
-        at.cast()
+        self.held.borrow_mut().push(Held { memory, result: written.then_some((halves, stored)) });
+        at
     }
 }
 
@@ -172,7 +125,10 @@ impl Drop for Stage<'_> {
             let Some((halves, to)) = result.filter(|_| !has_failed) else { continue };
             // SAFETY: the memory has a value at each place, as scratch is initialised and the kernel wrote its
             // results. The command uses the operand at `to`, and its body has ended.
-            unsafe { halves.round(self.workers, Src(memory.as_mut_ptr::<f32>().cast_const()), to) };
+            unsafe {
+                let from = Dst(memory.as_mut_ptr::<f32>()).cast().src();
+                copy((halves.dtype, DType::F32), &halves.places, self.workers, to, from);
+            }
         }
     }
 }

@@ -1,15 +1,16 @@
-//! The loops behind every elementwise kernel: one for each number of operands, generic over the function.
+//! The loops behind every elementwise kernel, generic over the function and its inputs.
 //!
-//! An element goes through the same scalar function whichever loop meets it, so its bits do not depend on strides,
-//! position or threads. Inputs are loaded a block at a time before anything is stored: the output may be an input.
+//! Every loop calls the same scalar function, so the bits of an element do not depend on strides, position or threads,
+//! except for the sign and payload of NaN, which the compiler chooses for each loop. Inputs are loaded a block at a time
+//! before anything is stored: the output may be an input.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use super::number::Number;
-use super::{inlined, simd_of};
+use super::{array, inlined, simd_of};
 use crate::layout::{Dst, Src};
-use crate::loops::Places;
+use crate::loops::{Loops, Places};
 use crate::par::{Workers, for_range};
 
 /// Below this a plain loop is done before a dispatch would be.
@@ -21,141 +22,147 @@ const CHUNK: usize = 1 << 15;
 const BLOCK: usize = 32;
 const SMALL_BLOCK: usize = 8;
 
-/// An input of a run, seen as blocks.
-struct Input<T> {
-    first: *const T,
-    step: isize,
-    /// The block, where the elements do not lie as one.
-    staged: [MaybeUninit<T>; BLOCK],
-}
+/// The first element of an operand, and the step from one element to the next.
+type Line<T> = (*const T, isize);
 
-impl<T: Copy> Input<T> {
-    /// # Safety
-    /// The first element may be read.
-    #[inline(always)]
-    unsafe fn new((first, step): (*const T, isize)) -> Self {
-        let mut staged = [const { MaybeUninit::uninit() }; BLOCK];
-        if step == 0 {
-            // SAFETY: the caller promises that the first element may be read.
-            staged = [MaybeUninit::new(unsafe { *first }); BLOCK];
-        }
-        Input { first, step, staged }
-    }
+/// The inputs of a run. They are values in registers; memory for copies of blocks lies apart, because the fence at the
+/// end of a block has the compiler reload what lies in memory.
+trait Inputs: Copy {
+    /// One element of each input.
+    type Elements: Copy;
+    /// A block of `W` elements of each input.
+    type Block<const W: usize>: Copy;
 
-    /// Whether blocks lie one after the other, or are all alike.
-    #[inline(always)]
-    fn lies(&self) -> bool {
-        self.step == 1 || self.step == 0
-    }
+    /// Whether the blocks of each input are contiguous, or all of one element.
+    fn are_dense(self) -> bool;
 
-    /// Where the block of `W` elements from `i` on is, and in how many blocks the next one; without effect if the
-    /// input [`lies`](Self::lies).
+    /// Returns the first block of `W` elements from `i` on and the step to the next one, for [`block`](Self::block). Blocks
+    /// that are not contiguous are copied to `staged`.
     ///
     /// # Safety
-    /// The elements of one block may be read.
-    #[inline(always)]
-    unsafe fn blocks<const W: usize>(&mut self, i: isize) -> (*const [T; W], isize) {
-        if self.step == 1 {
-            return (self.first.wrapping_offset(i).cast(), 1);
-        }
-        if self.step != 0 {
-            // SAFETY: the caller promises that the `W` elements from `i` on, at steps of `step`, may be read.
-            unsafe { gather(self.first.offset(i * self.step), self.step, &mut self.staged[..W]) };
-        }
-        (self.staged.as_ptr().cast(), 0)
-    }
+    /// The block may be read, and `staged` be written.
+    unsafe fn blocks<const W: usize>(self, i: isize, staged: *mut Self::Block<W>) -> Self;
 
-    /// Element `i`.
+    /// Returns block `b` of those of [`blocks`](Self::blocks).
     ///
     /// # Safety
-    /// It may be read.
+    /// It may be read. `b` is 0, or the inputs [are dense](Self::are_dense).
+    unsafe fn block<const W: usize>(self, b: isize) -> Self::Block<W>;
+
+    /// Elements `j` of a block.
+    fn of_block<const W: usize>(block: &Self::Block<W>, j: usize) -> Self::Elements;
+
+    /// Elements `i`.
+    ///
+    /// # Safety
+    /// They may be read.
+    unsafe fn one(self, i: isize) -> Self::Elements;
+}
+
+impl<T: Copy, const N: usize> Inputs for [Line<T>; N] {
+    type Elements = [T; N];
+    type Block<const W: usize> = [[T; W]; N];
+
     #[inline(always)]
-    unsafe fn one(&self, i: isize) -> T {
-        // SAFETY: the caller promises that element `i` may be read.
-        unsafe { *self.first.offset(i * self.step) }
+    fn are_dense(self) -> bool {
+        self.iter().all(inlined!(|(_, step): &Line<T>| *step == 1 || *step == 0))
+    }
+
+    #[inline(always)]
+    unsafe fn blocks<const W: usize>(self, i: isize, staged: *mut [[T; W]; N]) -> Self {
+        array(inlined!(|k| {
+            let (first, step) = self[k];
+            if step == 1 {
+                return (first.wrapping_offset(i), W as isize);
+            }
+            let staged = staged.cast::<[T; W]>().wrapping_add(k);
+            // SAFETY: the caller promises that the `W` elements from `i` on, at steps of `step`, may be read, and
+            // `staged`, which has a block for each input, be written.
+            unsafe {
+                if step == 0 {
+                    staged.write([*first; W]);
+                } else {
+                    gather::<T, W>(first.offset(i * step), step, staged.cast());
+                }
+            }
+            (staged.cast_const().cast(), 0)
+        }))
+    }
+
+    #[inline(always)]
+    unsafe fn block<const W: usize>(self, b: isize) -> [[T; W]; N] {
+        // SAFETY: the caller promises that block `b` may be read.
+        array(inlined!(|k| unsafe { self[k].0.offset(b * self[k].1).cast::<[T; W]>().read() }))
+    }
+
+    #[inline(always)]
+    fn of_block<const W: usize>(block: &[[T; W]; N], j: usize) -> [T; N] {
+        array(inlined!(|k| block[k][j]))
+    }
+
+    #[inline(always)]
+    unsafe fn one(self, i: isize) -> [T; N] {
+        // SAFETY: the caller promises that elements `i` may be read.
+        array(inlined!(|k| unsafe { *self[k].0.offset(i * self[k].1) }))
     }
 }
 
-/// Copies elements at steps of `step` to a block.
+/// Inputs of two types.
+impl<A: Inputs, B: Inputs> Inputs for (A, B) {
+    type Elements = (A::Elements, B::Elements);
+    type Block<const W: usize> = (A::Block<W>, B::Block<W>);
+
+    #[inline(always)]
+    fn are_dense(self) -> bool {
+        self.0.are_dense() && self.1.are_dense()
+    }
+
+    #[inline(always)]
+    unsafe fn blocks<const W: usize>(self, i: isize, staged: *mut Self::Block<W>) -> Self {
+        // SAFETY: the contract is the same.
+        unsafe { (self.0.blocks::<W>(i, &raw mut (*staged).0), self.1.blocks::<W>(i, &raw mut (*staged).1)) }
+    }
+
+    #[inline(always)]
+    unsafe fn block<const W: usize>(self, b: isize) -> Self::Block<W> {
+        // SAFETY: the contract is the same.
+        unsafe { (self.0.block::<W>(b), self.1.block::<W>(b)) }
+    }
+
+    #[inline(always)]
+    fn of_block<const W: usize>(block: &Self::Block<W>, j: usize) -> Self::Elements {
+        (A::of_block(&block.0, j), B::of_block(&block.1, j))
+    }
+
+    #[inline(always)]
+    unsafe fn one(self, i: isize) -> Self::Elements {
+        // SAFETY: the contract is the same.
+        unsafe { (self.0.one(i), self.1.one(i)) }
+    }
+}
+
+/// Copies `W` elements at steps of `step` to a block. The number is a constant so that the compiler unrolls the loop, whose
+/// speed otherwise depends on its alignment.
 ///
 /// # Safety
-/// They may be read.
+/// They may be read, and the block has `W` elements.
 #[inline(never)]
-unsafe fn gather<T: Copy>(from: *const T, step: isize, to: &mut [MaybeUninit<T>]) {
-    for (j, to) in to.iter_mut().enumerate() {
-        // SAFETY: the caller promises as many readable elements as `to` has places, and `j` is below that.
-        to.write(unsafe { *from.offset(j as isize * step) });
+unsafe fn gather<T: Copy, const W: usize>(from: *const T, step: isize, to: *mut T) {
+    for j in 0..W {
+        // SAFETY: the caller promises `W` elements on both sides, and `j` is below that.
+        unsafe { *to.add(j) = *from.offset(j as isize * step) };
     }
 }
 
-/// Copies a block to elements at steps of `step`.
+/// Copies a block to `W` elements at steps of `step`; see [`gather`].
 ///
 /// # Safety
-/// They may be written.
+/// They may be written, and the block has `W` elements.
 #[inline(never)]
-unsafe fn scatter<T: Copy>(from: &[MaybeUninit<T>], to: *mut T, step: isize) {
-    for (j, from) in from.iter().enumerate() {
-        // SAFETY: the caller promises as many writable elements as `from` has, and `j` is below that.
-        unsafe { to.cast::<MaybeUninit<T>>().offset(j as isize * step).write(*from) };
-    }
-}
-
-/// The output of a run, seen as blocks.
-struct Output<T> {
-    first: *mut T,
-    step: isize,
-    len: isize,
-    /// Elements that are done.
-    done: isize,
-    /// The block, where the elements do not lie as one.
-    staged: [MaybeUninit<T>; BLOCK],
-}
-
-impl<T: Copy> Output<T> {
-    #[inline(always)]
-    fn new((first, step): (*mut T, isize), len: usize) -> Self {
-        Output { first, step, len: len as isize, done: 0, staged: [const { MaybeUninit::uninit() }; BLOCK] }
-    }
-
-    /// How many blocks of `W` elements to do next, and where the first one is: all that are left if they lie one
-    /// after the other and so do the inputs, else one.
-    #[inline(always)]
-    fn blocks<const W: usize>(&mut self, inputs_lie: bool) -> Option<(isize, *mut [MaybeUninit<T>; W])> {
-        let left = (self.len - self.done) / W as isize;
-        if left == 0 {
-            return None;
-        }
-        if self.step == 1 {
-            let to = self.first.wrapping_offset(self.done).cast();
-            return Some((if inputs_lie { left } else { 1 }, to));
-        }
-        Some((1, self.staged.as_mut_ptr().cast()))
-    }
-
-    /// Takes note that `count` blocks are done.
-    ///
-    /// # Safety
-    /// They may be written.
-    #[inline(always)]
-    unsafe fn did<const W: usize>(&mut self, count: isize) {
-        if self.step != 1 {
-            // SAFETY: the caller promises that the block of `W` elements from `done` on may be written, and `blocks`
-            // returns one block at a time if the step is not 1.
-            unsafe { scatter(&self.staged[..W], self.first.offset(self.done * self.step), self.step) };
-        }
-        self.done += count * W as isize;
-    }
-
-    /// Stores the next element.
-    ///
-    /// # Safety
-    /// It may be written.
-    #[inline(always)]
-    unsafe fn push(&mut self, value: T) {
-        // SAFETY: the caller promises that element `done` may be written.
-        unsafe { *self.first.offset(self.done * self.step) = value };
-        self.done += 1;
-        end_of_block();
+unsafe fn scatter<T: Copy, const W: usize>(from: *const T, to: *mut T, step: isize) {
+    for j in 0..W {
+        // SAFETY: the caller promises `W` elements on both sides, and `j` is below that.
+        unsafe { *to.offset(j as isize * step) = *from.add(j) };
     }
 }
 
@@ -165,42 +172,68 @@ fn end_of_block() {
     compiler_fence(Ordering::SeqCst);
 }
 
-// The loops below become vector code, which loops made of closures (`array::map`) do not.
-
+/// `out[i] = f(inputs[i])` for `len` elements: blocks, then small blocks, and what is left one by one.
+///
+/// # Safety
+/// The elements of the output may be written, and those of the inputs be read. The output may be an input, element for
+/// element.
 #[inline(always)]
-fn each1<O: Copy, A: Copy, const W: usize>(x: [A; W], f: &impl Fn(A) -> O) -> [MaybeUninit<O>; W] {
-    let mut values = [const { MaybeUninit::uninit() }; W];
-    for j in 0..W {
-        values[j].write(f(x[j]));
+unsafe fn run<O: Copy, I: Inputs>(
+    len: usize,
+    (out, step): (*mut O, isize),
+    inputs: I,
+    f: &impl Fn(I::Elements) -> O,
+) {
+    let len = len as isize;
+    // SAFETY: the caller promises `len` elements of each.
+    unsafe {
+        let done = blocks::<O, I, BLOCK>(0..len, (out, step), inputs, f);
+        let done = blocks::<O, I, SMALL_BLOCK>(done..len, (out, step), inputs, f);
+        for i in done..len {
+            *out.offset(i * step) = f(inputs.one(i));
+            end_of_block();
+        }
     }
-    values
 }
 
+/// Does all whole blocks of `W` elements of a range. Returns where the rest begins.
+///
+/// # Safety
+/// As for [`run`].
 #[inline(always)]
-fn each2<O: Copy, A: Copy, B: Copy, const W: usize>(
-    x: [A; W],
-    y: [B; W],
-    f: &impl Fn(A, B) -> O,
-) -> [MaybeUninit<O>; W] {
-    let mut values = [const { MaybeUninit::uninit() }; W];
-    for j in 0..W {
-        values[j].write(f(x[j], y[j]));
+unsafe fn blocks<O: Copy, I: Inputs, const W: usize>(
+    range: Range<isize>,
+    (out, step): (*mut O, isize),
+    inputs: I,
+    f: &impl Fn(I::Elements) -> O,
+) -> isize {
+    let (mut i, block) = (range.start, W as isize);
+    let mut staged = MaybeUninit::<I::Block<W>>::uninit();
+    let mut results = [const { MaybeUninit::<O>::uninit() }; W];
+    while range.end - i >= block {
+        let count = if step == 1 && inputs.are_dense() { (range.end - i) / block } else { 1 };
+        // SAFETY: the caller promises the elements of `range`, of which these are `count` blocks. A block is read before
+        // it is written.
+        unsafe {
+            let from = inputs.blocks::<W>(i, staged.as_mut_ptr());
+            let to = if step == 1 { out.offset(i) } else { results.as_mut_ptr().cast() };
+            for b in 0..count {
+                let inputs = from.block::<W>(b);
+                let mut values = [const { MaybeUninit::<O>::uninit() }; W];
+                // Such a loop becomes vector code, which `array::map` does not.
+                for (j, value) in values.iter_mut().enumerate() {
+                    value.write(f(I::of_block(&inputs, j)));
+                }
+                to.offset(b * block).cast::<[MaybeUninit<O>; W]>().write(values);
+                end_of_block();
+            }
+            if step != 1 {
+                scatter::<O, W>(to, out.offset(i * step), step);
+            }
+        }
+        i += count * block;
     }
-    values
-}
-
-#[inline(always)]
-fn each3<O: Copy, A: Copy, B: Copy, C: Copy, const W: usize>(
-    x: [A; W],
-    y: [B; W],
-    z: [C; W],
-    f: &impl Fn(A, B, C) -> O,
-) -> [MaybeUninit<O>; W] {
-    let mut values = [const { MaybeUninit::uninit() }; W];
-    for j in 0..W {
-        values[j].write(f(x[j], y[j], z[j]));
-    }
-    values
+    i
 }
 
 /// Runs a kernel: few elements one by one with `single(offsets)`, others by `run(offsets, len, steps)`. `WIDE` as for
@@ -234,235 +267,100 @@ fn drive<const WIDE: bool, const N: usize>(
     });
 }
 
-/// `out[i] = value`.
+/// `out[i] = f([x[i], y[i], ..])`; `walk` has the output first.
 ///
 /// # Safety
-/// The elements that `walk` reaches lie in the memory of `out`, and nobody else touches them meanwhile.
+/// The elements that `walk` reaches lie in the memory of `out` and the inputs and are valid values; meanwhile nobody else
+/// writes to the inputs or touches `out`. `out` may be an input, element for element.
 #[inline(always)]
-pub(crate) unsafe fn map0<O: Copy + Sync>(walk: &Places<1>, workers: &Workers, out: Dst<O>, value: O) {
-    drive::<false, _>(
+pub(crate) unsafe fn map<const WIDE: bool, O: Copy, A: Copy, const N: usize, const OPERANDS: usize>(
+    walk: &Places<OPERANDS>,
+    workers: &Workers,
+    out: Dst<O>,
+    inputs: [Src<A>; N],
+    f: impl Fn([A; N]) -> O + Sync,
+) {
+    const { assert!(OPERANDS == N + 1) };
+    drive::<WIDE, _>(
         walk,
         workers,
         // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
-        |[oo]| unsafe { *out.at(oo) = value },
-        inlined!(|[oo], len, [so]| {
-            let mut out = Output::new((out.at(oo), so), len);
-            // SAFETY: `walk` yields only runs of elements that the caller vouches for, and `blocks` and `push` stay
-            // within `len`.
+        |at| unsafe { *out.at(at[0]) = f(array(inlined!(|k| *inputs[k].at(at[k + 1])))) },
+        inlined!(|at: [isize; OPERANDS], len, steps: [isize; OPERANDS]| {
+            // SAFETY: `walk` yields only runs of elements that the caller vouches for.
             unsafe {
-                while let Some((count, to)) = out.blocks::<BLOCK>(true) {
-                    for b in 0..count {
-                        to.offset(b).write([MaybeUninit::new(value); BLOCK]);
-                        end_of_block();
-                    }
-                    out.did::<BLOCK>(count);
-                }
-                while out.done < out.len {
-                    out.push(value);
-                }
+                let inputs: [Line<A>; N] = array(inlined!(|k| (inputs[k].at(at[k + 1]), steps[k + 1])));
+                run(len, (out.at(at[0]), steps[0]), inputs, &f);
             }
         }),
     );
 }
 
-/// `out[i] = f(x[i])`.
+/// `out[i] = if condition[i] { x[i] } else { y[i] }`.
 ///
 /// # Safety
-/// The elements that `walk` reaches lie in the memory of `out` and `x` and are valid values; meanwhile nobody else
-/// writes to `x` or touches `out`. `out` may be `x`, element for element.
+/// As for [`map`].
 #[inline(always)]
-pub(crate) unsafe fn map1<const WIDE: bool, O: Copy, A: Copy>(
-    walk: &Places<2>,
-    workers: &Workers,
-    out: Dst<O>,
-    x: Src<A>,
-    f: impl Fn(A) -> O + Sync,
-) {
-    drive::<WIDE, _>(
-        walk,
-        workers,
-        // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
-        |[oo, ox]| unsafe { *out.at(oo) = f(*x.at(ox)) },
-        inlined!(|[oo, ox], len, [so, sx]| {
-            let mut out = Output::new((out.at(oo), so), len);
-            // SAFETY: `walk` yields only runs of elements that the caller vouches for, and blocks stay within `len`.
-            // A block is read before it is written, so `out` may be `x`.
-            unsafe {
-                let mut x = Input::new((x.at(ox), sx));
-                blocks1::<O, A, BLOCK>(&mut out, &mut x, &f);
-                blocks1::<O, A, SMALL_BLOCK>(&mut out, &mut x, &f);
-                while out.done < out.len {
-                    out.push(f(x.one(out.done)));
-                }
-            }
-        }),
-    );
-}
-
-/// Does all blocks of `W` elements that are left.
-///
-/// # Safety
-/// They may be written, and read.
-#[inline(always)]
-unsafe fn blocks1<O: Copy, A: Copy, const W: usize>(
-    out: &mut Output<O>,
-    x: &mut Input<A>,
-    f: &impl Fn(A) -> O,
-) {
-    while let Some((count, to)) = out.blocks::<W>(x.lies()) {
-        // SAFETY: the caller promises that the blocks left in `out` may be written, and the same elements of `x`
-        // read.
-        unsafe {
-            let (x, dx) = x.blocks::<W>(out.done);
-            for b in 0..count {
-                to.offset(b).write(each1(x.offset(b * dx).read(), f));
-                end_of_block();
-            }
-            out.did::<W>(count);
-        }
-    }
-}
-
-/// `out[i] = f(x[i], y[i])`.
-///
-/// # Safety
-/// As for [`map1`]; `out` may be either input, element for element.
-#[inline(always)]
-pub(crate) unsafe fn map2<const WIDE: bool, O: Copy, A: Copy, B: Copy>(
-    walk: &Places<3>,
-    workers: &Workers,
-    out: Dst<O>,
-    (x, y): (Src<A>, Src<B>),
-    f: impl Fn(A, B) -> O + Sync,
-) {
-    drive::<WIDE, _>(
-        walk,
-        workers,
-        // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
-        |[oo, ox, oy]| unsafe { *out.at(oo) = f(*x.at(ox), *y.at(oy)) },
-        #[inline(always)]
-        // SAFETY: `walk` yields only runs of elements that the caller vouches for.
-        |[oo, ox, oy], len, [so, sx, sy]| unsafe {
-            run2((out.at(oo), so), (x.at(ox), sx), (y.at(oy), sy), len, &f);
-        },
-    );
-}
-
-/// # Safety
-/// `len` elements at the given steps may be written and read; `out` may be an input, element for element.
-#[inline(always)]
-unsafe fn run2<O: Copy, A: Copy, B: Copy>(
-    out: (*mut O, isize),
-    x: (*const A, isize),
-    y: (*const B, isize),
-    len: usize,
-    f: &impl Fn(A, B) -> O,
-) {
-    let mut out = Output::new(out, len);
-    // SAFETY: the caller promises `len` elements of each, and blocks stay within `len`. A block is read before it is
-    // written, so `out` may be an input.
-    unsafe {
-        let (mut x, mut y) = (Input::new(x), Input::new(y));
-        blocks2::<O, A, B, BLOCK>(&mut out, &mut x, &mut y, f);
-        blocks2::<O, A, B, SMALL_BLOCK>(&mut out, &mut x, &mut y, f);
-        while out.done < out.len {
-            out.push(f(x.one(out.done), y.one(out.done)));
-        }
-    }
-}
-
-/// # Safety
-/// As for [`blocks1`].
-#[inline(always)]
-unsafe fn blocks2<O: Copy, A: Copy, B: Copy, const W: usize>(
-    out: &mut Output<O>,
-    x: &mut Input<A>,
-    y: &mut Input<B>,
-    f: &impl Fn(A, B) -> O,
-) {
-    while let Some((count, to)) = out.blocks::<W>(x.lies() && y.lies()) {
-        // SAFETY: the caller promises that the blocks left in `out` may be written, and the same elements of `x` and
-        // `y` read.
-        unsafe {
-            let ((x, dx), (y, dy)) = (x.blocks::<W>(out.done), y.blocks::<W>(out.done));
-            for b in 0..count {
-                to.offset(b).write(each2(x.offset(b * dx).read(), y.offset(b * dy).read(), f));
-                end_of_block();
-            }
-            out.did::<W>(count);
-        }
-    }
-}
-
-/// `out[i] = f(x[i], y[i], z[i])`.
-///
-/// # Safety
-/// As for [`map1`]; `out` may be any of the inputs, element for element.
-#[inline(always)]
-pub(crate) unsafe fn map3<O: Copy, A: Copy, B: Copy, C: Copy>(
+pub(crate) unsafe fn select<T: Copy>(
     walk: &Places<4>,
     workers: &Workers,
-    out: Dst<O>,
-    (x, y, z): (Src<A>, Src<B>, Src<C>),
-    f: impl Fn(A, B, C) -> O + Sync,
+    out: Dst<T>,
+    condition: Src<u8>,
+    [x, y]: [Src<T>; 2],
 ) {
+    let f = inlined!(|([condition], [x, y]): ([u8; 1], [T; 2])| if condition != 0 { x } else { y });
     drive::<false, _>(
         walk,
         workers,
         // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
-        |[oo, ox, oy, oz]| unsafe { *out.at(oo) = f(*x.at(ox), *y.at(oy), *z.at(oz)) },
-        inlined!(|[oo, ox, oy, oz], len, [so, sx, sy, sz]| {
-            let mut out = Output::new((out.at(oo), so), len);
-            // SAFETY: `walk` yields only runs of elements that the caller vouches for, and blocks stay within `len`.
-            // A block is read before it is written, so `out` may be an input.
+        |[oo, oc, ox, oy]| unsafe { *out.at(oo) = f(([*condition.at(oc)], [*x.at(ox), *y.at(oy)])) },
+        inlined!(|[oo, oc, ox, oy], len, [so, sc, sx, sy]| {
+            // SAFETY: `walk` yields only runs of elements that the caller vouches for.
             unsafe {
-                let (mut x, mut y) = (Input::new((x.at(ox), sx)), Input::new((y.at(oy), sy)));
-                let mut z = Input::new((z.at(oz), sz));
-                while let Some((count, to)) = out.blocks::<BLOCK>(x.lies() && y.lies() && z.lies()) {
-                    let ((x, dx), (y, dy)) = (x.blocks::<BLOCK>(out.done), y.blocks::<BLOCK>(out.done));
-                    let (z, dz) = z.blocks::<BLOCK>(out.done);
-                    for b in 0..count {
-                        let (x, y) = (x.offset(b * dx).read(), y.offset(b * dy).read());
-                        to.offset(b).write(each3(x, y, z.offset(b * dz).read(), &f));
-                        end_of_block();
-                    }
-                    out.did::<BLOCK>(count);
-                }
-                while out.done < out.len {
-                    out.push(f(x.one(out.done), y.one(out.done), z.one(out.done)));
-                }
+                let inputs = ([(condition.at(oc), sc)], [(x.at(ox), sx), (y.at(oy), sy)]);
+                run(len, (out.at(oo), so), inputs, &f);
             }
         }),
     );
 }
 
-/// `to[i] += from[i]` for `len` elements at the given steps.
+/// Copies the elements `range` of a loop nest to `to`, one after the other.
 ///
 /// # Safety
-/// The elements may be read and written, and `to` and `from` do not overlap.
+/// They may be read, and `to` has room for them, which does not overlap them.
 #[inline(always)]
-pub(crate) unsafe fn add_run<T: Number>(to: (*mut T, isize), from: (*const T, isize), len: usize) {
-    // SAFETY: the caller promises `len` elements at both, and the output may be the first input element for element.
-    unsafe { run2(to, (to.0.cast_const(), to.1), from, len, &T::add) }
+pub(crate) unsafe fn collect<T: Copy>(loops: &Loops<1>, range: Range<usize>, from: *const T, mut to: *mut T) {
+    let [step] = loops.inner().strides;
+    loops.for_runs(
+        range,
+        inlined!(|[offset], len| {
+            let from = from.wrapping_offset(offset);
+            // SAFETY: `loops` reaches only elements that the caller promises to be readable, and the runs add up to
+            // `range`, for which `to` has room.
+            unsafe {
+                match step {
+                    0 => std::slice::from_raw_parts_mut(to.cast::<MaybeUninit<T>>(), len)
+                        .fill(MaybeUninit::new(*from)),
+                    1 => std::ptr::copy_nonoverlapping(from, to, len),
+                    _ => (0..len).for_each(inlined!(|i| *to.add(i) = *from.offset(i as isize * step))),
+                }
+            }
+            to = to.wrapping_add(len);
+        }),
+    );
 }
 
-/// `to[i] = from[i] * factors[i]`, and 0 where the factor is 0, whatever the element; with steps for `to` and `from`.
+/// `out[i] = f([x[i], y[i], ..])` for `len` elements at the given steps.
 ///
 /// # Safety
-/// As many elements as there are factors may be read and written; `to` may be `from`, element for element.
+/// The elements may be written and read; `out` may be an input, element for element.
 #[inline(always)]
-pub(crate) unsafe fn mul_run<T: Number>(to: (*mut T, isize), from: (*const T, isize), factors: &[T]) {
-    // SAFETY: the caller promises as many elements at both as there are factors; `to` may be `from`.
-    unsafe {
-        run2(
-            to,
-            from,
-            (factors.as_ptr(), 1),
-            factors.len(),
-            &inlined!(|x: T, factor: T| {
-                let product = x.mul(factor);
-                if factor == T::ZERO { factor } else { product }
-            }),
-        )
-    }
+pub(crate) unsafe fn map_run<O: Copy, A: Copy, const N: usize>(
+    len: usize,
+    out: (*mut O, isize),
+    inputs: [Line<A>; N],
+    f: impl Fn([A; N]) -> O,
+) {
+    // SAFETY: the contract is the same.
+    unsafe { run(len, out, inputs, &f) }
 }

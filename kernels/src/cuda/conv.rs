@@ -559,13 +559,12 @@ impl<'a> Convolution<'a> {
         let axes = Loops::from_axes([
             LoopAxis { size: images.len(), strides: steps },
             LoopAxis { size: groups, strides: operands.map(|m| m.step()) },
-        ])
-        .axes;
+        ]);
         let at = std::array::from_fn(|i| {
             operands[i].at.offset(steps[i] * images.start as isize, operands[i].dtype.size_bytes())
         });
         let [c, a, b] = operands;
-        let batch = MatrixBatch { c: c.each, a: a.each, b: b.each, axes };
+        let batch = MatrixBatch { c: c.each, a: a.each, b: b.each, axes: axes.axes.into_iter().collect() };
         let onto = if accumulate { Onto::Held } else { Onto::Nothing };
         let (tf32, workspace) = (self.tf32, self.products);
         let (dtype, c_dtype) = (a.dtype, c.dtype);

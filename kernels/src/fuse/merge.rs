@@ -9,10 +9,10 @@ use smallvec::SmallVec;
 
 use super::{Command, Commands, Fuser, Fusion};
 use crate::command::Address;
-use crate::cpu::elementwise;
+use crate::cpu::elementwise::Elements;
 use crate::cpu::lanes::Lanes;
 use crate::cuda::optim::enqueue;
-use crate::functions::BinaryOp;
+use crate::functions::{BinaryOp, Function};
 use crate::layout::Dst;
 use crate::loops::{LoopAxis, Loops, Places};
 use crate::par::{Workers, for_range};
@@ -141,14 +141,14 @@ impl RuleUpdate {
                 let offset = (start * size) as isize;
                 let mut operands = operands.map(|at| Dst(at.at(offset)));
                 let addend = Dst(addend.at(offset));
-                let (places, terms) =
-                    (Places::Run { elements, steps: [1; 3] }, (operands[GRADIENT].src(), addend.src()));
+                let places = Places::Run { elements, steps: [1; 3] };
+                let terms = [sums, operands[GRADIENT], addend];
                 operands[GRADIENT] = sums;
                 let loops = Loops::from_axes([LoopAxis { size: elements, strides: [1; OPERANDS] }]);
                 // SAFETY: a step with an addend is merged only if all operands are dense, so the block's elements
                 // follow the addresses; the caller vouches for them. `sums` has a word for each element of a block.
                 unsafe {
-                    elementwise::binary(BinaryOp::Add, *dtype, &places, &None, sums, terms);
+                    Function::Binary(BinaryOp::Add, *dtype).run(&places, &None, terms);
                     step.run(*dtype, &loops, &None, operands);
                 }
             }

@@ -8,8 +8,9 @@ use device::{Binder, DType, Fused, Result};
 use super::{Commands, Fuser, Fusible, Fusion, Mapped, NormWeights};
 use crate::chain::Operand;
 use crate::command::{Address, Held};
+use crate::cpu::elementwise::Elements;
 use crate::cpu::lanes::Lanes;
-use crate::cpu::{elementwise, normalize as cpu};
+use crate::cpu::normalize as cpu;
 use crate::cuda::normalize as cuda;
 use crate::functions::{BinaryOp, Function};
 use crate::layout::{Dst, Src};
@@ -200,13 +201,13 @@ impl Fusion for Added {
                 let left = self.terms.iter().map(|(_, period)| period - row % period);
                 let rest = left.fold(chunk.min(range.end - row), usize::min);
                 let places = Places::Run { elements: rest * len, steps: [1; 3] };
-                let terms = self.terms.map(|(term, period)| at(term, row % period, len * size).src());
+                let terms = self.terms.map(|(term, period)| at(term, row % period, len * size));
                 let [out, x] = [out, x].map(|to| at(to, row, len * size));
                 let statistics = (mean.map(|to| at(to, row, size).cast()), at(rstd, row, size).cast());
                 // SAFETY: the addresses are those of `rest` rows from `row` on, and `rest` ends before a term
                 // repeats. Parts write disjoint rows; terms are only read. The caller vouches for the operands.
                 unsafe {
-                    elementwise::binary(BinaryOp::Add, dtype, &places, &None, x, (terms[0], terms[1]));
+                    Function::Binary(BinaryOp::Add, dtype).run(&places, &None, [x, terms[0], terms[1]]);
                     let elements = (out.cast(), x.src().cast());
                     cpu::forward::<T>(&(rows, rest), &None, eps, elements, affine.map(read), statistics);
                 }
@@ -247,14 +248,14 @@ impl Fusion for Merged {
         let NormSlopes { dtype, rows, operands, .. } = &self.slopes;
         let (([g, x], weight), (mean, rstd), (Some(dx), sums), _) = *operands else { return };
         let places = Places::Run { elements: elements(*rows), steps: [1; 3] };
-        let terms = if self.after { (self.other.src(), dx.src()) } else { (dx.src(), self.other.src()) };
+        let [first, second] = if self.after { [self.other, dx] } else { [dx, self.other] };
         let from = ([g, x].map(|at| at.src().cast()), read(weight));
         let grads = (Some(dx.cast()), sums.map(|at| at.map(Dst::cast)));
         // SAFETY: the caller promises operands of type `T` that nobody else uses. `rows` is that of the fused
         // command, whose operands are contiguous with as many elements.
         unsafe {
             cpu::backward::<T>(rows, workers, from, (read(mean), rstd.src().cast()), grads);
-            elementwise::binary(BinaryOp::Add, *dtype, &places, workers, self.out, terms);
+            Function::Binary(BinaryOp::Add, *dtype).run(&places, workers, [self.out, first, second]);
         }
     }
 

@@ -97,9 +97,7 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
 /// As for [`unary`]; `InvalidArgument` for an op whose derivative is not known.
 pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, out: View<'_>) -> Result<()> {
     let (name, dtype) = (op.grad_name(), out.dtype);
-    if op.saves().is_none() {
-        return Err(Error::invalid(name, "op", "a function whose derivative is known", op.name()));
-    }
+    Error::require(op.saves().is_some(), name, "op", "a function whose derivative is known", op.name())?;
     if !dtype.is_float() {
         return Err(Error::dtype_unsupported(name, dtype));
     }

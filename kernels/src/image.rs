@@ -14,10 +14,8 @@ fn images(op: &'static str, view: &View<'_>) -> Result<Images> {
         return Err(Error::shape_mismatch(op, &[0; 4], view.shape()));
     };
     view.expect_contiguous(op, "operands")?;
-    if view.layout.elements() > i32::MAX as usize {
-        let shape = format_args!("{:?}", view.shape());
-        return Err(Error::invalid(op, "images", "fewer than 2^31 pixels", shape));
-    }
+    let is_counted = view.layout.elements() <= i32::MAX as usize;
+    Error::require(is_counted, op, "images", "fewer than 2^31 pixels", format_args!("{:?}", view.shape()))?;
     Ok(Images { samples, channels, rows, columns })
 }
 
@@ -43,10 +41,8 @@ pub fn warp(
     out.expect_shape(OP, &[from.samples, from.channels, to.rows, to.columns])?;
     matrices.expect_shape(OP, &[from.samples, 2, 3])?;
     matrices.expect_contiguous(OP, "operands")?;
-    if from.pixels() == 0 && out.layout.elements() > 0 {
-        let shape = format_args!("shape {:?}", x.shape());
-        return Err(Error::invalid(OP, "images", "at least one pixel", shape));
-    }
+    let is_valid = from.pixels() > 0 || out.layout.elements() == 0;
+    Error::require(is_valid, OP, "images", "at least one pixel", format_args!("shape {:?}", x.shape()))?;
     Command::new(OP, (x.read::<f32>().exact(), matrices.read::<f32>().exact(), out.write::<f32>().exact()))
         .cost(out.layout.elements(), 8)
         .run(
@@ -86,11 +82,9 @@ pub fn blur(
     weights.expect_shape(OP, &[sizes.samples, taps])?;
     weights.expect_contiguous(OP, "operands")?;
     let fits = taps % 2 == 1 && taps / 2 < sizes.rows.min(sizes.columns);
-    if !fits && out.layout.elements() > 0 {
-        let value = format_args!("{taps} for images of {} by {}", sizes.rows, sizes.columns);
-        let expected = "odd in number, and at most twice the image's side less one";
-        return Err(Error::invalid(OP, "weights", expected, value));
-    }
+    let value = format_args!("{taps} for images of {} by {}", sizes.rows, sizes.columns);
+    let expected = "odd in number, and at most twice the image's side less one";
+    Error::require(fits || out.layout.elements() == 0, OP, "weights", expected, value)?;
     Command::new(OP, (x.read::<f32>().exact(), weights.read::<f32>().exact(), out.write::<f32>().exact()))
         .cost(out.layout.elements(), 2 * taps)
         .run(

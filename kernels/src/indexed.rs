@@ -84,7 +84,7 @@ impl BagSizes {
     /// What is added to the gradient of the table.
     pub(crate) fn entries(&self) -> Entries {
         let columns = LoopAxis { size: self.width, strides: [self.sum_steps[1], self.table_steps[1]] };
-        let steps = [0, self.table_steps[0], self.index_step];
+        let steps = [self.sum_steps[0], self.table_steps[0], self.index_step];
         Entries::of_line((self.len, self.rows, self.padding), steps, [columns])
     }
 }

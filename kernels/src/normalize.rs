@@ -160,10 +160,9 @@ fn expect_elements<const N: usize>(
 ) -> Result<()> {
     for view in views.iter().flatten() {
         view.expect_contiguous(op, "operands")?;
-        if view.layout.elements() != elements {
-            let value = format_args!("{:?} instead of {elements} elements", view.shape());
-            return Err(Error::invalid(op, "operands", "an element for each row or weight", value));
-        }
+        let value = format_args!("{:?} instead of {elements} elements", view.shape());
+        let is_valid = view.layout.elements() == elements;
+        Error::require(is_valid, op, "operands", "an element for each row or weight", value)?;
     }
     Ok(())
 }

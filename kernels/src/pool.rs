@@ -46,10 +46,8 @@ fn fits(op: &'static str, window: &Window, planes: &Planes) -> Result<()> {
         let last = places.saturating_sub(1).saturating_mul(window.stride[axis]);
         let extent = window.extent(axis);
         let inside = last < size + window.padding[axis] && extent > window.padding[axis];
-        if places > 0 && !inside {
-            let value = format!("{places} places of {window:?} along {size} elements");
-            return Err(Error::invalid(op, "window", "of places that see the image", value));
-        }
+        let value = format_args!("{places} places of {window:?} along {size} elements");
+        Error::require(places == 0 || inside, op, "window", "of places that see the image", value)?;
     }
     Ok(())
 }

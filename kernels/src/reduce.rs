@@ -56,10 +56,8 @@ pub fn reduce(
     }
     let axes = split_axes(op, x.layout, axes, &out)?;
     let extreme = matches!(how, Reduction::Join(ReduceOp::Max | ReduceOp::Min));
-    if extreme && axes.reduced.elements == 0 && axes.kept.elements > 0 {
-        let shape = format_args!("shape {:?}", x.shape());
-        return Err(Error::invalid(op, "axes", "axes with elements", shape));
-    }
+    let is_valid = !extreme || axes.reduced.elements > 0 || axes.kept.elements == 0;
+    Error::require(is_valid, op, "axes", "axes with elements", format_args!("shape {:?}", x.shape()))?;
     match how {
         Reduction::Join(ReduceOp::Mean) | Reduction::Var { .. } | Reduction::LogSumExp => {
             for_float!(op, x.dtype, T => launch(stream, op, how, x, axes, (workspace, out), cpu::of_floats::<T>))
@@ -117,10 +115,8 @@ fn index(
     let axis = normalize_axis(op, axis, x.layout.rank())?;
     let axes = split_axes(op, x.layout, &[axis as isize], &out)?;
     let (len, step, dtype) = (x.shape()[axis], x.layout.strides()[axis], x.dtype);
-    if len == 0 && axes.kept.elements > 0 {
-        let value = format_args!("axis {axis} of shape {:?}", x.shape());
-        return Err(Error::invalid(op, "axis", "an axis with elements", value));
-    }
+    let value = format_args!("axis {axis} of shape {:?}", x.shape());
+    Error::require(len > 0 || axes.kept.elements == 0, op, "axis", "an axis with elements", value)?;
     let workspace = expect_workspace(op, stream, &axes, workspace)?;
     for_number!(op, dtype, T => Command::new(op, (x.read::<T>(), out.write::<i64>().exact(), workspace))
     .cost(x.layout.elements(), 2)

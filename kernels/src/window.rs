@@ -52,12 +52,10 @@ impl Window {
         let Window { kernel, stride, padding, dilation } = self;
         let pairs = [("kernel", kernel), ("stride", stride), ("dilation", dilation), ("padding", padding)];
         for (argument, pair) in pairs {
-            if argument != "padding" && pair.contains(&0) {
-                return Err(Error::invalid(op, argument, "at least 1", format_args!("{pair:?}")));
-            }
-            if pair.iter().any(|&size| size > MOST) {
-                return Err(Error::invalid(op, argument, "below 2^30", format_args!("{pair:?}")));
-            }
+            let is_positive = argument == "padding" || !pair.contains(&0);
+            Error::require(is_positive, op, argument, "at least 1", format_args!("{pair:?}"))?;
+            let is_counted = pair.iter().all(|&size| size <= MOST);
+            Error::require(is_counted, op, argument, "below 2^30", format_args!("{pair:?}"))?;
         }
         Ok(())
     }

@@ -261,10 +261,12 @@ impl<'a> View<'a> {
     ) -> Result<Option<Write<'a, T>>> {
         let given = given.filter(|_| needed > 0);
         given.map_or(Ok(()), |memory| memory.expect_contiguous(op, "workspace"))?;
-        if given.map_or(0, |memory| memory.layout.elements()) < needed {
-            let value = format_args!("fewer than {needed} elements");
-            return Err(Error::invalid(op, "workspace", "as large as the op says that it needs", value));
-        }
+        let is_large = given.map_or(0, |memory| memory.layout.elements()) >= needed;
+        let value = format_args!("fewer than {needed} elements");
+        Error::require(is_large, op, "workspace", "as large as the op says that it needs", value)?;
+        let offset = given.map_or(0, |memory| memory.layout.offset() * memory.dtype.size_bytes());
+        let value = format_args!("at byte {offset} of its buffer");
+        Error::require(offset.is_multiple_of(16), op, "workspace", "at a multiple of 16 bytes", value)?;
         Ok(given.map(|memory| memory.write::<T>().exact()))
     }
 }

@@ -124,7 +124,10 @@ impl Way {
             Way::Implicit(_) if widest < 32 && pass == ConvPass::InputGrad => true,
             Way::Implicit(implicit) => {
                 let is_strided = g.taps() == 1 && pass == ConvPass::Forward;
-                let is_copied = !spec.has_vectors() && (pass != ConvPass::WeightGrad || spec.dtype.is_half());
+                // Of long sums the copies of operands are a small part.
+                let is_copied = !spec.has_vectors()
+                    && g.filter() <= 512
+                    && (pass != ConvPass::WeightGrad || spec.dtype.is_half());
                 implicit.is_full(g) && (is_strided || is_copied)
             }
             Way::Patches => match pass {

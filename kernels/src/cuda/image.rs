@@ -44,10 +44,7 @@ pub(crate) fn blur(
 ) -> Result<()> {
     let pitch = BLUR_COLUMNS + taps - 1;
     let high = (BLUR_SHARED / pitch).min(BLUR_ROWS);
-    if high == 0 {
-        let expected = "that a thread block can hold the sums of";
-        return Err(Error::invalid(queue.op(), "weights", expected, taps));
-    }
+    Error::require(high > 0, queue.op(), "weights", "that a thread block can hold the sums of", taps)?;
     let tiles =
         images.samples * images.channels * images.rows.div_ceil(high) * images.columns.div_ceil(BLUR_COLUMNS);
     let shared_bytes = (high * pitch * size_of::<f32>()) as u32;

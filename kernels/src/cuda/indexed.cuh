@@ -2,8 +2,8 @@
 // one by one. Others are summed in runs of as many, and the runs are added in order. So a sum's bits depend on nothing but its own
 // entries.
 
-// FEW entries are sorted by every block.
-constexpr u32 RUN = 128, FEW = 1024;
+// FEW entries are sorted by every block. A block has up to SPAN positions, and a run more.
+constexpr u32 RUN = 128, FEW = 1024, SPAN = 512 + RUN;
 
 // Runs of sorted entries that begin at one of `tile` positions, up to RUN: sums that are whole, and parts of others. Threads side by
 // side have columns, `width` of them, a power of two.
@@ -11,29 +11,30 @@ template <int V, class Source>
 __device__ inline void sum_runs(S* out, Opmath<S>* parts, const u32* order, u32 tile, u32 width, const Walk<2>& columns,
                                 const Source& source) {
     // Entries and keys from the tile's first position on, and bits for the positions at which runs and sums begin.
-    __shared__ u32 own[THREADS], keys[THREADS], runs[WARPS], sums[WARPS];
+    __shared__ u32 own[SPAN], keys[SPAN], runs[SPAN / WARP], sums[SPAN / WARP];
     // How many are read before the first is added, as registers allow.
     constexpr u32 AHEAD = V > 4 ? 32 / V : V > 1 ? 8 : 16;
     const Entries& entries = source.entries;
     u32 count = entries.count(), lane = threadIdx.x % width;
     auto key_at = [&](u32 at) { return entries.key(order[at]); };
     for (u32 first = blockIdx.x * tile; first < count; first += gridDim.x * tile) {
-        u32 position = first + threadIdx.x, key = entries.none(), start = position;
-        if (position < count) {
-            own[threadIdx.x] = order[position];
-            key = key_at(position);
-            if (position > 0 && key_at(position - 1) == key) {
+        // Whole warps.
+        for (u32 n = threadIdx.x; n < (tile + RUN + WARP - 1) / WARP * WARP; n += THREADS) {
+            u32 position = first + n, key = entries.none(), start = position;
+            if (position < count) {
+                own[n] = order[position];
+                key = key_at(position);
                 // The sum's first position, if it can be a multiple of RUN away.
-                bool is_far = position >= RUN && key_at(position - RUN) == key;
-                start = is_far ? first_of(0u, position - RUN, [&](u32 at) { return key_at(at) >= key; }) : position - 1;
+                bool is_far = position >= RUN && key_at(position - RUN) == key, is_first = position == 0 || key_at(position - 1) != key;
+                start = is_far ? first_of(0u, position - RUN, [&](u32 at) { return key_at(at) >= key; }) : position - !is_first;
             }
-        }
-        keys[threadIdx.x] = key;
-        u32 run_mask = __ballot_sync(0xffffffff, position >= count || (position - start) % RUN == 0);
-        u32 sum_mask = __ballot_sync(0xffffffff, start == position);
-        if (threadIdx.x % WARP == 0) {
-            runs[threadIdx.x / WARP] = run_mask;
-            sums[threadIdx.x / WARP] = sum_mask;
+            keys[n] = key;
+            u32 run_mask = __ballot_sync(0xffffffff, position >= count || (position - start) % RUN == 0);
+            u32 sum_mask = __ballot_sync(0xffffffff, start == position);
+            if (n % WARP == 0) {
+                runs[n / WARP] = run_mask;
+                sums[n / WARP] = sum_mask;
+            }
         }
         __syncthreads();
         auto has = [&](const u32* masks, u32 n) { return masks[n / WARP] >> n % WARP & 1; };

@@ -8,6 +8,7 @@ use super::Family;
 use super::walk::{ByValue, MAX_Y, THREADS, Walk};
 use crate::command::Address;
 use crate::indexed::{Entries, RUN};
+use crate::loops::{LoopAxis, Loops};
 
 static SORT: Program = Program::new(
     "sort",
@@ -17,8 +18,11 @@ static SORT: Program = Program::new(
 /// Entries that each block sorts for itself; as in the program, like the others.
 const FEW: usize = 1024;
 /// Entries of a block of a sort, and bits that a pass orders by.
-const TILE: usize = 4096;
+const TILE: usize = 1024;
 const BITS: u32 = 10;
+const WARP: u32 = 32;
+/// The most positions of a block.
+const MOST: usize = 512;
 /// Blocks for each multiprocessor that are wanted.
 const BLOCKS: usize = 8;
 const ALIGNED: usize = 256;
@@ -32,11 +36,11 @@ impl Entries {
         let order = self.count().saturating_mul(4);
         let [other, counts] = match self.is_few() {
             true => [0; 2],
-            false => [order, (self.count().div_ceil(TILE) + 1) << (BITS + 2)],
+            false => [order, (self.count().div_ceil(TILE) + 1).saturating_mul(4 << BITS)],
         };
         let sums = self.count().div_ceil(RUN).saturating_mul(2 * dtype.compute_dtype().size_bytes());
         [order, other, counts, sums.saturating_mul(self.columns.elements)]
-            .map(|bytes| bytes.next_multiple_of(ALIGNED))
+            .map(|bytes| bytes.saturating_add(ALIGNED - 1) & !(ALIGNED - 1))
     }
 
     fn is_few(&self) -> bool {
@@ -46,6 +50,18 @@ impl Entries {
     /// Bytes of the workspace.
     pub(crate) fn workspace(&self, dtype: DType) -> usize {
         self.parts(dtype).iter().fold(0, |all, &bytes| all.saturating_add(bytes))
+    }
+
+    /// Two halves of the lines, with where they begin in the source, the sums and the indices; `None` of one line.
+    fn halves(&self) -> Option<[(Entries, [isize; 3]); 2]> {
+        let outer = *self.lines.axes.first()?;
+        let part = |start: usize, size: usize| {
+            let axes = [LoopAxis { size, ..outer }].into_iter().chain(self.lines.axes[1..].iter().copied());
+            let lines = Loops::from_axes(axes);
+            (Entries { lines, ..self.clone() }, outer.strides.map(|stride| stride * start as isize))
+        };
+        let half = outer.size / 2;
+        (half > 0).then(|| [part(0, half), part(half, outer.size - half)])
     }
 
     /// Enqueues the sort of the entries by row. Returns the memory that has the order then.
@@ -66,7 +82,7 @@ impl Entries {
         for shift in (0..usize::BITS - self.keys().leading_zeros()).step_by(BITS as usize) {
             let order = if shift == 0 { Address::NULL } else { from };
             let [order, shift] = [order.into(), Arg::U32(shift)];
-            let digits = Grid::linear((1 << BITS) / THREADS, THREADS);
+            let digits = Grid::linear((1 << BITS) / (THREADS / WARP), THREADS);
             // SAFETY: the kernels take these arguments, and the workspace has room for two orders of all entries and for the
             // counts of each tile.
             unsafe {
@@ -92,7 +108,7 @@ impl Entries {
     /// Enqueues the sums of a family's kernel `name`: what is written, the values and the indices, and what the kernel takes beside them.
     ///
     /// # Errors
-    /// `InvalidArgument` for 2^31 entries or rows.
+    /// `InvalidArgument` for 2^31 entries or rows of one line.
     pub(super) fn add(
         &self,
         queue: &Queue<'_>,
@@ -104,10 +120,17 @@ impl Entries {
         if self.count() == 0 || self.columns.elements == 0 || self.keys() == 0 {
             return Ok(());
         }
-        if self.count().max(self.keys()) >= 1 << 31 {
-            let value = format_args!("{} for {} rows", self.count(), self.keys());
-            return Err(Error::invalid(queue.op(), "indices", "fewer than 2^31 for as many rows", value));
+        let is_counted = self.count().max(self.keys()) < 1 << 31;
+        if let Some(halves) = (!is_counted).then(|| self.halves()).flatten() {
+            let sizes = [dtype.size_bytes(), dtype.size_bytes(), size_of::<i64>()];
+            return halves.into_iter().try_for_each(|(half, starts)| {
+                let [values, out, index] =
+                    std::array::from_fn(|k| [values, out, index][k].offset(starts[k], sizes[k]));
+                half.add(queue, (family, name, dtype), [out, values, index], more, workspace)
+            });
         }
+        let value = format_args!("{} for {} rows", self.count(), self.keys());
+        Error::require(is_counted, queue.op(), "indices", "fewer than 2^31 for as many rows", value)?;
         let is_few = self.is_few();
         let numbers = [self.count(), self.each].map(|n| n as i64);
         let [source, sums, step] = self.steps.map(|step| step as i64);
@@ -129,7 +152,7 @@ impl Entries {
         let across = vectors.div_ceil(width).min(MAX_Y);
         let wanted = (queue.multiprocessors() as usize * BLOCKS).div_ceil(across);
         let shared = THREADS as usize / width;
-        let tile = self.count().div_ceil(wanted).next_power_of_two().clamp(shared.min(RUN), RUN);
+        let tile = self.count().div_ceil(wanted).next_power_of_two().clamp(shared, MOST);
         let grid = |down: usize, across: usize| Grid {
             blocks: [down as u32, across as u32, 1],
             ..Grid::linear(1, THREADS)

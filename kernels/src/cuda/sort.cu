@@ -1,7 +1,7 @@
 // A pass of a stable sort of entries by key, from the lowest digit on: counts of each tile, the sums before them, and the entries in
 // their new order. The first pass has no order yet.
 
-constexpr u32 EACH = 16;
+constexpr u32 EACH = 4;
 constexpr u32 TILE = THREADS * EACH;
 
 extern "C" __global__ void __launch_bounds__(THREADS) sort_count(const i64* index, const __grid_constant__ EntryCounts counts,
@@ -22,20 +22,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_count(const i64* inde
     }
     __syncthreads();
     for (u32 d = threadIdx.x; d < DIGITS; d += THREADS) {
-        found[blockIdx.x * DIGITS + d] = digits[d];
+        found[d * gridDim.x + blockIdx.x] = digits[d];
     }
 }
 
-// found[tile, digit] becomes the number of entries with this digit in the tiles before, found[tiles, digit] that of all tiles.
+// found[digit, tile] becomes the number of entries with this digit in the tiles before, found[DIGITS, digit] that of all tiles. A warp
+// has a digit.
 extern "C" __global__ void __launch_bounds__(THREADS) sort_offsets(u32* found, u32 tiles) {
-    u32 digit = thread_index(), sum = 0;
-#pragma unroll 8
-    for (u32 tile = 0; tile < tiles; ++tile) {
-        u32 count = found[tile * DIGITS + digit];
-        found[tile * DIGITS + digit] = sum;
-        sum += count;
+    u32 digit = thread_index() / WARP, sum = 0;
+    for (u32 tile = threadIdx.x % WARP; tile - threadIdx.x % WARP < tiles; tile += WARP) {
+        u32 count = tile < tiles ? found[digit * tiles + tile] : 0, all = sum_of_lanes(count);
+        if (tile < tiles) {
+            found[digit * tiles + tile] = sum + all - count;
+        }
+        sum += __shfl_sync(0xffffffff, all, WARP - 1);
     }
-    found[tiles * DIGITS + digit] = sum;
+    found[DIGITS * tiles + digit] = sum;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) sort_place(const i64* index, const __grid_constant__ EntryCounts counts,
@@ -47,20 +49,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_place(const i64* inde
     u32 first = blockIdx.x * TILE + threadIdx.x / WARP * WARP * EACH + threadIdx.x % WARP;
     u32 own[EACH], digits[EACH], ranks[EACH];
     for (u32 d = threadIdx.x; d < DIGITS; d += THREADS) {
-        starts[d] = found[gridDim.x * DIGITS + d];
+        starts[d] = found[DIGITS * gridDim.x + d];
     }
     sum_before(starts);
-#pragma unroll
     for (u32 k = 0; k < EACH; ++k) {
         u32 at = first + k * WARP;
         own[k] = at < entries.count() && order ? order[at] : at;
         digits[k] = at < entries.count() ? entries.key(own[k]) >> shift & (DIGITS - 1) : DIGITS - 1;
     }
     rank_entries<EACH>(ranked, digits, ranks);
-#pragma unroll
     for (u32 k = 0; k < EACH; ++k) {
         if (first + k * WARP < entries.count()) {
-            sorted[starts[digits[k]] + found[blockIdx.x * DIGITS + digits[k]] + ranks[k]] = own[k];
+            sorted[starts[digits[k]] + found[digits[k] * gridDim.x + blockIdx.x] + ranks[k]] = own[k];
         }
     }
 }

@@ -63,7 +63,6 @@ template <u32 EACH> __device__ inline void rank_entries(u16 (*counts)[DIGITS], c
         counts[d / DIGITS][d % DIGITS] = 0;
     }
     __syncthreads();
-#pragma unroll
     for (u32 k = 0; k < EACH; ++k) {
         u32 same = __match_any_sync(0xffffffff, digits[k]), before = counts[warp][digits[k]];
         ranks[k] = before + __popc(same & ((1u << lane) - 1));
@@ -86,10 +85,18 @@ template <u32 EACH> __device__ inline void rank_entries(u16 (*counts)[DIGITS], c
         }
     }
     __syncthreads();
-#pragma unroll
     for (u32 k = 0; k < EACH; ++k) {
         ranks[k] += counts[warp][digits[k]];
     }
+}
+
+// The sum of a warp's numbers up to this lane's.
+__device__ inline u32 sum_of_lanes(u32 number) {
+    for (u32 delta = 1; delta < WARP; delta *= 2) {
+        u32 other = __shfl_up_sync(0xffffffff, number, delta);
+        number += threadIdx.x % WARP >= delta ? other : 0;
+    }
+    return number;
 }
 
 // Replaces each of DIGITS numbers in shared memory by the sum of those before. All threads of the block come here.
@@ -103,12 +110,8 @@ __device__ inline void sum_before(u32* numbers) {
         numbers[first + k] = own;
         own += number;
     }
-    u32 lane = threadIdx.x % WARP, all = own;
-    for (u32 delta = 1; delta < WARP; delta *= 2) {
-        u32 other = __shfl_up_sync(0xffffffff, all, delta);
-        all += lane >= delta ? other : 0;
-    }
-    if (lane == WARP - 1) {
+    u32 all = sum_of_lanes(own);
+    if (threadIdx.x % WARP == WARP - 1) {
         sums[threadIdx.x / WARP] = all;
     }
     __syncthreads();

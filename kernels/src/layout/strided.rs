@@ -332,10 +332,9 @@ impl Layout {
     pub fn narrow(&self, op: &'static str, axis: isize, start: usize, len: usize) -> Result<Layout> {
         let axis = normalize_axis(op, axis, self.rank())?;
         let size = self.shape()[axis];
-        if start.checked_add(len).is_none_or(|end| end > size) {
-            let value = format_args!("{start}..{start} + {len} of an axis of size {size}");
-            return Err(Error::invalid(op, "start..start + len", "within the axis", value));
-        }
+        let is_within = start.checked_add(len).is_some_and(|end| end <= size);
+        let value = format_args!("{start}..{start} + {len} of an axis of size {size}");
+        Error::require(is_within, op, "start..start + len", "within the axis", value)?;
         let mut shape = self.dims();
         shape[axis] = len;
         // Strides are never negative, since every layout comes from a contiguous one. An offset that saturates lies beyond

@@ -191,6 +191,20 @@ fn an_index_or_offset_out_of_range_is_an_error() {
     }
 }
 
+/// As the gradient of a part of a concatenation is: rows begin where vectors may not.
+#[test]
+fn gradients_of_bags_may_lie_apart() {
+    let Some(both) = both() else { return };
+    both.same("rows of 8 in rows of 11", |stream| {
+        let indices = Array::new(stream, &[0_i64, 2, 1, 2], &[4]);
+        let bags = Bags { indices: indices.view(), offsets: None, count: 2, weights: None, padding: None };
+        let g = Array::new(stream, &numbers::<f32>(1, 22), &[2, 11])
+            .with(|layout| layout.narrow("test", 1, 0, 8).expect("within"));
+        let out = Array::full(stream, 7_f32, &[3, 8]);
+        bag_grad(stream, g.view(), &bags, None, out.view()).map(|()| out)
+    });
+}
+
 #[test]
 fn rows_with_the_weight_zero_are_not_read() {
     let Some(both) = both() else { return };

@@ -235,7 +235,7 @@ fn a_recording_knows_the_kernels_of_convolutions() -> Result<()> {
         return Ok(());
     }
     device.set_tf32(true);
-    let [x, w, bias] = [&[3, 16, 6, 7][..], &[8, 16, 3, 3], &[8]]
+    let [x, w, bias] = [&[6, 16, 6, 7][..], &[8, 16, 3, 3], &[8]]
         .map(|shape| Tensor::randn(shape, DType::F32, RandomKey { seed: 3, op: 0 }, &device));
     let (x, w, bias) = (x?, w?, bias?);
     let work = || Ok(vec![x.conv2d(&w, Some(&bias), &ConvOptions::default())?]);

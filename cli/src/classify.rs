@@ -6,7 +6,6 @@ use tensor::Tensor;
 
 use compare::{Evaluation, Model, Workload, WorkloadInfo};
 
-use super::images::{EVALUATION_IMAGES, images};
 use super::lenet;
 use models::data::augment::Augment;
 use models::{
@@ -89,6 +88,12 @@ pub(super) enum Prepare {
     Copied(Device),
 }
 
+/// The images of a batch, `[n, 3, s, s]`.
+pub(super) fn images(batch: &Batch) -> Result<Tensor> {
+    let size = (batch.inputs.elements() / batch.len().max(1) / 3).isqrt();
+    batch.inputs.reshape(&[batch.len(), 3, size, size])
+}
+
 impl Model for Scores {
     fn prepare(&self, batch: Batch) -> Result<Batch> {
         let inputs = match &self.prepare {
@@ -121,8 +126,9 @@ impl Model for Scores {
     }
 }
 
-/// Rows in one forward pass of an evaluation.
+/// Rows and images in one forward pass of an evaluation.
 const EVALUATION_ROWS: usize = 512;
+pub(super) const EVALUATION_IMAGES: usize = 8;
 /// The share of the digits that is held out.
 const TEST_FRACTION: f64 = 0.2;
 

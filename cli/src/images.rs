@@ -2,11 +2,11 @@
 
 use autograd::Var;
 use device::{DType, Device, Error, Result};
-use tensor::{RandomKey, Tensor};
+use tensor::RandomKey;
 
 use compare::{Evaluation, Model, Overlap, Scale, Workload, WorkloadInfo};
 
-use super::classify::{Prepare, Scores};
+use super::classify::{EVALUATION_IMAGES, Prepare, Scores, images};
 use super::{Branches, EncoderDecoder, Images, PyramidOptions, encoder, pixel_cross_entropy};
 use models::data::augment::Augment;
 use models::{Batch, Flatten, InMemory, Linear, Optimizer, Sgd, mlp};
@@ -14,8 +14,6 @@ use models::{Batch, Flatten, InMemory, Linear, Optimizer, Sgd, mlp};
 const CLASSES: usize = 10;
 /// The share of the images that is held out.
 const TEST_FRACTION: f64 = 0.2;
-/// Images in one forward pass of an evaluation.
-pub(super) const EVALUATION_IMAGES: usize = 8;
 /// The most images to train on that are made: of 256 by 256 they take a gigabyte.
 const MOST_ROWS: usize = 1024;
 
@@ -26,12 +24,6 @@ fn rows(least: usize, batch: usize) -> Result<usize> {
     Error::require(is_valid, "workload", "batch", "at most the number of images that are made", value)?;
     // A fifth is held out.
     Ok(least.max(batch + batch.div_ceil(4)))
-}
-
-/// The images of a batch, `[n, 3, s, s]`.
-pub(super) fn images(batch: &Batch) -> Result<Tensor> {
-    let size = (batch.inputs.elements() / batch.len().max(1) / 3).isqrt();
-    batch.inputs.reshape(&[batch.len(), 3, size, size])
 }
 
 /// A model that is trained on made-up images.

@@ -3,7 +3,7 @@
 //! The three kernels are the derivatives of one form, `Σ_j w_j <g[bag of j], table[index of j]>`, for `g`, for the table
 //! and for the weights; so are their own derivatives.
 
-use device::{Element, Error, Result, Stream};
+use device::{DType, Element, Error, Result, Stream};
 
 use crate::command::{Command, Read, for_float};
 use crate::cpu::embedding_bag as cpu;
@@ -82,10 +82,9 @@ pub fn embedding_bag_grad(
 ) -> Result<()> {
     const OP: &str = "embedding_bag_grad";
     let dtype = out.dtype;
-    let workspace =
-        View::workspace::<u8>(OP, workspace, embedding_bag_grad_workspace(stream, g, bags, out)?)?;
     for_float!(OP, dtype, T => {
         let sizes = bags.sizes(OP, &out, &g, members.as_ref())?;
+        let workspace = View::workspace::<u8>(OP, workspace, grad_workspace(stream, &sizes, dtype))?;
         let members = members.map(|members| members.read::<T>().exact());
         Command::new(OP, (out.write::<T>(), g.read::<T>(), bags.operands::<T>(), members, workspace))
             .cost(sizes.len * sizes.width + out.layout.elements(), 1)
@@ -114,8 +113,11 @@ pub fn embedding_bag_grad_workspace(
     bags: &Bags<'_>,
     out: View<'_>,
 ) -> Result<usize> {
-    let sizes = bags.sizes("embedding_bag_grad", &out, &g, None)?;
-    Ok(needs(stream, || sizes.entries().workspace(out.dtype)).unwrap_or(0))
+    Ok(grad_workspace(stream, &bags.sizes("embedding_bag_grad", &out, &g, None)?, out.dtype))
+}
+
+fn grad_workspace(stream: &Stream, sizes: &BagSizes, dtype: DType) -> usize {
+    needs(stream, || sizes.entries().workspace(dtype)).unwrap_or(0)
 }
 
 /// The gradient of the sums of [`embedding_bag`] for the weights, `out[j] = Σ_c g[i, c] table[indices[j], c]` where `i` is the

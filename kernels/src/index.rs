@@ -46,7 +46,7 @@ pub fn index_select(
         )
 }
 
-/// Sums at indices whose operands were checked: see [`index_add`] and [`scatter_add`].
+/// Indexed sums whose operands were checked: see [`index_add`] and [`scatter_add`].
 #[must_use = "they are not launched yet"]
 #[derive(Debug)]
 pub struct IndexSums<'a> {
@@ -55,6 +55,8 @@ pub struct IndexSums<'a> {
     /// Sums, values and indices.
     operands: [View<'a>; 3],
     places: Indexed,
+    /// Bytes that it works in.
+    workspace: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -72,10 +74,15 @@ impl Indexed {
     }
 }
 
-impl IndexSums<'_> {
+impl<'a> IndexSums<'a> {
+    fn new(stream: &'a Stream, op: &'static str, operands: [View<'a>; 3], places: Indexed) -> IndexSums<'a> {
+        let workspace = needs(stream, || places.entries().workspace(operands[0].dtype)).unwrap_or(0);
+        IndexSums { stream, op, operands, places, workspace }
+    }
+
     /// Bytes of the workspace.
     pub fn workspace(&self) -> usize {
-        needs(self.stream, || self.places.entries().workspace(self.operands[0].dtype)).unwrap_or(0)
+        self.workspace
     }
 
     /// Launches them. `workspace`, of type U8, has [`workspace`](Self::workspace) elements, and may be left out if those are none.
@@ -84,8 +91,7 @@ impl IndexSums<'_> {
     /// `DTypeUnsupported` for booleans; `DTypeMismatch`; `InvalidArgument` for an `out` that is expanded or overlaps an input, and a
     /// workspace that is smaller; the errors of [`Stream::launch`].
     pub fn launch(self, workspace: Option<View<'_>>) -> Result<()> {
-        let needed = self.workspace();
-        let IndexSums { stream, op, operands: [out, src, indices], places } = self;
+        let IndexSums { stream, op, operands: [out, src, indices], places, workspace: needed } = self;
         let (dtype, workspace) = (out.dtype, View::workspace::<u8>(op, workspace, needed)?);
         for_number!(op, dtype, T => Command::new(
             op,
@@ -129,7 +135,7 @@ pub fn index_add<'a>(
 ) -> Result<IndexSums<'a>> {
     const OP: &str = "index_add";
     let places = Indexed::Rows(rows(OP, axis, [&src, &out, &indices])?);
-    Ok(IndexSums { stream, op: OP, operands: [out, src, indices], places })
+    Ok(IndexSums::new(stream, OP, [out, src, indices], places))
 }
 
 /// Takes apart the operands `[part, whole, indices]` of [`index_select`] and [`index_add`]: `whole` has all `n` rows, `part`
@@ -200,7 +206,7 @@ pub fn scatter_add<'a>(
 ) -> Result<IndexSums<'a>> {
     const OP: &str = "scatter_add";
     let places = Indexed::Elements(elements(OP, axis, [&src, &out, &indices])?);
-    Ok(IndexSums { stream, op: OP, operands: [out, src, indices], places })
+    Ok(IndexSums::new(stream, OP, [out, src, indices], places))
 }
 
 /// Takes apart the operands `[part, whole, indices]` of [`gather`] and [`scatter_add`].

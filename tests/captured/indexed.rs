@@ -1,4 +1,4 @@
-//! Sums at indices that begin with zeros, and with something else.
+//! Indexed sums of captured steps, onto zeros and onto other values.
 
 use super::bits;
 use crate::common::devices::each_device;

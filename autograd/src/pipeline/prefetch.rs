@@ -337,8 +337,8 @@ struct Source<T> {
 }
 
 impl<T> Source<T> {
-    /// The next item. Made by who takes it, it is made on the taker's stream where the device runs on the host, since that makes
-    /// it at once; on another device the source's stream goes on beside the taker's.
+    /// The next item. If its consumer makes it, a device that runs on the host makes it on the consumer's stream, where it runs at
+    /// once; on other devices it is made on the source's stream, beside the consumer's.
     fn asked(&mut self, is_ahead: bool) -> Option<Made<T>> {
         let stream = self.stream.clone();
         if is_ahead || !stream.device().runs_on_host() { stream.scope(|| self.next()) } else { self.next() }

@@ -146,8 +146,8 @@ pub(crate) unsafe fn grad<T: Real>(
     let BagSizes { width, table_steps, sum_steps, member_step, .. } = *sizes;
     let bags = BagReader { sizes, memory };
     // SAFETY: the place is below `len`.
-    let row = |place| unsafe { bags.member(place) }.map(|(row, _)| row as usize);
-    if let Some(by_row) = ByRow::of(sizes.len, sizes.rows, row) {
+    let row = |place| unsafe { bags.member(place) }.map(|(row, _)| row);
+    if let Some(by_row) = ByRow::of_line(sizes.len, sizes.rows, row) {
         let mut bag_of = vec![None; sizes.len];
         for bag in 0..sizes.count {
             // SAFETY: the bag is one.

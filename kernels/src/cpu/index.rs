@@ -72,9 +72,8 @@ pub(crate) unsafe fn add<T: Number>(
     (whole, part, index): (Dst<T>, Src<T>, Src<i64>),
 ) {
     // SAFETY: `i` is below `rows.count`, the number of indices.
-    let row = |i: usize| unsafe { *index.at(i as isize * rows.index_step) };
-    let row = |i: usize| checked(rows.op, row(i), rows.size);
-    if let Some(by_row) = ByRow::of(rows.count, rows.size, |i| row(i).map(|row| row as usize)) {
+    let row = |i: usize| checked(rows.op, unsafe { *index.at(i as isize * rows.index_step) }, rows.size);
+    if let Some(by_row) = ByRow::of_line(rows.count, rows.size, row) {
         let to = |row: usize| whole.at(row as isize * rows.steps[1]);
         let from = |i: usize| Some((part.at(i as isize * rows.steps[0]), T::ONE));
         // SAFETY: `checked` returns rows of the whole, which share no elements, and both have all columns.
@@ -155,22 +154,26 @@ pub(crate) unsafe fn scatter_add<T: Number>(
     (whole, part, index): (Dst<T>, Src<T>, Src<i64>),
 ) {
     let Entries { lines, each, steps, size, columns, .. } = elements.entries();
-    let places = |entry: usize| {
-        let (line, at) = (lines.offsets(entry / each), (entry % each) as isize);
-        [0, 1, 2].map(|k| line[k] + if k == 1 { 0 } else { at * steps[k] })
-    };
     // Lines of no more entries than a run need no order.
     let count = if each > RUN { lines.elements * each } else { 0 };
-    let row = |entry: usize| {
-        // SAFETY: the entry is one of those that the indices have.
-        let row = checked(elements.op, unsafe { *index.at(places(entry)[2]) }, size);
-        row.map(|row| entry / each * size + row as usize)
+    let each_entry = |body: &mut dyn FnMut(usize, usize)| {
+        for line in 0..lines.elements {
+            let first = lines.offsets(line)[2];
+            for at in 0..each {
+                // SAFETY: the line has an index for each of its entries.
+                let row = checked(elements.op, unsafe { *index.at(first + at as isize * steps[2]) }, size);
+                row.into_iter().for_each(|row| body(line * each + at, line * size + row as usize));
+            }
+        }
     };
-    if let Some(by_row) = ByRow::of(count, lines.elements * size, row) {
+    if let Some(by_row) = ByRow::of(count, lines.elements * size, each_entry) {
         let to = |row: usize| {
             whole.at(lines.offsets(row / size)[1]).wrapping_offset((row % size) as isize * steps[1])
         };
-        let from = |entry: usize| Some((part.at(places(entry)[0]), T::ONE));
+        let from = |entry: usize| {
+            let first = part.at(lines.offsets(entry / each)[0]);
+            Some((first.wrapping_offset((entry % each) as isize * steps[0]), T::ONE))
+        };
         // SAFETY: `checked` returns rows of the whole's lines, which share no elements.
         return unsafe { by_row.add(workers, &columns, &to, &from, &|sum, x, _| sum.add(x)) };
     }

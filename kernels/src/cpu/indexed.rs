@@ -1,4 +1,4 @@
-//! Sums at indices of which some are named by more entries than a run has: see [`RUN`].
+//! Indexed sums with rows of more entries than a run has: see [`RUN`].
 
 use super::number::Number;
 use super::{inlined, simd_of};
@@ -18,25 +18,36 @@ pub(super) struct ByRow {
 }
 
 impl ByRow {
-    /// `None` if no row has more entries than a run, or there are 2^32: then each entry is added to what is there, in order.
-    pub(super) fn of(count: usize, rows: usize, row: impl Fn(usize) -> Option<usize>) -> Option<ByRow> {
+    /// `None` if no row has more entries than a run, or if there are 2^32 entries: each is then added to what is there, in order.
+    ///
+    /// `each` calls its argument with each of `count` entries, those of a row in ascending order, and the row.
+    pub(super) fn of(
+        count: usize,
+        rows: usize,
+        each: impl Fn(&mut dyn FnMut(usize, usize)),
+    ) -> Option<ByRow> {
         if count <= RUN || u32::try_from(count).is_err() {
             return None;
         }
         let mut starts = vec![0_u32; rows + 1];
-        (0..count).filter_map(&row).for_each(|row| starts[row + 1] += 1);
+        each(&mut |_, row| starts[row + 1] += 1);
         if starts.iter().all(|&entries| entries as usize <= RUN) {
             return None;
         }
         (0..rows).for_each(|row| starts[row + 1] += starts[row]);
         let (mut next, mut order) = (starts.clone(), vec![0; starts[rows] as usize]);
-        for entry in 0..count {
-            if let Some(row) = row(entry) {
-                order[next[row] as usize] = entry as u32;
-                next[row] += 1;
-            }
-        }
+        each(&mut |entry, row| {
+            order[next[row] as usize] = entry as u32;
+            next[row] += 1;
+        });
         Some(ByRow { starts, order })
+    }
+
+    /// The same of one line of entries, of which `row` tells the row.
+    pub(super) fn of_line(count: usize, rows: usize, row: impl Fn(usize) -> Option<isize>) -> Option<ByRow> {
+        ByRow::of(count, rows, |body| {
+            (0..count).for_each(|entry| row(entry).into_iter().for_each(|row| body(entry, row as usize)));
+        })
     }
 
     fn entries(&self, row: usize) -> &[u32] {

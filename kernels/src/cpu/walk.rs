@@ -172,7 +172,7 @@ fn end_of_block() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// `out[i] = f(inputs[i])` for `len` elements: blocks, then small blocks, and what is left one by one.
+/// `out[i] = f(inputs[i])` for `len` elements: in blocks, in small blocks, and the remainder one by one.
 ///
 /// # Safety
 /// The elements of the output may be written, and those of the inputs be read. The output may be an input, element for

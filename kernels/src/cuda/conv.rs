@@ -102,8 +102,8 @@ impl Way {
         let depthwise = geometry.is_depthwise().then_some(Way::Depthwise);
         let direct = || Direct::of(geometry, pass).map(Way::Direct);
         let few = || Few::of(geometry).filter(|_| pass == ConvPass::WeightGrad).map(Way::Few);
-        let implicit = || Implicit::of(geometry, pass, (dtype, exact)).filter(|_| tensor_cores);
-        let implicit = || implicit().filter(|_| !spec.suits_patches()).map(Way::Implicit);
+        let fits = |_: &Implicit| tensor_cores && !spec.suits_patches();
+        let implicit = || Implicit::of(geometry, pass, (dtype, exact)).filter(fits).map(Way::Implicit);
         depthwise.or_else(direct).or_else(few).or_else(implicit).or(Some(Way::Patches))
     }
 

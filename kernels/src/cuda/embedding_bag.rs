@@ -4,7 +4,7 @@ use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
 use super::copy::fill;
-use super::walk::{ByValue, THREADS, blocks};
+use super::walk::{ByValue, THREADS, WARP, blocks};
 use super::{Family, family};
 use crate::command::Address;
 use crate::indexed::BagSizes;
@@ -12,9 +12,6 @@ use crate::loops::Places;
 
 pub(super) static PROGRAMS: Family =
     family!("embedding_bag", FLOATS, "rows.cuh", "sort.cuh", "indexed.cuh", "embedding_bag.cu");
-
-/// Threads that take an index together.
-const WARP: u32 = 32;
 
 /// Indices, offsets and weights.
 type BagMemory = (Address, Option<Address>, Option<Address>);

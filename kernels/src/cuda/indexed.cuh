@@ -1,4 +1,4 @@
-// Sums at indices: out[row] += the values of all entries with this row, in order. The first RUN of them are added to what is there
+// Indexed sums: out[row] += the values of all entries with this row, in order. The first RUN of them are added to what is there
 // one by one. Others are summed in runs of as many, and the runs are added in order. So a sum's bits depend on nothing but its own
 // entries.
 
@@ -149,14 +149,14 @@ __device__ inline void join_runs(S* out, const Opmath<S>* parts, const u32* orde
 }
 
 // A kernel of a source, of which `BODY` makes what the arguments `ARGS` are for.
-#define INDEXED_KERNEL(name, ARGS, BODY)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) NAMED(name, DTYPE)(                                           \
+#define INDEXED_KERNEL(name, ARGS, BODY)                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) NAMED(name, DTYPE)(                                     \
         S * out, Opmath<S>* parts, u32* order, u32 tile, u32 width, const __grid_constant__ Walk<2> columns, ARGS) { \
-        BODY;                                                                                                              \
+        BODY;                                                                                                        \
     }
-#define INDEXED_SUMS(name, ARGS, SOURCE)                                                                                        \
-    INDEXED_KERNEL(name, ARGS(), sum_runs<1>(out, parts, order, tile, width, columns, SOURCE()))                                \
-    INDEXED_KERNEL(name##_vector, ARGS(), sum_runs<16 / sizeof(S)>(out, parts, order, tile, width, columns, SOURCE()))          \
-    INDEXED_KERNEL(name##_few, ARGS(), sum_few<1>(out, parts, order, tile, width, columns, SOURCE(), fault))                                  \
-    INDEXED_KERNEL(name##_few_vector, ARGS(), sum_few<16 / sizeof(S)>(out, parts, order, tile, width, columns, SOURCE(), fault))              \
+#define INDEXED_SUMS(name, ARGS, SOURCE)                                                                                         \
+    INDEXED_KERNEL(name, ARGS(), sum_runs<1>(out, parts, order, tile, width, columns, SOURCE()))                                 \
+    INDEXED_KERNEL(name##_vector, ARGS(), sum_runs<16 / sizeof(S)>(out, parts, order, tile, width, columns, SOURCE()))           \
+    INDEXED_KERNEL(name##_few, ARGS(), sum_few<1>(out, parts, order, tile, width, columns, SOURCE(), fault))                     \
+    INDEXED_KERNEL(name##_few_vector, ARGS(), sum_few<16 / sizeof(S)>(out, parts, order, tile, width, columns, SOURCE(), fault)) \
     INDEXED_KERNEL(name##_join, ARGS(), join_runs(out, parts, order, columns, SOURCE()))

@@ -1,11 +1,11 @@
-//! Sums at indices: entries are sorted by the row that they name, and those of a row are added in order; see `indexed.cuh`.
+//! Indexed sums: entries are sorted by the row that they name, and those of a row are added in order; see `indexed.cuh`.
 
 use device::cuda::{Arg, Grid, Program, Queue};
 use device::{DType, Error, Result};
 use smallvec::SmallVec;
 
 use super::Family;
-use super::walk::{ByValue, MAX_Y, THREADS, Walk};
+use super::walk::{ByValue, MAX_Y, THREADS, WARP, Walk};
 use crate::command::Address;
 use crate::indexed::{Entries, RUN};
 use crate::loops::{LoopAxis, Loops};
@@ -20,7 +20,6 @@ const FEW: usize = 1024;
 /// Entries of a block of a sort, and bits that a pass orders by.
 const TILE: usize = 1024;
 const BITS: u32 = 10;
-const WARP: u32 = 32;
 /// The most positions of a block.
 const MOST: usize = 512;
 /// Blocks for each multiprocessor that are wanted.
@@ -86,23 +85,27 @@ impl Entries {
             // SAFETY: the kernels take these arguments, and the workspace has room for two orders of all entries and for the
             // counts of each tile.
             unsafe {
-                queue.kernel(
-                    &SORT,
-                    "sort_count",
-                    grid,
-                    &[index, counts, lines, order, found, shift, Arg::Fault],
-                )?;
+                let args = [index, counts, lines, order, found, shift, Arg::Fault];
+                queue.kernel(&SORT, "sort_count", grid, &args)?;
                 queue.kernel(&SORT, "sort_offsets", digits, &[found, Arg::U32(tiles)])?;
-                queue.kernel(
-                    &SORT,
-                    "sort_place",
-                    grid,
-                    &[index, counts, lines, order, to.into(), found, shift],
-                )?;
+                let args = [index, counts, lines, order, to.into(), found, shift];
+                queue.kernel(&SORT, "sort_place", grid, &args)?;
             }
             std::mem::swap(&mut from, &mut to);
         }
         Ok(from)
+    }
+
+    /// The columns of values and sums at these addresses, in vectors where entries and rows begin where vectors may.
+    fn walk(&self, queue: &Queue<'_>, dtype: DType, operands: [Address; 2]) -> Result<Walk<2>> {
+        let (bytes, lanes) = (dtype.size_bytes(), 16 / dtype.size_bytes());
+        let walk = Walk::of(queue.op(), &self.columns)?
+            .vectors(lanes, operands.map(|at| (at.0.cast_const(), bytes)));
+        let fits = !walk.stands(1)
+            && self.lines.elements == 1
+            && self.steps[..2].iter().all(|&step| (step as usize).is_multiple_of(lanes))
+            && self.columns.elements.is_multiple_of(lanes);
+        Ok(if fits { walk } else { walk.single() })
     }
 
     /// Enqueues the sums of a family's kernel `name`: what is written, the values and the indices, and what the kernel takes beside them.
@@ -131,23 +134,14 @@ impl Entries {
         }
         let value = format_args!("{} for {} rows", self.count(), self.keys());
         Error::require(is_counted, queue.op(), "indices", "fewer than 2^31 for as many rows", value)?;
-        let is_few = self.is_few();
-        let numbers = [self.count(), self.each].map(|n| n as i64);
+        let [count, each, size] = [self.count(), self.each, self.size].map(|n| n as i64);
         let [source, sums, step] = self.steps.map(|step| step as i64);
         // `EntryCounts` of the program.
-        let counts = [numbers[0], numbers[1], source, sums, step, self.size as i64, self.padding];
+        let counts = [count, each, source, sums, step, size, self.padding];
         let lines = Walk::of(queue.op(), &self.lines)?;
-        let lanes = 16 / dtype.size_bytes();
-        let bytes = dtype.size_bytes();
-        let columns = Walk::of(queue.op(), &self.columns)?
-            .vectors(lanes, [(values.0.cast_const(), bytes), (out.0.cast_const(), bytes)]);
-        let rows_fit = self.lines.elements == 1
-            && self.steps[..2].iter().all(|&step| (step as usize).is_multiple_of(lanes));
-        let is_vector = columns.is_vector()
-            && !columns.stands(1)
-            && rows_fit
-            && self.columns.elements.is_multiple_of(lanes);
-        let vectors = if is_vector { self.columns.elements / lanes } else { self.columns.elements };
+        let columns = self.walk(queue, dtype, [values, out])?;
+        let lanes = if columns.is_vector() { 16 / dtype.size_bytes() } else { 1 };
+        let vectors = self.columns.elements / lanes;
         let width = vectors.next_power_of_two().min(THREADS as usize);
         let across = vectors.div_ceil(width).min(MAX_Y);
         let wanted = (queue.multiprocessors() as usize * BLOCKS).div_ceil(across);
@@ -157,9 +151,8 @@ impl Entries {
             blocks: [down as u32, across as u32, 1],
             ..Grid::linear(1, THREADS)
         };
-        let needed = self.count() > RUN;
-        let memory = workspace.filter(|_| needed).unwrap_or(Address::NULL);
-        let order = match is_few {
+        let memory = workspace.unwrap_or(Address::NULL);
+        let order = match self.is_few() {
             true => memory,
             false => self.sort(queue, index, memory, [counts.arg(), lines.arg()])?,
         };
@@ -174,12 +167,12 @@ impl Entries {
             // index is checked before it is followed.
             unsafe { family.kernel(queue, words, dtype, grid, &args) }
         };
-        let words: SmallVec<[&str; 3]> = [(true, name), (is_few, "few"), (is_vector, "vector")]
+        let words: SmallVec<[&str; 3]> = [(true, name), (self.is_few(), "few"), (lanes > 1, "vector")]
             .into_iter()
             .filter_map(|(is_in, word)| is_in.then_some(word))
             .collect();
         enqueue(&words, grid(self.count().div_ceil(tile), across))?;
-        if !needed {
+        if self.count() <= RUN {
             return Ok(());
         }
         let across = self.columns.elements.div_ceil(THREADS as usize).min(MAX_Y);

@@ -3,15 +3,13 @@
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
-use super::walk::{ByValue, THREADS, Walk, blocks};
+use super::walk::{ByValue, THREADS, WARP, Walk, blocks};
 use super::{Family, family};
 use crate::command::Address;
 use crate::loops::{Loops, Rows, ScanOrder};
 
 pub(super) static PROGRAMS: Family = family!("sequence", SIGNED, "rows.cuh", "sequence.cu");
 
-/// Threads that take a row together, each a run of a tile.
-const WARP: u32 = 32;
 const _: () = assert!(ScanOrder::TILE_RUNS == WARP as usize, "a warp takes a tile at a time");
 
 pub(crate) fn cumsum(

@@ -76,6 +76,11 @@ impl Both {
     }
 }
 
+/// Memory for a command to work in, of which nothing is known; none for 0 bytes, since freeing it synchronizes.
+fn workspace(stream: &Stream, bytes: usize) -> Option<Array<u8>> {
+    (bytes > 0).then(|| Array::full(stream, 0xff_u8, &[bytes]))
+}
+
 /// An element that can be compared.
 trait Real: Element {
     /// What ops on such elements compute in, and keep beside their results.

@@ -14,7 +14,7 @@ const MAX_ELEMENTS: usize = i32::MAX as usize;
 /// Threads of a block in kernels that share out elements.
 pub(super) const THREADS: u32 = 256;
 /// Threads of a warp.
-const WARP: u64 = 32;
+pub(super) const WARP: u32 = 32;
 /// Blocks for each multiprocessor beyond which threads take several elements each.
 const WAVES: u32 = 16;
 /// Blocks along y that every device has.
@@ -131,7 +131,8 @@ pub(super) fn blocks(queue: &Queue<'_>, wanted: u64, threads: u32) -> Grid {
 pub(super) fn plane_blocks(queue: &Queue<'_>, size: usize, planes: usize) -> Grid {
     let wanted = (size as u64).div_ceil(u64::from(THREADS)).max(1);
     // Even blocks of whole warps: a small plane leaves few threads without an element.
-    let threads = (size as u64).div_ceil(wanted).next_multiple_of(WARP).clamp(WARP, THREADS.into());
+    let threads =
+        (size as u64).div_ceil(wanted).next_multiple_of(WARP.into()).clamp(WARP.into(), THREADS.into());
     let mut grid = blocks(queue, wanted, threads as u32);
     grid.blocks[1] = planes.clamp(1, MAX_Y) as u32;
     grid

@@ -114,16 +114,15 @@ struct Small {
 /// `None` if a command is something else.
 fn small(commands: &Commands<'_>, command: usize) -> Option<Small> {
     let norm = commands.of::<NormWeights>(command).filter(|norm| norm.fits())?;
-    let (written, read) = norm.operands.split_at(2);
-    let written = written.iter().flatten().map(|&at| (at, true));
-    let all = written.chain(read.iter().flatten().map(|&at| (at, false)));
-    let uses = all.map(|(at, writes)| Some((commands.memory(command, at)?, writes)));
+    // The first two are written.
+    let operands = norm.operands.iter().enumerate().filter_map(|(k, at)| Some((k < 2, (*at)?)));
+    let uses = operands.map(|(writes, at)| Some((commands.memory(command, at)?, writes)));
     let uses = uses.collect::<Option<SmallVec<_>>>()?;
-    let taken = uses.iter().filter(|(_, writes)| !writes);
-    let bytes: SmallVec<[usize; 4]> =
-        taken.map(|&(memory, _)| commands.plan.addresses(memory).len()).collect();
-    let fits = bytes.iter().all(|&bytes| bytes <= BYTES);
-    fits.then(|| Small { dtype: norm.dtype, bytes: bytes.iter().sum(), uses })
+    let read = uses.iter().filter(|(_, writes)| !writes);
+    let bytes = read.map(|&(memory, _)| commands.plan.addresses(memory).len());
+    let fits = bytes.clone().all(|bytes| bytes <= BYTES);
+    let bytes = bytes.sum();
+    fits.then_some(Small { dtype: norm.dtype, bytes, uses })
 }
 
 /// The commands that wait for another one: those that use what it writes, or write what it uses.

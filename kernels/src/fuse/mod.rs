@@ -85,11 +85,6 @@ pub(crate) struct Folded {
 }
 
 impl Fusible {
-    /// Of a fill, of which nothing has to be known but that it always writes the same.
-    pub(crate) fn fill() -> Option<Box<dyn Any>> {
-        Fusible::of(())
-    }
-
     /// Of one of the types that this module fuses; always some.
     pub(crate) fn of(what: impl Any) -> Option<Box<dyn Any>> {
         Some(Box::new(Fusible(Box::new(what))))

@@ -12,8 +12,7 @@ fn bag_grad(
     out: View<'_>,
 ) -> Result<()> {
     let bytes = crate::embedding_bag_grad_workspace(stream, g, bags, out)?;
-    // Freeing it synchronizes.
-    let memory = Some(bytes).filter(|&bytes| bytes > 0).map(|bytes| Array::full(stream, 0_u8, &[bytes]));
+    let memory = workspace(stream, bytes);
     crate::embedding_bag_grad(stream, g, bags, members, out, memory.as_ref().map(Array::view))
 }
 

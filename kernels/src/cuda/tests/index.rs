@@ -5,7 +5,7 @@ use crate::{IndexSums, View, gather, index_select};
 
 type Sums = for<'a> fn(&'a Stream, View<'a>, isize, View<'a>, View<'a>) -> Result<IndexSums<'a>>;
 
-/// Sums at indices, with memory to work in.
+/// Indexed sums, with memory to work in.
 fn add_at(
     sums: Sums,
     stream: &Stream,
@@ -15,9 +15,7 @@ fn add_at(
     src: View<'_>,
 ) -> Result<()> {
     let sums = sums(stream, out, axis, index, src)?;
-    // Freeing it synchronizes.
-    let memory = Some(sums.workspace()).filter(|&bytes| bytes > 0);
-    let memory = memory.map(|bytes| Array::full(stream, 0_u8, &[bytes]));
+    let memory = workspace(stream, sums.workspace());
     sums.launch(memory.as_ref().map(Array::view))
 }
 

@@ -10,11 +10,8 @@ fn whole<T: Real>(seed: u64, len: usize) -> Vec<T> {
 /// Launches a product with a workspace as large as it needs, of which nothing is known.
 fn launch(stream: &Stream, product: Result<MatrixProduct<'_>>) -> Result<()> {
     let product = product?;
-    let memory = match product.workspace() {
-        0 => return product.launch(None),
-        bytes => Array::full(stream, 0xA5_u8, &[bytes]),
-    };
-    product.launch(Some(memory.view()))
+    let memory = workspace(stream, product.workspace());
+    product.launch(memory.as_ref().map(Array::view))
 }
 
 /// Operands of `batch` products, each stored with its axes in such an order.

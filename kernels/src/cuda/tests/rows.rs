@@ -33,12 +33,6 @@ fn tolerance<T: Real>(len: usize) -> f64 {
     T::UNIT * (len as f64).sqrt().max(1.0)
 }
 
-/// Memory for a reduction to work in.
-fn workspace<T: Real>(stream: &Stream, x: &Array<T>, axes: &[isize]) -> Result<Option<Array<u8>>> {
-    let bytes = reduce_workspace(stream, &x.layout, axes)?;
-    Ok((bytes > 0).then(|| Array::full(stream, 0xff_u8, &[bytes])))
-}
-
 /// Folds along either axis and along both: on the CPU, and in every order of storage with the same bits.
 fn folds<T: Real, O: Real>(
     what: impl Debug,
@@ -77,7 +71,7 @@ fn folds_of<T: Real, O: Real>(
                     }
                 };
                 let out = Array::full(stream, O::default(), &kept);
-                let workspace = workspace(stream, &x, axes)?;
+                let workspace = workspace(stream, reduce_workspace(stream, &x.layout, axes)?);
                 fold(stream, &x, axes, workspace.as_ref().map(Array::view), &out).map(|()| out)
             };
             let len = shape[0] * shape[1] / kept.iter().product::<usize>();

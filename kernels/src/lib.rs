@@ -108,6 +108,6 @@ pub use reduction::{Extreme, ReduceOp, Reduction};
 pub use rule_step::RuleStep;
 pub use rules::{Accumulated, Rule, RuleValue, StepNumbers};
 pub use scores::AttentionKind;
-pub use sequence::{Rotation, cumsum, rotary};
+pub use sequence::{Rotation, cumsum, cumsum_workspace, rotary};
 pub use softmax::{log_softmax, log_softmax_grad, softmax, softmax_grad};
 pub use window::Window;

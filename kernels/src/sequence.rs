@@ -4,13 +4,19 @@ use device::{DType, Error, Result, Stream};
 
 use crate::command::{Command, for_float, for_number};
 use crate::cpu::sequence as cpu;
-use crate::cuda::sequence as cuda;
+use crate::cuda::{needs, sequence as cuda};
 use crate::layout::{LoopAxis, Loops, View};
 use crate::softmax::rows;
 
+/// Bytes of the workspace that a [`cumsum`] of so many elements, `len` of each row, needs on `stream`'s device.
+pub fn cumsum_workspace(stream: &Stream, elements: usize, len: usize) -> usize {
+    needs(stream, || cuda::workspace(elements.checked_div(len).unwrap_or(0), len)).unwrap_or(0)
+}
+
 /// `out[i] = x[0] + .. + x[i]` along an axis, or from the end with `reverse`, for floats and I64.
 ///
-/// Shapes: `out` like `x`. Integers wrap around.
+/// Shapes: `out` like `x`; `workspace`, of type U8 and contiguous, has [`cumsum_workspace`] elements, and may be left out if those are
+/// none. Integers wrap around.
 ///
 /// The order of additions is fixed and the same on every device, whatever the strides, so results have the same bits. The axis, from
 /// the end if `reverse`, is cut into runs of 16 elements, and tiles of 32 runs. `out[i] = (T + R) + E`, where
@@ -23,23 +29,31 @@ use crate::softmax::rows;
 /// only. The order is part of the contract: kernels may become faster, but bits stay.
 ///
 /// # Errors
-/// `AxisOutOfRange`, `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, those of
+/// `AxisOutOfRange`, `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `InvalidArgument` for a workspace that is smaller, those of
 /// [`Stream::launch`].
-pub fn cumsum(stream: &Stream, x: View<'_>, axis: isize, reverse: bool, out: View<'_>) -> Result<()> {
+pub fn cumsum(
+    stream: &Stream,
+    x: View<'_>,
+    axis: isize,
+    reverse: bool,
+    (workspace, out): (Option<View<'_>>, View<'_>),
+) -> Result<()> {
     const OP: &str = "cumsum";
     let dtype = out.dtype;
     if dtype == DType::U8 {
         return Err(Error::dtype_unsupported(OP, dtype));
     }
     let rows = rows(OP, [&out, &x], axis)?;
-    for_number!(OP, dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>().in_place()))
+    let workspace =
+        View::workspace::<i64>(OP, workspace, cumsum_workspace(stream, out.layout.elements(), rows.len))?;
+    for_number!(OP, dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>().in_place(), workspace))
     .cost(out.layout.elements(), 2)
     .run(
         stream,
         rows,
         // SAFETY: `rows` was made from the layouts of these operands; see `Command::launch`.
-        move |rows, workers, operands| unsafe { cpu::cumsum(rows, workers, reverse, operands) },
-        move |rows, queue, operands| cuda::cumsum(queue, dtype, rows, reverse, operands.into()),
+        move |rows, workers, (out, x, _)| unsafe { cpu::cumsum(rows, workers, reverse, (out, x)) },
+        move |rows, queue, (out, x, workspace)| cuda::cumsum(queue, dtype, rows, reverse, [out, x], workspace),
     ))
 }
 

@@ -45,7 +45,11 @@ impl Tensor {
             normalize_axis("cumsum", axis, 1)?;
             return Ok(self.clone());
         }
-        self.produce_like(self.shape(), |s, out| kernels::cumsum(s, self.view(), axis, reverse, out))
+        let len = self.shape()[normalize_axis("cumsum", axis, self.rank())?];
+        self.produce_like(self.shape(), |stream, out| {
+            let memory = Tensor::workspace(stream, kernels::cumsum_workspace(stream, self.elements(), len))?;
+            kernels::cumsum(stream, self.view(), axis, reverse, (memory.as_ref().map(Tensor::view), out))
+        })
     }
 
     /// Rotates the pairs `(i, i + d / 2)` of the last axis, or `(2 i, 2 i + 1)` if `interleaved`, by the angles whose

@@ -85,7 +85,7 @@ pub(crate) const CALLS: &[(&str, Call)] = &[
             1 => kernels::log_softmax(&stream, x, axis, out),
             2 => kernels::softmax_grad(&stream, x, g, axis, out),
             3 => kernels::log_softmax_grad(&stream, x, g, axis, out),
-            _ => kernels::cumsum(&stream, x, axis, w.random.one_in(2), out),
+            _ => kernels::cumsum(&stream, x, axis, w.random.one_in(2), (None, out)),
         }
     }),
     ("reduce", |w| {

@@ -38,30 +38,30 @@ __device__ inline void statistics(ToStatistics to, const S* x, const Channels& c
                                   u32 lanes) {
     auto of = [&](u64 channel, const BlockLane& block) {
         Held<S> held = read(x, channels, channel, block);
-        return deviation_of<T>(block.count, [&](int slot) -> T { return held[slot]; });
+        return deviation_of<T>(block, [&](int slot) -> T { return held[slot]; });
     };
     fold_units<Group, Deviations<T>>(channels.channels, channels.each(), cut, lanes, states, of, to);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_statistics_columns, DTYPE)(
     T* mean, T* var, const S* x, u64 channels, u64 pixels, Deviation<T>* states, const __grid_constant__ Units cut) {
     auto of = [&](u64 first, const BlockLane& block) {
-        const S* images[1] = {x + first};
+        auto load = [&](u64 pixel) { return pack_of(x + first, pixel, channels); };
         auto all = Each<Deviations<T>>::empty();
         T sums[PACK] = {};
-        for_elements<1>(images, channels, block, [&](u64, const Pack<S, PACK>* packs) {
+        for_rows_ahead(block, load, [&](const Pack<S, PACK>& pack) {
 #pragma unroll
             for (int v = 0; v < PACK; ++v) {
-                sums[v] += packs[0].at[v];
+                sums[v] += pack.at[v];
             }
         });
 #pragma unroll
         for (int v = 0; v < PACK; ++v) {
             all.at[v] = {(T)block.count, block.count == 0 ? (T)0 : sums[v] / (T)block.count, 0};
         }
-        for_elements<1>(images, channels, block, [&](u64, const Pack<S, PACK>* packs) {
+        for_rows_ahead(block, load, [&](const Pack<S, PACK>& pack) {
 #pragma unroll
             for (int v = 0; v < PACK; ++v) {
-                all.at[v].squares += square_of((T)packs[0].at[v] - all.at[v].mean);
+                all.at[v].squares += square_of((T)pack.at[v] - all.at[v].mean);
             }
         });
         return all;
@@ -129,7 +129,7 @@ __device__ inline void sums(ToSums to, const S* x, const S* g, const Norm& norm,
     auto of = [&](u64 channel, const BlockLane& block) {
         Held<S> xs = read(x, channels, channel, block), gs = read(g, channels, channel, block);
         Affine affine = norm.of(channel);
-        return fold_slots<TwoSums<T>>(block.count, [&](int slot) {
+        return fold_slots<TwoSums<T>>(block, [&](int slot) {
             T slope = norm.through(xs[slot], gs[slot], affine);
             return Two<T>{mul_rounded(slope, mul_rounded(xs[slot] - affine.centre, affine.inverse)), slope};
         });
@@ -141,18 +141,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_
     const __grid_constant__ Units cut) {
     Norm norm = NORM_GIVEN;
     auto of = [&](u64 first, const BlockLane& block) {
-        const S* images[2] = {x + first, g + first};
+        struct Pixel {
+            Pack<S, PACK> x, g;
+        };
+        auto load = [&](u64 pixel) -> Pixel { return {pack_of(x + first, pixel, channels), pack_of(g + first, pixel, channels)}; };
         auto sums = Each<TwoSums<T>>::empty();
         Affine affine[PACK];
 #pragma unroll
         for (int v = 0; v < PACK; ++v) {
             affine[v] = norm.of(first + v);
         }
-        for_elements<2>(images, channels, block, [&](u64, const Pack<S, PACK>* packs) {
+        for_rows_ahead(block, load, [&](const Pixel& pixel) {
 #pragma unroll
             for (int v = 0; v < PACK; ++v) {
-                T slope = norm.through(packs[0].at[v], packs[1].at[v], affine[v]);
-                T normal = mul_rounded((T)packs[0].at[v] - affine[v].centre, affine[v].inverse);
+                T slope = norm.through(pixel.x.at[v], pixel.g.at[v], affine[v]);
+                T normal = mul_rounded((T)pixel.x.at[v] - affine[v].centre, affine[v].inverse);
                 sums.at[v] = TwoSums<T>::join(sums.at[v], {mul_rounded(slope, normal), slope});
             }
         });

@@ -7,7 +7,7 @@ template <class O, class F> __device__ inline T sum_of(const O* x, u64 len, F f)
     Line<const O> line = {x, {1}, (u64)x % (PACK * sizeof(O)) == 0};
     return BlockGroup(LANES).fold_blocks<Sum<T>>(len, len, [&](const BlockLane& block) {
         Held<O> held = line.read(block);
-        return fold_slots<Sum<T>>(block.count, [&](int slot) { return f(held[slot]); });
+        return fold_slots<Sum<T>>(block, [&](int slot) { return f(held[slot]); });
     });
 }
 

@@ -26,26 +26,24 @@ __device__ inline void fold_columns(u64 columns, u64 rows, typename F::State* st
         });
     });
 }
-// Calls `body(row, packs)` for each row of a lane's of a block, with the packs of N operands there. Several are read ahead.
-template <int N, class Body>
-__device__ inline void for_elements(const S* const (&operands)[N], u64 columns, const BlockLane& block, Body body) {
-    constexpr int AHEAD = sizeof(S) <= 2 ? 8 : 4;
+// Calls `body(item)` with `load(row)` for each row of a lane's of a block. Several are read ahead.
+template <class Load, class Body> __device__ inline void for_rows_ahead(const BlockLane& block, Load load, Body body) {
+    using Item = decltype(load(u64()));
+    constexpr int AHEAD = sizeof(Item) <= 16 ? 8 : 4;
     for (int start = 0; start < EACH && start < block.count; start += AHEAD) {
-        Pack<S, PACK> packs[AHEAD][N];
+        Item items[AHEAD];
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {
             // What there is not, is read where something is.
-            u64 at = block.at(start + k < block.count ? start + k : 0) * columns;
-#pragma unroll
-            for (int n = 0; n < N; ++n) {
-                packs[k][n] = *(const Pack<S, PACK>*)(operands[n] + at);
-            }
+            items[k] = load(block.at(start + k < block.count ? start + k : 0));
         }
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {
             if (start + k < block.count) {
-                body(block.at(start + k), packs[k]);
+                body(items[k]);
             }
         }
     }
 }
+// The pack of a row in memory at `at`, where rows have so many columns.
+__device__ inline Pack<S, PACK> pack_of(const S* at, i64 row, i64 columns) { return *(const Pack<S, PACK>*)(at + row * columns); }

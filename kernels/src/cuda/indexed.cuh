@@ -5,35 +5,64 @@
 // FEW entries are sorted by every block. A block has up to SPAN positions, and a run more.
 constexpr u32 RUN = 128, FEW = 1024, SPAN = 512 + RUN;
 
+// The first position of those with the key of a position. A warp's threads look at positions in between together.
+__device__ inline u32 first_with_key(const Entries& entries, const u32* order, u32 position) {
+    u32 key = entries.key(order[position]), low = 0, high = position;
+    while (low < high) {
+        u32 step = (high - low) / WARP + 1, at = low + threadIdx.x % WARP * step;
+        u32 is_before = __ballot_sync(0xffffffff, at < high && entries.key(order[at]) < key);
+        // Those before the key come first.
+        u32 before = __popc(is_before);
+        high = before < WARP && low + before * step < high ? low + before * step : high;
+        low = before > 0 ? low + (before - 1) * step + 1 : high;
+    }
+    return high;
+}
+
 // Runs of sorted entries that begin at one of `tile` positions, up to RUN: sums that are whole, and parts of others. Threads side by
 // side have columns, `width` of them, a power of two.
 template <int V, class Source>
 __device__ inline void sum_runs(S* out, Opmath<S>* parts, const u32* order, u32 tile, u32 width, const Walk<2>& columns,
                                 const Source& source) {
     // Entries and keys from the tile's first position on, and bits for the positions at which runs and sums begin.
-    __shared__ u32 own[SPAN], keys[SPAN], runs[SPAN / WARP], sums[SPAN / WARP];
+    __shared__ u32 own[SPAN], keys[SPAN], runs[SPAN / WARP], sums[SPAN / WARP], start_of_first;
     // How many are read before the first is added, as registers allow.
-    constexpr u32 AHEAD = V > 4 ? 32 / V : V > 1 ? 8 : 16;
+    using Item = typename Source::template Item<V>;
+    constexpr u32 AHEAD = sizeof(Item) <= 32 && V <= 8 ? 16 : V > 4 ? 4 : 8;
     const Entries& entries = source.entries;
     u32 count = entries.count(), lane = threadIdx.x % width;
     auto key_at = [&](u32 at) { return entries.key(order[at]); };
     for (u32 first = blockIdx.x * tile; first < count; first += gridDim.x * tile) {
         // Whole warps.
-        for (u32 n = threadIdx.x; n < (tile + RUN + WARP - 1) / WARP * WARP; n += THREADS) {
-            u32 position = first + n, key = entries.none(), start = position;
-            if (position < count) {
-                own[n] = order[position];
-                key = key_at(position);
-                // The sum's first position, if it can be a multiple of RUN away.
-                bool is_far = position >= RUN && key_at(position - RUN) == key, is_first = position == 0 || key_at(position - 1) != key;
-                start = is_far ? first_of(0u, position - RUN, [&](u32 at) { return key_at(at) >= key; }) : position - !is_first;
+        u32 span = (tile + RUN + WARP - 1) / WARP * WARP;
+        for (u32 n = threadIdx.x; n < span; n += THREADS) {
+            bool exists = first + n < count;
+            own[n] = exists ? order[first + n] : 0;
+            keys[n] = exists ? entries.key(own[n]) : entries.none();
+        }
+        if (threadIdx.x < WARP) {
+            u32 start = first_with_key(entries, order, first);
+            start_of_first = start;
+        }
+        __syncthreads();
+        // Where keys change; the position before the first has been looked at.
+        for (u32 n = threadIdx.x; n < span; n += THREADS) {
+            bool is_first = n > 0 ? keys[n] != keys[n - 1] : start_of_first == first;
+            u32 mask = __ballot_sync(0xffffffff, is_first);
+            if (n % WARP == 0) {
+                sums[n / WARP] = mask;
             }
-            keys[n] = key;
-            u32 run_mask = __ballot_sync(0xffffffff, position >= count || (position - start) % RUN == 0);
-            u32 sum_mask = __ballot_sync(0xffffffff, start == position);
+        }
+        __syncthreads();
+        for (u32 n = threadIdx.x; n < span; n += THREADS) {
+            u32 word = n / WARP, mask = sums[word] & 0xffffffff >> (WARP - 1 - n % WARP);
+            while (mask == 0 && word > 0) {
+                mask = sums[--word];
+            }
+            u32 start = mask != 0 ? first + word * WARP + (WARP - 1 - (u32)__clz((int)mask)) : start_of_first;
+            u32 run_mask = __ballot_sync(0xffffffff, first + n >= count || (first + n - start) % RUN == 0);
             if (n % WARP == 0) {
                 runs[n / WARP] = run_mask;
-                sums[n / WARP] = sum_mask;
             }
         }
         __syncthreads();
@@ -55,7 +84,7 @@ __device__ inline void sum_runs(S* out, Opmath<S>* parts, const u32* order, u32 
                     sum[v] = is_first ? (Opmath<S>)held.at[v] : (Opmath<S>)-0.0;
                 }
                 for (u32 from = n; from < end; from += AHEAD) {
-                    typename Source::template Item<V> items[AHEAD];
+                    Item items[AHEAD];
                     for (u32 k = 0; k < AHEAD; ++k) {
                         items[k].counts = from + k < end;
                         if (items[k].counts) {
@@ -85,22 +114,23 @@ __device__ inline void sum_runs(S* out, Opmath<S>* parts, const u32* order, u32 
 
 // Sums of up to FEW entries. A block keeps their order for what follows.
 template <int V, class Source>
-__device__ inline void sum_few(S* out, Opmath<S>* parts, u32* kept, u32 tile, u32 width, const Walk<2>& columns, const Source& source, Fault fault) {
+__device__ inline void sum_few(S* out, Opmath<S>* parts, u32* kept, u32 tile, u32 width, u32 bits, const Walk<2>& columns,
+                               const Source& source, Fault fault) {
     constexpr u32 OWN = FEW / THREADS;
     __shared__ u16 ranked[WARPS][DIGITS];
     __shared__ u32 starts[DIGITS], orders[2][FEW];
     u32 *order = orders[0], *sorted = orders[1], first = threadIdx.x / WARP * WARP * OWN + threadIdx.x % WARP;
-    for (u32 shift = 0; shift < 32 && source.entries.none() >> shift != 0; shift += BITS) {
+    for (u32 shift = 0; shift < 32 && source.entries.none() >> shift != 0; shift += bits) {
         u32 own[OWN], digits[OWN], ranks[OWN];
         __syncthreads();
         for (u32 k = 0; k < OWN; ++k) {
             // Positions without an entry come last.
             own[k] = shift > 0 ? order[first + k * WARP] : first + k * WARP;
             u32 key = own[k] < source.entries.count() ? source.entries.key(own[k], &fault) : 0xffffffff;
-            digits[k] = key >> shift & (DIGITS - 1);
+            digits[k] = key >> shift & (1 << bits) - 1;
         }
-        rank_entries<OWN>(ranked, digits, ranks, starts);
-        sum_before(starts);
+        rank_entries<OWN>(ranked, bits, digits, ranks, starts);
+        sum_before(starts, 1 << bits);
         for (u32 k = 0; k < OWN; ++k) {
             sorted[starts[digits[k]] + ranks[k]] = own[k];
         }
@@ -151,12 +181,13 @@ __device__ inline void join_runs(S* out, const Opmath<S>* parts, const u32* orde
 // A kernel of a source, of which `BODY` makes what the arguments `ARGS` are for.
 #define INDEXED_KERNEL(name, ARGS, BODY)                                                                             \
     extern "C" __global__ void __launch_bounds__(THREADS, 2) NAMED(name, DTYPE)(                                     \
-        S * out, Opmath<S>* parts, u32* order, u32 tile, u32 width, const __grid_constant__ Walk<2> columns, ARGS) { \
+        S * out, Opmath<S>* parts, u32* order, u32 tile, u32 width, u32 bits,                                        \
+        const __grid_constant__ Walk<2> columns, ARGS) {                                                             \
         BODY;                                                                                                        \
     }
 #define INDEXED_SUMS(name, ARGS, SOURCE)                                                                                         \
     INDEXED_KERNEL(name, ARGS(), sum_runs<1>(out, parts, order, tile, width, columns, SOURCE()))                                 \
     INDEXED_KERNEL(name##_vector, ARGS(), sum_runs<16 / sizeof(S)>(out, parts, order, tile, width, columns, SOURCE()))           \
-    INDEXED_KERNEL(name##_few, ARGS(), sum_few<1>(out, parts, order, tile, width, columns, SOURCE(), fault))                     \
-    INDEXED_KERNEL(name##_few_vector, ARGS(), sum_few<16 / sizeof(S)>(out, parts, order, tile, width, columns, SOURCE(), fault)) \
+    INDEXED_KERNEL(name##_few, ARGS(), sum_few<1>(out, parts, order, tile, width, bits, columns, SOURCE(), fault))                     \
+    INDEXED_KERNEL(name##_few_vector, ARGS(), sum_few<16 / sizeof(S)>(out, parts, order, tile, width, bits, columns, SOURCE(), fault)) \
     INDEXED_KERNEL(name##_join, ARGS(), join_runs(out, parts, order, columns, SOURCE()))

@@ -17,7 +17,7 @@ static SORT: Program = Program::new(
 
 /// Entries that each block sorts for itself; as in the program, like the others.
 const FEW: usize = 1024;
-/// Entries of a block of a sort, and bits that a pass orders by.
+/// Entries of a block of a sort, and bits that a pass orders by at most.
 const TILE: usize = 1024;
 const BITS: u32 = 10;
 /// The most positions of a block.
@@ -44,6 +44,12 @@ impl Entries {
 
     fn is_few(&self) -> bool {
         self.count() <= FEW
+    }
+
+    /// Bits of a key, of which one more than the keys stands for entries that are left out; and those that each pass of a sort orders by.
+    fn bits(&self) -> (u32, u32) {
+        let all = usize::BITS - self.keys().leading_zeros();
+        (all, all.div_ceil(all.div_ceil(BITS)))
     }
 
     /// Bytes of the workspace.
@@ -77,18 +83,19 @@ impl Entries {
         let tiles = self.count().div_ceil(TILE) as u32;
         let (grid, [counts, lines]) = (Grid::linear(tiles, THREADS), args);
         let [index, found] = [index, found].map(Arg::from);
-        // One more than the keys stands for entries that are left out.
-        for shift in (0..usize::BITS - self.keys().leading_zeros()).step_by(BITS as usize) {
+        let (all, each) = self.bits();
+        for shift in (0..all).step_by(each as usize) {
             let order = if shift == 0 { Address::NULL } else { from };
-            let [order, shift] = [order.into(), Arg::U32(shift)];
-            let digits = Grid::linear((1 << BITS) / (THREADS / WARP), THREADS);
+            let [order, shift, bits, digits] =
+                [order.into(), Arg::U32(shift), Arg::U32(each), Arg::U32(1 << each)];
+            let offsets = Grid::linear((1_u32 << each).div_ceil(THREADS / WARP), THREADS);
             // SAFETY: the kernels take these arguments, and the workspace has room for two orders of all entries and for the
             // counts of each tile.
             unsafe {
-                let args = [index, counts, lines, order, found, shift, Arg::Fault];
+                let args = [index, counts, lines, order, found, shift, bits, Arg::Fault];
                 queue.kernel(&SORT, "sort_count", grid, &args)?;
-                queue.kernel(&SORT, "sort_offsets", digits, &[found, Arg::U32(tiles)])?;
-                let args = [index, counts, lines, order, to.into(), found, shift];
+                queue.kernel(&SORT, "sort_offsets", offsets, &[found, Arg::U32(tiles), digits])?;
+                let args = [index, counts, lines, order, to.into(), found, shift, bits];
                 queue.kernel(&SORT, "sort_place", grid, &args)?;
             }
             std::mem::swap(&mut from, &mut to);
@@ -159,7 +166,8 @@ impl Entries {
         let parts = self.parts(dtype);
         let parts = memory.offset((parts[0] + parts[1] + parts[2]) as isize, 1);
         let enqueue = |words: &[&str], grid: Grid| {
-            let widths = [Arg::U32(tile as u32), Arg::U32(width as u32), columns.arg()];
+            let [tile, width] = [tile, width].map(|n| Arg::U32(n as u32));
+            let widths = [tile, width, Arg::U32(self.bits().1), columns.arg()];
             let first = [out, parts, order].map(Arg::from).into_iter().chain(widths);
             let next = [values.into(), index.into(), counts.arg(), lines.arg()];
             let args: SmallVec<[Arg<'_>; 16]> = first.chain(next).chain(more.iter().copied()).collect();

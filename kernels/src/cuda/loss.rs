@@ -13,9 +13,12 @@ pub(crate) fn cross_entropy(
     queue: &Queue<'_>,
     dtype: DType,
     c: &Classes<1>,
-    operands: [Address; 4],
+    [logits, labels, losses, log_sums]: [Address; 4],
 ) -> Result<()> {
-    enqueue(queue, ("cross_entropy", dtype), c, [c.across[0], c.of_rows[0], c.of_rows[1]], &operands)
+    let Classes { rows, classes, across: [across], along: [along], of_rows: [of_labels, of_losses] } = *c;
+    let c = Classes { rows, classes, across: [across; 2], along: [along; 2], of_rows: [of_labels, 0] };
+    let operands = [Address::NULL, logits, labels, Address::NULL, losses, log_sums];
+    cross_entropy_both(queue, dtype, (&c, of_losses), operands)
 }
 
 /// On the gradient of the logits; the logits, the gradient of the losses and the logarithms of sums; and labels.
@@ -25,8 +28,7 @@ pub(crate) fn cross_entropy_grad(
     c: &Classes<2>,
     (out, [logits, g, log_sums], labels): (Address, [Address; 3], Address),
 ) -> Result<()> {
-    let strides = [c.across[0], c.across[1], c.of_rows[0], c.of_rows[1]];
-    enqueue(queue, ("cross_entropy_grad", dtype), c, strides, &[out, logits, labels, g, log_sums])
+    cross_entropy_both(queue, dtype, (c, 0), [out, logits, labels, g, Address::NULL, log_sums])
 }
 
 /// Both at once, on the gradient of the logits, the logits, labels, the gradient of the losses, the losses, whose step follows
@@ -38,21 +40,11 @@ pub(crate) fn cross_entropy_both(
     operands: [Address; 6],
 ) -> Result<()> {
     let strides = [c.across[0], c.across[1], c.of_rows[0], c.of_rows[1], loss_step];
-    enqueue(queue, ("cross_entropy_both", dtype), c, strides, &operands)
-}
-
-/// Enqueues a kernel on `K` matrices of scores, of which the last one holds the logits. `strides` are the steps from row to row of
-/// the operands that the kernel walks.
-fn enqueue<const K: usize, const N: usize>(
-    queue: &Queue<'_>,
-    kernel: (&str, DType),
-    c: &Classes<K>,
-    strides: [isize; N],
-    operands: &[Address],
-) -> Result<()> {
     let kept = Loops::from_axes([LoopAxis { size: c.rows, strides }]);
-    let args = RowArgs::of(queue.op(), kernel.1, &kept, (c.classes, &c.along), (operands, K - 1))?;
-    // SAFETY: callers pass what the kernel takes; the rows are those of the operands, and labels are checked before they are
-    // followed.
-    unsafe { args.enqueue(queue, kernel, operands, &[Arg::Fault]) }
+    let [out, logits, ..] = operands;
+    let checked = [if out.0.is_null() { logits } else { out }, logits];
+    let args = RowArgs::of(queue.op(), dtype, &kept, (c.classes, &c.along), (&checked, 1))?;
+    // SAFETY: the kernel takes these arguments and leaves out what is null; the rows are those of the operands, and labels are checked
+    // before they are followed.
+    unsafe { args.enqueue(queue, ("cross_entropy", dtype), &operands, &[Arg::Fault]) }
 }

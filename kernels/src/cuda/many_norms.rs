@@ -4,7 +4,7 @@ use device::cuda::Queue;
 use device::{DType, Result};
 
 use super::normalize::columns;
-use super::rows::PACK;
+use super::rows::{BESIDE, DOWN, PACK};
 use super::table::Table;
 use super::walk::{ByValue, blocks};
 use super::{Family, family};
@@ -20,11 +20,6 @@ static PROGRAMS: Family = family!(
     "table.cuh",
     "many_norms.cu"
 );
-
-/// Packs of weights that a block of threads has at a time, and threads for one: all lanes, or half of them. Fewer would join lanes in
-/// another order.
-const BESIDE: u32 = 8;
-const DOWN: u32 = 32;
 
 /// `Operand` of the program.
 #[repr(C)]

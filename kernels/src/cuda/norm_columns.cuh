@@ -22,15 +22,20 @@ struct WeightColumns {
     const T* rstd;
     u64 channels;
 
+    struct Row {
+        Pack<S, PACK> x, g;
+        T mean, rstd;
+    };
     __device__ Each<TwoSums<T>>::State operator()(u64 first, const BlockLane& block) const {
-        const S* operands[2] = {x + first, g + first};
         auto sums = Each<TwoSums<T>>::empty();
-        for_elements<2>(operands, channels, block, [&](u64 row, const Pack<S, PACK>* packs) {
-            T centre = mean ? mean[row] : 0, scale = rstd[row];
+        auto load = [&](u64 row) -> Row {
+            return {pack_of(x + first, row, channels), pack_of(g + first, row, channels), mean ? mean[row] : 0, rstd[row]};
+        };
+        for_rows_ahead(block, load, [&](const Row& row) {
 #pragma unroll
             for (int v = 0; v < PACK; ++v) {
-                T h = ((T)packs[0].at[v] - centre) * scale;
-                sums.at[v] = TwoSums<T>::join(sums.at[v], {mul_rounded(packs[1].at[v], h), packs[1].at[v]});
+                T h = ((T)row.x.at[v] - row.mean) * row.rstd;
+                sums.at[v] = TwoSums<T>::join(sums.at[v], {mul_rounded(row.g.at[v], h), row.g.at[v]});
             }
         });
         return sums;

@@ -1,14 +1,13 @@
 // Normalization of contiguous rows and its gradients, of which those of weights and biases are folds along the other axes.
 
-// Where element `i` of those that share a weight lies, and in which of all `[rows / groups]` stretches of rows: side by side in
-// each stretch, or, across them, one in each.
+// Where element `i` of those that share a weight lies: side by side in each of `[rows / groups]` stretches, or, across them, one in
+// each.
 template <class Group> struct Shared {
     u64 weight, weights, inner;
 
     __device__ Shared(const Norm& norm, u64 weight) : weight(weight), weights(norm.groups * norm.channels), inner(norm.inner) {}
-    __device__ u64 stretch(u64 i) const { return quotient(i, inner); }
     __device__ i64 operator()(u64 i) const {
-        u64 n = stretch(i);
+        u64 n = quotient(i, inner);
         return (i64)((n * weights + weight) * inner + (i - n * inner));
     }
 };
@@ -16,7 +15,6 @@ template <> struct Shared<ColumnGroup> {
     u64 weight, weights;
 
     __device__ Shared(const Norm& norm, u64 weight) : weight(weight), weights(norm.groups * norm.channels) {}
-    __device__ u64 stretch(u64 i) const { return i; }
     __device__ i64 operator()(u64 i) const { return (i64)(i * weights + weight); }
 };
 
@@ -31,10 +29,21 @@ __device__ inline void weights(ToWeights to, const S* g, const S* x, const T* me
         bool packed = norm.packed != 0 && norm.inner % PACK == 0;
         Held<S> xs = Line<const S, Shared<Group>>{x, place, packed}.read(block);
         Held<S> gs = Line<const S, Shared<Group>>{g, place, packed}.read(block);
-        return fold_slots<TwoSums<T>>(block.count, [&](int slot) {
-            // What is behind the last element has a gradient of 0.
-            u64 row = place.stretch(block.at(slot < block.count ? slot : 0)) * norm.groups + own;
-            T h = (xs[slot] - (mean ? mean[row] : 0)) * rstd[row];
+        Stretch stretch(0, 1);
+        T centre = 0, scale = 0;
+        return fold_slots<TwoSums<T>>(block, [&](int slot) {
+            bool is_new = slot % PACK == 0;
+            if (is_new) {
+                stretch = Stretch(block.at(slot), norm.inner);
+            } else if (slot < block.count) {
+                // What is behind the last element has a gradient of 0.
+                is_new = stretch.next(norm.inner);
+            }
+            if (is_new) {
+                u64 row = stretch.number * norm.groups + own;
+                centre = mean ? mean[row] : 0, scale = rstd[row];
+            }
+            T h = (xs[slot] - centre) * scale;
             return Two<T>{mul_rounded(gs[slot], h), gs[slot]};
         });
     };
@@ -49,11 +58,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(normal
 }
 
 // Rows lie along memory; those of a weight may lie across it.
-ROW_KERNELS(normalize,
+ROW_KERNELS(norm_blocks, normalize,
             (S* out, const S* x, const T* weight, const T* bias, T* mean, T* rstd, const __grid_constant__ Norm norm,
              f64 eps, u32 lanes),
             normalize<Group>(out, Stored{x}, weight, bias, mean, rstd, norm, eps, lanes))
-ROW_KERNELS(normalize_grad,
+ROW_KERNELS(blocks_of<T>, normalize_grad,
             (S* dx, const S* g, const S* x, const T* weight, const T* mean, const T* rstd,
              const __grid_constant__ Norm norm, u32 lanes),
             gradient<Group>(dx, Alone(), g, x, weight, mean, rstd, norm, lanes))

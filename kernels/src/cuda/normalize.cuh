@@ -3,6 +3,8 @@
 
 // Threads of a block, at most: few enough that the elements they hold stay in registers.
 constexpr int THREADS = 256;
+// Blocks that a multiprocessor holds at least of those that make norms and keep a row of several warps.
+constexpr int norm_blocks = sizeof(T) == 8 ? 1 : 3;
 
 // A contiguous tensor `[rows / groups, groups, channels, inner]`.
 struct Norm {
@@ -19,27 +21,41 @@ struct Norm {
     __device__ u64 weights(u64 row) const { return groups == 1 ? 0 : row % groups * channels; }
 };
 
-// Where the weight of an element of a row lies.
-struct Channel {
-    u64 inner;
+// Where an element is that is one of `inner` neighbours in turn: in which of the stretches of so many, and how far in it.
+struct Stretch {
+    u64 number, place;
 
-    __device__ i64 operator()(u64 i) const { return (i64)quotient(i, inner); }
+    __device__ Stretch(u64 i, u64 inner) : number(quotient(i, inner)), place(i - number * inner) {}
+    // Goes on to the next element. Whether it is in another stretch.
+    __device__ bool next(u64 inner) {
+        bool ends = ++place == inner;
+        number += ends;
+        place = ends ? 0 : place;
+        return ends;
+    }
 };
-// The weights of a row's elements, or the biases; `none` if there are none.
-struct Weights {
+// The weights of a row's elements, or the biases; NONE if there are none.
+template <int NONE> struct Weights {
+    const Norm& norm;
     const T* at;
-    u64 inner;
+    // Whether packs of elements have packs of weights.
     bool packed;
-    T none;
 
-    __device__ Weights(const T* all, const Norm& norm, u64 row, T none)
-        : at(all ? all + norm.weights(row) : all), inner(norm.inner), packed(norm.packed != 0), none(none) {}
+    __device__ Weights(const T* all, const Norm& norm, u64 row)
+        : norm(norm), at(all ? all + norm.weights(row) : all), packed(at && norm.inner == 1 && norm.packed) {}
     // Those of the pack of a slot.
     __device__ Pack<T, PACK> read(const BlockLane& block, int slot) const {
-        Pack<T, PACK> weights = {none, none, none, none};
+        if (packed) {
+            return *(const Pack<T, PACK>*)(at + block.at(slot));
+        }
+        Pack<T, PACK> weights = {NONE, NONE, NONE, NONE};
         if (at) {
-            weights = inner == 1 ? Line<const T>{at, {1}, packed}.read(block, slot / PACK, T())
-                                 : Line<const T, Channel>{at, {inner}, false}.read(block, slot / PACK, T());
+            Stretch channel(block.at(slot), norm.inner);
+#pragma unroll
+            for (int v = 0; v < PACK; ++v) {
+                weights.at[v] = slot + v < block.count ? at[channel.number] : T();
+                channel.next(norm.inner);
+            }
         }
         return weights;
     }
@@ -87,7 +103,7 @@ __device__ inline void normalize(S* out, const From& from, const T* weight, cons
         if (mean) {
             T sum = group.template fold_blocks<Sum<T>>(all, len, [&](const BlockLane& block) {
                 const Held<S>& x = xs.read(block);
-                return fold_slots<Sum<T>>(block.count, [&](int slot) -> T { return x[slot]; });
+                return fold_slots<Sum<T>>(block, [&](int slot) -> T { return x[slot]; });
             });
             centre = sum / (T)all;
         }
@@ -95,7 +111,7 @@ __device__ inline void normalize(S* out, const From& from, const T* weight, cons
         f64 squares = group.template fold_blocks<Sum<f64>>(all, len, [&](const BlockLane& block) {
             const Held<S>& x = xs.read(block);
             return fold_slots<Sum<f64>>(
-                block.count, [&](int slot) { return slot < block.count ? square_of(x[slot] - centre) : 0.0; });
+                block, [&](int slot) { return slot < block.count ? square_of(x[slot] - centre) : 0.0; });
         });
         T scale = (T)(1 / sqrt_of(squares / (f64)all + eps));
         if (exists && group.leads()) {
@@ -104,7 +120,8 @@ __device__ inline void normalize(S* out, const From& from, const T* weight, cons
                 mean[row] = centre;
             }
         }
-        Weights weights(weight, norm, row, 1), biases(bias, norm, row, 0);
+        Weights<1> weights(weight, norm, row);
+        Weights<0> biases(bias, norm, row);
         group.each_block(len, [&](const BlockLane& block) {
             const Held<S>& x = xs.read(block);
             from.write(norm, row, block, x);
@@ -137,12 +154,12 @@ __device__ inline void gradient(S* dx, const Then& then, const S* g, const S* x,
         Line<const S> from_x = norm.line(x, row), from_g = norm.line(g, row);
         Line<S> to = norm.line(dx, row);
         T centre = mean ? mean[row] : 0, scale = rstd[row];
-        Weights weights(weight, norm, row, 1);
+        Weights<1> weights(weight, norm, row);
         RowOf<Group, S> row_x(group, from_x, len), row_g(group, from_g, len);
         Two<T> sums = group.template fold_blocks<TwoSums<T>>(all, len, [&](const BlockLane& block) {
             const Held<S>&x = row_x.read(block), &g = row_g.read(block);
             Pack<T, PACK> w;
-            return fold_slots<TwoSums<T>>(block.count, [&](int slot) {
+            return fold_slots<TwoSums<T>>(block, [&](int slot) {
                 if (slot % PACK == 0) {
                     w = weights.read(block, slot);
                 }

@@ -59,11 +59,11 @@ struct With {
     }
 };
 
-ROW_KERNELS(normalize_added,
+ROW_KERNELS(norm_blocks, normalize_added,
             (S* out, S* sum, const S* first, const S* second, u64 first_rows, u64 second_rows, const T* weight, const T* bias,
              T* mean, T* rstd, const __grid_constant__ Norm norm, f64 eps, u32 lanes),
             normalize<Group>(out, Added{first, second, first_rows, second_rows, sum}, weight, bias, mean, rstd, norm, eps, lanes))
-ROW_KERNELS(normalize_grad_added,
+ROW_KERNELS(blocks_of<T>, normalize_grad_added,
             (S* out, const S* g, const S* x, const T* weight, const T* mean, const T* rstd,
              const __grid_constant__ Norm norm, u32 lanes, const S* other),
             gradient<Group>(out, With{other}, g, x, weight, mean, rstd, norm, lanes))

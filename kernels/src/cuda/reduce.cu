@@ -18,18 +18,12 @@
     }
 
 // The same for what is joined element by element, of columns that lie side by side.
-#define BY_ELEMENT(name, What)                                                                                             \
-    REDUCTION(name, What, S) \
+#define BY_ELEMENT(name, What)                                                                                  \
+    REDUCTION(name, What, S)                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS, sizeof(F) == 8 ? 1 : 2) NAMED(name##_columns, DTYPE)( \
-        const S* x, S* out, Each<What::Fold>::State* states, u64 columns, u64 all, i64 along, \
-        const __grid_constant__ Units cut, f64 divisor) { \
-        reduce_columns<What>(out, x, states, columns, all, along, cut, divisor); \
-    } \
-    extern "C" __global__ void NAMED(name##_columns_join, DTYPE)(S * out, const Each<What::Fold>::State* states, \
-                                                                 u64 columns, u64 all, \
-                                                                 const __grid_constant__ Units cut, u32 lanes, \
-                                                                 f64 divisor) { \
-        join_units<Each<What::Fold>>(columns / PACK, cut, lanes, states, ToColumns<What, S>{out, all, divisor}); \
+        const S* x, S* out, What::Fold::State* states, u64 columns, u64 all, i64 along,                         \
+        const __grid_constant__ Units cut, f64 divisor) {                                                       \
+        reduce_columns<What>(out, x, states, columns, all, along, cut, divisor);                                \
     }
 
 BY_ELEMENT(sum, Plain<Sum<F>>)

@@ -51,7 +51,7 @@ template <class How> struct Plain {
     using Fold = How;
     __device__ static F none() { return How::empty(); }
     template <class X> __device__ static F of(const BlockLane& block, const X& x) {
-        return fold_slots<How>(block.count, [&](int slot) -> F { return x[slot]; });
+        return fold_slots<How>(block, [&](int slot) -> F { return x[slot]; });
     }
     __device__ static F value(F state, u64, f64) { return state; }
 };
@@ -82,7 +82,7 @@ struct LogSumExp {
     using Fold = LogSum<T>;
     __device__ static T none() { return lowest<T>(); }
     template <class X> __device__ static Two<T> of(const BlockLane& block, const X& x) {
-        return log_sum_slots<T>(block.count, [&](int slot) -> T { return x[slot]; });
+        return log_sum_slots<T>(block, [&](int slot) -> T { return x[slot]; });
     }
     __device__ static T value(Two<T> state, u64, f64) { return Fold::value(state); }
 };
@@ -90,7 +90,7 @@ struct Squares {
     using Fold = Deviations<T>;
     __device__ static T none() { return 0; }
     template <class X> __device__ static Deviation<T> of(const BlockLane& block, const X& x) {
-        return deviation_of<T>(block.count, [&](int slot) -> T { return x[slot]; });
+        return deviation_of<T>(block, [&](int slot) -> T { return x[slot]; });
     }
 };
 struct Var : Squares {
@@ -111,20 +111,6 @@ struct Reduced {
     const Walk<1>& walk;
 
     __device__ i64 operator()(u64 i) const { return offsets(walk, i).at[0]; }
-};
-
-// What becomes of neighbouring columns.
-template <class What, class O> struct ToColumns {
-    O* out;
-    u64 all;
-    f64 divisor;
-
-    __device__ void operator()(u64 pack, typename Each<typename What::Fold>::State state) const {
-#pragma unroll
-        for (int v = 0; v < PACK; ++v) {
-            out[pack * PACK + v] = What::value(state.at[v], all, divisor);
-        }
-    }
 };
 
 template <class Group, class What, class O>
@@ -158,35 +144,23 @@ __device__ inline void join(O* out, const typename What::Fold::State* states, u6
 
 // Folds of columns of elements `along` apart, of which those of a thread lie side by side.
 template <class What, class O>
-__device__ inline void reduce_columns(O* out, const S* x, typename Each<typename What::Fold>::State* states, u64 columns, u64 all,
-                                      i64 along, const Units& cut, f64 divisor) {
+__device__ inline void reduce_columns(O* out, const S* x, typename What::Fold::State* states, u64 columns, u64 all, i64 along,
+                                      const Units& cut, f64 divisor) {
     using Fold = typename What::Fold;
-    // How many elements of a column are read ahead: of two blocks of threads one reads while the other joins.
-    constexpr int AHEAD = sizeof(S) <= 2 ? 8 : 4;
-    auto of = [&](u64 pack, const BlockLane& block) {
-        const S* at = x + pack * PACK;
-        typename Each<Fold>::State state = Each<Fold>::empty();
-        for (int start = 0; start < EACH && start < block.count; start += AHEAD) {
-            Pack<S, PACK> values[AHEAD];
+    auto of = [&](u64 first, const BlockLane& block) {
+        auto state = Each<Fold>::empty();
+        auto load = [&](u64 row) { return pack_of(x + first, (i64)row, along); };
+        for_rows_ahead(block, load, [&](const Pack<S, PACK>& pack) {
 #pragma unroll
-            for (int k = 0; k < AHEAD; ++k) {
-                // What there is not, is read where something is.
-                int slot = start + k < block.count ? start + k : 0;
-                values[k] = *(const Pack<S, PACK>*)(at + (i64)block.at(slot) * along);
+            for (int v = 0; v < PACK; ++v) {
+                state.at[v] = Fold::join(state.at[v], (F)pack.at[v]);
             }
-#pragma unroll
-            for (int k = 0; k < AHEAD; ++k) {
-#pragma unroll
-                for (int v = 0; v < PACK; ++v) {
-                    F value = start + k < block.count ? (F)values[k].at[v] : What::none();
-                    state.at[v] = Fold::join(state.at[v], value);
-                }
-            }
-        }
+        });
         return state;
     };
-    fold_units<ColumnGroup, Each<Fold>>(columns / PACK, all, cut, LANES, states, of,
-                                        ToColumns<What, O>{out, all, divisor});
+    fold_columns<Fold>(columns, all, states, cut, of, [&](u64 column, const typename Fold::State& state) {
+        out[column] = What::value(state, all, divisor);
+    });
 }
 
 // Threads of a block, at most: a thread that folds F64 takes twice the registers. Side by side they read more at once in one

@@ -10,7 +10,8 @@ use super::{Family, family, kernel_name, type_name};
 use crate::command::Address;
 use crate::reduction::{Axes, Reduction};
 
-pub(super) static PROGRAMS: Family = family!("reduce", NUMBERS, "rows.cuh", "reduce.cuh", "reduce.cu");
+pub(super) static PROGRAMS: Family =
+    family!("reduce", NUMBERS, "rows.cuh", "columns.cuh", "reduce.cuh", "reduce.cu");
 
 /// Threads of a block, at most; as in the program.
 fn most_threads(dtype: DType, group: RowGroup) -> u32 {
@@ -79,15 +80,29 @@ impl Columns {
         // SAFETY: the kernel takes these arguments, and the caller promises that `x`, the output and the workspace
         // have what the axes and units ask for.
         unsafe { PROGRAMS.kernel(queue, &[op, "columns"], dtype, grid, &args)? };
-        if !cut.are_joined() {
-            return Ok(());
-        }
-        let (grid, lanes) = cut.join(queue, columns / PACK);
-        let args = [out, states, columns_arg, all, cut.arg(), Arg::U32(lanes), Arg::F64(0.0)];
-        // SAFETY: the kernel takes these arguments. The first kernel has written the states, and the caller promises
-        // room for all outputs.
-        unsafe { PROGRAMS.kernel(queue, &[op, "columns", "join"], dtype, grid, &args) }
+        // SAFETY: as above.
+        unsafe { join(queue, (op, dtype), (cut, axes, 0.0), [out, states]) }
     }
+}
+
+/// Enqueues the kernel that joins the units of outputs, where there are several.
+///
+/// # Safety
+/// The workspace has the states of all units, and the output has room for all kept elements.
+unsafe fn join(
+    queue: &Queue<'_>,
+    (op, dtype): (&str, DType),
+    (cut, axes, divisor): (Units, &Axes, f64),
+    [out, states]: [Arg<'_>; 2],
+) -> Result<()> {
+    if !cut.are_joined() {
+        return Ok(());
+    }
+    let (grid, lanes) = cut.join(queue, axes.kept.elements);
+    let (rows, all) = (axes.kept.elements as i64, axes.reduced.elements as i64);
+    let args = [out, states, Arg::I64(rows), Arg::I64(all), cut.arg(), Arg::U32(lanes), Arg::F64(divisor)];
+    // SAFETY: the kernel takes these arguments; the rest is the caller's promise.
+    unsafe { PROGRAMS.kernel(queue, &[op, "join"], dtype, grid, &args) }
 }
 
 /// A reduction, and how threads share it out.
@@ -147,16 +162,8 @@ impl<'a> Sharing<'a> {
         // SAFETY: the caller promises that the kernel takes what is given and what all reductions do, and that
         // inputs, output and workspace have what the axes and units ask for.
         unsafe { queue.kernel(program, kernel, grid, &args)? };
-        if !cut.are_joined() {
-            return Ok(());
-        }
-        let (grid, lanes) = cut.join(queue, axes.kept.elements);
-        let (rows, all) = (axes.kept.elements as i64, axes.reduced.elements as i64);
-        let args =
-            [out, states, Arg::I64(rows), Arg::I64(all), cut.arg(), Arg::U32(lanes), Arg::F64(divisor)];
-        // SAFETY: the kernel takes these arguments. The first kernel has written the states, and the caller promises
-        // room for all outputs.
-        unsafe { PROGRAMS.kernel(queue, &[self.how.name(), "join"], dtype, grid, &args) }
+        // SAFETY: the first kernel has written the states, and the caller promises room for all outputs.
+        unsafe { join(queue, (self.how.name(), dtype), (cut, axes, divisor), [out, states]) }
     }
 }
 

@@ -12,6 +12,8 @@ constexpr u32 BLOCK = 1024;
 enum : u32 { PART_BLOCKS = 32 };
 // Neighbours that a lane reads at once, a pack; packs and elements of a block that are one lane's.
 enum : int { PACK = 4, EACH = BLOCK / LANES, PACKS = EACH / PACK };
+// Packs that a thread may have of a row with fewer threads than a warp.
+enum : int { SHORT = 4 };
 
 template <class T> __device__ inline T shuffle(T x, u32 from) { return __shfl_sync(FULL, x, from); }
 
@@ -137,42 +139,7 @@ template <class F> __device__ inline typename F::State join_lanes(typename F::St
     return moved(state, From{threadIdx.x % LANES & ~(lanes - 1)});
 }
 
-// Calls `body(slot)` for the slots of the packs of a block that are one lane's, where `count` elements are some: slots are known
-// to the compiler, so that a value for each can be kept in registers. Short rows are over soon: what is not run is not fetched.
-template <class Body> __device__ inline void for_slots(u32 count, Body body) {
-#pragma unroll
-    for (int slot = 0; slot < EACH; slot += PACK) {
-        if (slot >= count) {
-            break;
-        }
-#pragma unroll
-        for (int v = 0; v < PACK; ++v) {
-            body(slot + v);
-        }
-    }
-}
-// The fold of a lane's values `at(slot)`, one after the other. In a pack that is not whole there are others behind them, which
-// must not show.
-template <class F, class At> __device__ inline typename F::State fold_slots(u32 count, At at) {
-    typename F::State state = F::empty();
-    for_slots(count, [&](int slot) { state = F::join(state, at(slot)); });
-    return state;
-}
-// The same of exponentials: one for each element, and none for what was summed before.
-template <class T> struct Exponential {
-    __device__ T operator()(T x) const { return exp_of(x); }
-};
-template <class T, class At, class Exp = Exponential<T>> __device__ inline Two<T> log_sum_slots(u32 count, At at, Exp exp = {}) {
-    T m = fold_slots<typename LogSum<T>::Largest>(count, at), shift = is_finite(m) ? m : (T)0;
-    return {m, fold_slots<Sum<T>>(count, [&](int slot) { return exp(at(slot) - shift); })};
-}
-template <class T, class At> __device__ inline Deviation<T> deviation_of(u32 count, At at) {
-    T mean = count == 0 ? (T)0 : fold_slots<Sum<T>>(count, at) / (T)count;
-    f64 squares = fold_slots<Sum<f64>>(count, [&](int slot) { return slot < count ? square_of(at(slot) - mean) : 0.0; });
-    return {(T)count, mean, squares};
-}
-
-// A block as a thread sees it that is lane `lane` of `lanes`, a power of two. Fewer than 32 lanes have four elements each at most.
+// A block as a thread sees it that is number `lane` of `lanes`, a power of two. Fewer than 32 have SHORT packs each at most.
 struct BlockLane {
     u32 lane;
     u32 lanes;
@@ -199,6 +166,63 @@ struct BlockLane {
         return own ? (int)(pack / lanes * PACK + behind % PACK) : -1;
     }
 };
+
+// Calls `body(slot)` for slots from `from` on, before `to`, of the packs in which the lane has some of its `count` elements. Both are known
+// to the compiler, so that a value for each slot can be kept in registers. Short rows are over soon: what is not run is not fetched.
+template <class Body> __device__ inline void for_slots(int from, int to, u32 count, Body body) {
+#pragma unroll
+    for (int slot = from; slot < to; slot += PACK) {
+        if (slot >= count) {
+            break;
+        }
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            body(slot + v);
+        }
+    }
+}
+template <class Body> __device__ inline void for_slots(u32 count, Body body) { for_slots(0, EACH, count, body); }
+// The fold of a thread's elements of a block: `of(from, to)` is that of the slots between. A thread with several packs of a row that
+// has fewer threads than a warp stands for as many lanes, which are joined in the order of lanes.
+template <class F, class Of> __device__ inline typename F::State fold_lane(const BlockLane& block, Of of) {
+    if (block.lanes == LANES) {
+        return of(0, EACH);
+    }
+    typename F::State first = of(0, PACK);
+    if (block.count <= PACK) {
+        return first;
+    }
+    typename F::State second = of(PACK, 2 * PACK), third = of(2 * PACK, 3 * PACK);
+    return F::join(F::join(first, third), F::join(second, of(3 * PACK, SHORT * PACK)));
+}
+// The fold of values `at(slot)`, one after the other. In a pack that is not whole there are others behind them, which must not show.
+template <class F, class At> __device__ inline typename F::State fold_between(int from, int to, u32 count, At at) {
+    typename F::State state = F::empty();
+    for_slots(from, to, count, [&](int slot) { state = F::join(state, at(slot)); });
+    return state;
+}
+template <class F, class At> __device__ inline typename F::State fold_slots(const BlockLane& block, At at) {
+    return fold_lane<F>(block, [&](int from, int to) { return fold_between<F>(from, to, block.count, at); });
+}
+// The same of exponentials: one for each element, and none for what was summed before.
+template <class T> struct Exponential {
+    __device__ T operator()(T x) const { return exp_of(x); }
+};
+template <class T, class At, class Exp = Exponential<T>>
+__device__ inline Two<T> log_sum_slots(const BlockLane& block, At at, Exp exp = {}) {
+    return fold_lane<LogSum<T>>(block, [&](int from, int to) -> Two<T> {
+        T m = fold_between<typename LogSum<T>::Largest>(from, to, block.count, at), shift = is_finite(m) ? m : (T)0;
+        return {m, fold_between<Sum<T>>(from, to, block.count, [&](int slot) { return exp(at(slot) - shift); })};
+    });
+}
+template <class T, class At> __device__ inline Deviation<T> deviation_of(const BlockLane& block, At at) {
+    return fold_lane<Deviations<T>>(block, [&](int from, int to) -> Deviation<T> {
+        int end = min(to, (int)block.count), count = max(end - from, 0);
+        T mean = count == 0 ? (T)0 : fold_between<Sum<T>>(from, to, block.count, at) / (T)count;
+        auto square = [&](int slot) { return slot < block.count ? square_of(at(slot) - mean) : 0.0; };
+        return {(T)count, mean, fold_between<Sum<f64>>(from, to, block.count, square)};
+    });
+}
 
 // What a lane holds of a block, as it is stored.
 template <class S> struct Held {
@@ -253,7 +277,7 @@ template <class S, class Place = Step> struct Line {
         if (packed && block.count % PACK == 0) {
 #pragma unroll
             for (int k = 0; k < PACKS; ++k) {
-                if (k > 0 && block.lanes < LANES) {
+                if (k >= SHORT && block.lanes < LANES) {
                     break;
                 }
                 held.packs[k] = *(const Pack<Element<S>, PACK>*)pack(block, k * PACK < block.count ? k : 0);
@@ -262,7 +286,7 @@ template <class S, class Place = Step> struct Line {
         }
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
-            if (SPARING ? k * PACK >= block.count : k > 0 && block.lanes < LANES) {
+            if (SPARING ? k * PACK >= block.count : k >= SHORT && block.lanes < LANES) {
                 break;
             }
 #pragma unroll
@@ -310,12 +334,14 @@ template <class S, class Place = Step> struct Line {
 template <class Group> struct Folds {
     template <class F, class At> __device__ typename F::State fold(u64 all, u64 len, At at) const {
         return ((const Group*)this)->template fold_blocks<F>(all, len, [&](const BlockLane& block) {
-            typename F::State state = F::empty();
+            return fold_lane<F>(block, [&](int from, int to) {
+                typename F::State state = F::empty();
 #pragma unroll 4
-            for (u32 slot = 0; slot < block.count; ++slot) {
-                state = F::join(state, at(block.at((int)slot)));
-            }
-            return state;
+                for (int slot = from; slot < to && slot < block.count; ++slot) {
+                    state = F::join(state, at(block.at(slot)));
+                }
+                return state;
+            });
         });
     }
 };
@@ -459,40 +485,36 @@ struct ColumnGroup : Folds<ColumnGroup> {
         return state;
     }
     __device__ BlockLane block(u64 number, u64 len, u32 lane) const { return BlockLane(lane, lanes, number * BLOCK, len); }
-    template <class F, class Of> __device__ typename F::State fold_part(u64 start, u32 most, u64 all, u64 len, Of of) const {
-        // Of the tree over the part's blocks, what this thread's lanes have.
-        typename F::State own[2] = {F::empty(), F::empty()};
-        u32 blocks = blocks_from(start, most, all);
-        for (u32 turn = 0; turn < blocks; ++turn) {
-            typename F::State state = F::empty();
-#pragma unroll 1
-            for (u32 lane = threadIdx.y; lane < lanes; lane += blockDim.y) {
-                state = F::join(state, of(block(start + turn, len, lane)));
-            }
-            state = join_columns<F>(state);
-            if (blocks == 1) {
-                return state;
-            }
-            if (turn % blockDim.y == threadIdx.y) {
-                (turn < blockDim.y ? own[0] : own[1]) = state;
-            }
+    // Joins the states of `count` turns, which go to lanes one after the other, as the tree over lanes.
+    template <class F, class Turn> __device__ static typename F::State join_turns(u64 count, Turn turn) {
+        if (count == 1) {
+            return turn(0);
         }
-        return join_columns<F>(F::join(own[0], own[1]));
-    }
-    template <class F, class Of> __device__ typename F::State fold_blocks(u64 all, u64 len, Of of) const {
+        // What this thread's lanes have.
         typename F::State own[2] = {F::empty(), F::empty()};
-        for (u64 part = 0; part * PART_BLOCKS * BLOCK < all; ++part) {
-            typename F::State state = fold_part<F>(part * PART_BLOCKS, PART_BLOCKS, all, len, of);
-            if (all <= PART_BLOCKS * BLOCK) {
-                return state;
-            }
-            u32 lane = (u32)(part % LANES);
+        for (u64 n = 0; n < count; ++n) {
+            typename F::State state = turn(n);
+            u32 lane = (u32)(n % LANES);
             if (lane % blockDim.y == threadIdx.y) {
                 typename F::State& to = lane < blockDim.y ? own[0] : own[1];
                 to = F::join(to, state);
             }
         }
         return join_columns<F>(F::join(own[0], own[1]));
+    }
+    template <class F, class Of> __device__ typename F::State fold_part(u64 start, u32 most, u64 all, u64 len, Of of) const {
+        return join_turns<F>(blocks_from(start, most, all), [&](u64 turn) {
+            typename F::State state = F::empty();
+#pragma unroll 1
+            for (u32 lane = threadIdx.y; lane < lanes; lane += blockDim.y) {
+                state = F::join(state, of(block(start + turn, len, lane)));
+            }
+            return join_columns<F>(state);
+        });
+    }
+    template <class F, class Of> __device__ typename F::State fold_blocks(u64 all, u64 len, Of of) const {
+        u64 parts = (all + PART_BLOCKS * BLOCK - 1) / (PART_BLOCKS * BLOCK);
+        return join_turns<F>(parts, [&](u64 part) { return fold_part<F>(part * PART_BLOCKS, PART_BLOCKS, all, len, of); });
     }
     template <class Body> __device__ void each_block(u64 len, Body body) const {
         for (u64 number = 0; number * BLOCK < len; ++number) {
@@ -589,10 +611,10 @@ template <class T> constexpr int blocks_of = sizeof(T) == 8 ? 1 : 2;
     GROUP_KERNEL(1, name, warp, WarpGroup, parameters, __VA_ARGS__)   \
     GROUP_KERNEL(1, name, block, BlockGroup, parameters, __VA_ARGS__) \
     GROUP_KERNEL(1, name, column, ColumnGroup, parameters, __VA_ARGS__)
-#define ROW_KERNELS(name, parameters, ...)                                     \
+#define ROW_KERNELS(wide_blocks, name, parameters, ...)                        \
     GROUP_KERNEL(blocks_of<T>, name, warp, WarpGroup, parameters, __VA_ARGS__) \
-    GROUP_KERNEL(blocks_of<T>, name, wide, WideGroup, parameters, __VA_ARGS__) \
+    GROUP_KERNEL(wide_blocks, name, wide, WideGroup, parameters, __VA_ARGS__)  \
     GROUP_KERNEL(blocks_of<T>, name, block, BlockGroup, parameters, __VA_ARGS__)
-#define GROUP_KERNELS(name, parameters, ...)   \
-    ROW_KERNELS(name, parameters, __VA_ARGS__) \
+#define GROUP_KERNELS(name, parameters, ...)                 \
+    ROW_KERNELS(blocks_of<T>, name, parameters, __VA_ARGS__) \
     GROUP_KERNEL(1, name, column, ColumnGroup, parameters, __VA_ARGS__)

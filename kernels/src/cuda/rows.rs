@@ -13,16 +13,22 @@ pub(super) const LANES: usize = 32;
 pub(super) const PACK: usize = 4;
 /// Elements that are folded before blocks are joined.
 pub(super) const BLOCK: usize = 1024;
+/// Packs of a short row that a thread has, at most; as in the program.
+const SHORT: usize = 4;
+/// Threads that keep a device busy.
+const BUSY: usize = 1 << 16;
 /// Blocks of a part.
 const PART: usize = 32;
 /// Columns of long rows that a block of threads takes.
 const COLUMNS: usize = 32;
-/// Packs of columns that a block of threads has at once where they lie side by side, and threads for one.
-const BESIDE: u32 = 16;
-const DOWN: u32 = 16;
+/// Packs of columns that a block of threads has at once where they lie side by side, and threads for one: a lane each.
+pub(super) const BESIDE: u32 = 8;
+pub(super) const DOWN: u32 = LANES as u32;
 /// Blocks of threads that leave a device idle, and as many as there may be at once.
 pub(super) const FEW: usize = 128;
 pub(super) const SOME: usize = 512;
+/// Blocks that leave no multiprocessor idle.
+const MANY: u64 = 1024;
 /// States of a row that are joined quickly.
 const JOINED: usize = 1024;
 /// Bytes of the state of a fold, at most.
@@ -73,7 +79,8 @@ impl RowThreads {
         } else {
             RowGroup::Block
         };
-        RowThreads { group, lanes: lanes(len.div_ceil(PACK)), rows, len }
+        let lanes = if group == RowGroup::Warp { short_lanes(rows, len) } else { lanes(len.div_ceil(PACK)) };
+        RowThreads { group, lanes, rows, len }
     }
 
     /// As [`of`](Self::of), for kernels that go over a row several times, in blocks of at most `most` threads.
@@ -161,14 +168,15 @@ impl Units {
 
     /// For `rows` rows of columns that lie side by side, of which a thread has a pack.
     pub(super) fn beside(columns: usize, rows: usize) -> Units {
-        Units::filling(columns, BESIDE as usize * PACK, rows, FEW)
+        Units::filling(columns, BESIDE as usize * PACK, rows, SOME)
     }
 
-    /// The grid of the kernel that folds such columns.
+    /// The grid of the kernel that folds such columns: with a thread for each lane or, where blocks are many, for two.
     pub(super) fn grid_beside(self, queue: &Queue<'_>, columns: usize) -> Grid {
-        let across = columns.div_ceil(BESIDE as usize * PACK) as u64;
-        let mut grid = blocks(queue, across * self.count(), BESIDE * DOWN);
-        grid.threads = [BESIDE, DOWN, 1];
+        let across = |beside: u32| columns.div_ceil(beside as usize * PACK) as u64 * self.count();
+        let wide = if across(2 * BESIDE) < MANY { 1 } else { 2 };
+        let mut grid = blocks(queue, across(wide * BESIDE), BESIDE * DOWN);
+        grid.threads = [wide * BESIDE, DOWN / wide, 1];
         grid
     }
 
@@ -242,6 +250,18 @@ impl RowReduction<'_> {
         args.extend([states, Arg::U64(rows as u64), cut.arg(), Arg::U32(lanes)]);
         kernel("join", grid, &args)
     }
+}
+
+/// Threads for rows of `len` elements: a warp, or for short rows as many as have `SHORT` packs each, but more if there are few rows.
+fn short_lanes(rows: usize, len: usize) -> u32 {
+    let packs = len.div_ceil(PACK);
+    let most = lanes(packs);
+    if packs > LANES {
+        return most;
+    }
+    // Elements that are read one by one are read by neighbours, if they are few.
+    let short = if len.is_multiple_of(PACK) || packs > 8 { SHORT } else { SHORT / 2 };
+    lanes(packs.div_ceil(short)).max(lanes(BUSY.div_ceil(rows.max(1)))).min(most)
 }
 
 /// The lanes for so many packs, or states, up to a warp.

@@ -1,54 +1,115 @@
 // Cumulative sums and rotations of elements of the type DTYPE. FLOATS is 1 for the floating-point types.
 
-// out[i] = x[0] + .. + x[i] along rows, or from the end, in the order of `ScanOrder`. A warp takes a row, a tile at a time, of which
-// each lane has a run. A sum never is -0, since each begins at 0: adding 0 changes no bit.
+// out[i] = x[0] + .. + x[i] along rows, or from the end, in the order of `ScanOrder`: a warp adds a tile, of which each lane has a run.
+// A sum never is -0, since each begins at 0: adding 0 changes no bit.
 struct Scan {
     u64 len;
     i64 steps[2];
     u64 reverse;
-    u64 run;  // elements of a run
+    u64 groups;  // of tiles, in a row
+    u64 warps;   // that share a group
 };
 
-extern "C" __global__ void NAMED(cumsum, DTYPE)(S* out, const S* x, const __grid_constant__ Walk<2> kept,
-                                                const __grid_constant__ Scan scan) {
-    u32 lane = threadIdx.x % LANES;
-    u64 warps = thread_count() / LANES;
-    for (u64 row = thread_index() / LANES; row < kept.elements; row += warps) {
+// Elements of a run and of a tile, tiles of a group, and warps of a block.
+constexpr u32 RUN = 16, TILE = LANES * RUN, GROUP = 64, WARPS = 8;
+
+// The sum of the blocks of 2^k elements for each bit k of `count`, from the last one on: a node is the sum of the largest block that
+// ends with it. It is added to `sum`.
+template <class T> __device__ inline T with_blocks(const T* nodes, u64 count, T sum) {
+    for (; count != 0; count &= count - 1) {
+        sum = add(nodes[count - 1], sum);
+    }
+    return sum;
+}
+
+// The lane's run of a tile.
+struct Run {
+    T elements[RUN];
+    // The sum of the tile, and that of its runs before this one.
+    T all, before;
+
+    // `at(place)` is an element; what is not there is 0, which changes no sum.
+    template <class At> __device__ Run(u64 first, u64 len, At at) {
+#pragma unroll
+        for (u32 k = 0; k < RUN; ++k) {
+            elements[k] = first + k < len ? (T)at(first + k) : (T)0;
+        }
+        u32 lane = threadIdx.x % LANES;
+        T sum = 0;
+#pragma unroll
+        for (u32 k = 0; k < RUN; ++k) {
+            sum = add(sum, elements[k]);
+        }
+        for (u32 by = 1; by < LANES; by *= 2) {
+            T lower = shuffle(sum, (lane | (2 * by - 1)) - by);
+            sum = lane & by ? add(lower, sum) : sum;
+        }
+        all = shuffle(sum, LANES - 1);
+        before = shuffle(sum, lane > 0 ? lane - 1 : 0);
+        before = lane > 0 ? before : (T)0;
+    }
+};
+
+// Writes results or, with `only_sums`, the sum of each group that is whole. Results behind the first group take the nodes of groups.
+extern "C" __global__ void __launch_bounds__(WARPS * LANES) NAMED(cumsum, DTYPE)(
+    S* out, const S* x, T* groups, u32 only_sums, const __grid_constant__ Walk<2> kept, const __grid_constant__ Scan scan) {
+    __shared__ T all_nodes[WARPS][GROUP];
+    u32 warps = (u32)scan.warps, slot = threadIdx.x / LANES / warps, rank = threadIdx.x / LANES % warps;
+    u32 thread = threadIdx.x % (warps * LANES);
+    T* nodes = all_nodes[slot];
+    u64 tiles = (scan.len + TILE - 1) / TILE, items = kept.elements * scan.groups;
+    for (u64 start = (u64)blockIdx.x * (WARPS / warps); start < items; start += (u64)gridDim.x * (WARPS / warps)) {
+        bool exists = start + slot < items;
+        u64 item = exists ? start + slot : 0, row = item / scan.groups, group = item - row * scan.groups;
+        u32 count = exists ? (u32)min((u64)GROUP, tiles - group * GROUP) : 0;
         Offsets<2> at = offsets(kept, row);
-        // Of lane k: where bit k of `tiles` is set, the sum of the newest block of 2^k tiles that begins at a multiple of as many.
-        T block = 0;
-        T before = 0;  // the sum of all tiles before this one
-        for (u64 tiles = 0; tiles * LANES * scan.run < scan.len; ++tiles) {
-            u64 first = (tiles * LANES + lane) * scan.run;
-            u64 end = first + scan.run < scan.len ? first + scan.run : scan.len;
-            auto index = [&](u64 place) { return (i64)(scan.reverse ? scan.len - 1 - place : place); };
-            auto element = [&](u64 place) -> T { return x[at.at[1] + index(place) * scan.steps[1]]; };
-            T sum = 0;
-            for (u64 place = first; place < end; ++place) {
-                sum = add(sum, element(place));
+        auto place_of = [&](u64 i, int operand) {
+            return at.at[operand] + (i64)(scan.reverse ? scan.len - 1 - i : i) * scan.steps[operand];
+        };
+        auto run_of = [&](u32 t) {
+            return Run((group * GROUP + t) * TILE + threadIdx.x % LANES * RUN, scan.len, [&](u64 i) { return x[place_of(i, 1)]; });
+        };
+        if (tiles > 1) {
+            for (u32 t = rank; t < count; t += warps) {
+                nodes[t] = run_of(t).all;
             }
-            for (u32 by = 1; by < LANES; by *= 2) {
-                T lower = shuffle(sum, (lane | (2 * by - 1)) - by);
-                sum = lane & by ? add(lower, sum) : sum;
+            __syncthreads();
+            for (u32 half = 1; half < GROUP; half *= 2) {
+                u32 end = (thread + 1) * 2 * half;
+                if (end <= count) {
+                    nodes[end - 1] = add(nodes[end - half - 1], nodes[end - 1]);
+                }
+                __syncthreads();
             }
-            T own = shuffle(sum, lane > 0 ? lane - 1 : 0);
-            T base = add(before, lane > 0 ? own : (T)0);
-            T next = 0;
-            for (u64 place = first; place < end; ++place) {
-                next = add(next, element(place));
-                out[at.at[0] + index(place) * scan.steps[0]] = add(base, next);
+        }
+        if (only_sums && count == GROUP && thread == 0) {
+            groups[item] = nodes[GROUP - 1];
+        }
+        for (u32 t = rank; !only_sums && t < count; t += warps) {
+            Run run = run_of(t);
+            T before = with_blocks(groups + row * scan.groups, group, with_blocks(nodes, t, (T)0));
+            T base = add(before, run.before), next = 0;
+            u64 first = (group * GROUP + t) * TILE + threadIdx.x % LANES * RUN;
+#pragma unroll
+            for (u32 k = 0; k < RUN; ++k) {
+                next = add(next, run.elements[k]);
+                if (first + k < scan.len) {
+                    out[place_of(first + k, 0)] = add(base, next);
+                }
             }
-            sum = shuffle(sum, LANES - 1);
-            u32 level = 0;
-            for (; tiles >> level & 1; ++level) {
-                sum = add(shuffle(block, level), sum);
+        }
+        __syncthreads();
+    }
+}
+// The nodes of a row's groups, of which the last is behind all others.
+extern "C" __global__ void NAMED(cumsum_groups, DTYPE)(T* groups, u64 rows, u64 count) {
+    for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        T* nodes = groups + row * count;
+        for (u64 half = 1; half < count; half *= 2) {
+            for (u64 end = (threadIdx.x + 1) * 2 * half; end < count; end += blockDim.x * 2 * half) {
+                nodes[end - 1] = add(nodes[end - half - 1], nodes[end - 1]);
             }
-            block = lane == level ? sum : block;
-            before = 0;
-            for (; (tiles + 1) >> level != 0; ++level) {
-                T larger = shuffle(block, level);
-                before = (tiles + 1) >> level & 1 ? add(larger, before) : before;
-            }
+            __syncthreads();
         }
     }
 }

@@ -10,7 +10,23 @@ use crate::loops::{Loops, Rows, ScanOrder};
 
 pub(super) static PROGRAMS: Family = family!("sequence", SIGNED, "rows.cuh", "sequence.cu");
 
-const _: () = assert!(ScanOrder::TILE_RUNS == WARP as usize, "a warp takes a tile at a time");
+const _: () = assert!(ScanOrder::RUN == 16 && ScanOrder::TILE_RUNS == WARP as usize, "as in the program");
+
+/// Tiles of a group, and warps of a block; as in the program.
+const GROUP: usize = 64;
+const WARPS: usize = 8;
+/// Rows of which each warp has one.
+const MANY: usize = 2048;
+
+/// Groups of tiles in a row of `len` elements.
+fn groups(len: usize) -> usize {
+    len.div_ceil(ScanOrder::RUN * ScanOrder::TILE_RUNS * GROUP).max(1)
+}
+
+/// Bytes of the workspace for rows of `len` elements.
+pub(crate) fn workspace(rows: usize, len: usize) -> usize {
+    if groups(len) > 1 { rows.saturating_mul(groups(len)).saturating_mul(size_of::<u64>()) } else { 0 }
+}
 
 pub(crate) fn cumsum(
     queue: &Queue<'_>,
@@ -18,14 +34,30 @@ pub(crate) fn cumsum(
     &Rows { ref kept, len, steps: [out_step, x_step] }: &Rows<2>,
     reverse: bool,
     [out, x]: [Address; 2],
+    workspace: Option<Address>,
 ) -> Result<()> {
-    let walk = Walk::of(queue.op(), kept)?;
+    let (walk, groups, rows) = (Walk::of(queue.op(), kept)?, groups(len), kept.elements);
+    let is_one_tile = len <= ScanOrder::RUN * ScanOrder::TILE_RUNS;
+    let warps = if is_one_tile || rows >= MANY { 1 } else { WARPS };
     // `Scan` of the program.
-    let scan = [len as i64, out_step as i64, x_step as i64, i64::from(reverse), ScanOrder::RUN as i64];
-    let args = [out.into(), x.into(), walk.arg(), scan.arg()];
-    let grid = blocks(queue, kept.elements.div_ceil((THREADS / WARP) as usize) as u64, THREADS);
-    // SAFETY: the kernel takes these arguments, and the rows are those of the operands.
-    unsafe { PROGRAMS.kernel(queue, &["cumsum"], dtype, grid, &args) }
+    let [out_step, x_step] = [out_step, x_step].map(|step| step as i64);
+    let scan = [len as i64, out_step, x_step, i64::from(reverse), groups as i64, warps as i64];
+    let grid = blocks(queue, (rows * groups).div_ceil(WARPS / warps) as u64, THREADS);
+    let scan_rows = |only_sums: bool| {
+        let [out, x, sums] = [Arg::from(out), x.into(), workspace.into()];
+        let args = [out, x, sums, Arg::U32(u32::from(only_sums)), walk.arg(), scan.arg()];
+        // SAFETY: the kernel takes these arguments, the rows are those of the operands, and the workspace has room for a sum of each
+        // group.
+        unsafe { PROGRAMS.kernel(queue, &["cumsum"], dtype, grid, &args) }
+    };
+    if groups > 1 {
+        scan_rows(true)?;
+        let args = [workspace.into(), Arg::U64(rows as u64), Arg::U64(groups as u64)];
+        let grid = blocks(queue, rows as u64, THREADS);
+        // SAFETY: the kernel takes these arguments, and the workspace has a sum of each group.
+        unsafe { PROGRAMS.kernel(queue, &["cumsum", "groups"], dtype, grid, &args)? };
+    }
+    scan_rows(false)
 }
 
 pub(crate) fn rotary(

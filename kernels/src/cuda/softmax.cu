@@ -42,27 +42,17 @@ __device__ inline void softmax(S* out, const S* x, const Walk<2>& kept, const Ro
         RowOf<Group, S> row_x(group, from, len, least());
         T largest = group.template fold_blocks<Max<T>>(all, len, [&](const BlockLane& block) {
             const Held<S>& x = row_x.read(block);
-            return fold_slots<Max<T>>(block.count, [&](int slot) -> T { return x[slot]; });
+            return fold_slots<Max<T>>(block, [&](int slot) -> T { return x[slot]; });
         });
-        // What is summed is made once for a row that is held.
-        T terms[EACH];
-        auto shifted = [&](const BlockLane& block) {
-            const Held<S>& x = row_x.read(block);
-            for_slots(block.count, [&](int slot) {
-                T value = x[slot] - largest;
-                terms[slot] = LOG ? value : Quick()(value);
-            });
-        };
         T sum = group.template fold_blocks<Sum<T>>(all, len, [&](const BlockLane& block) {
-            shifted(block);
-            return fold_slots<Sum<T>>(block.count, [&](int slot) { return LOG ? Quick()(terms[slot]) : terms[slot]; });
+            const Held<S>& x = row_x.read(block);
+            return fold_slots<Sum<T>>(block, [&](int slot) { return Quick()(x[slot] - largest); });
         });
-        T log_sum = LOG ? log_of(sum) : 0;
+        T log_sum = LOG ? log_of(sum) : 0, inverse = 1 / sum;
         group.each_block(len, [&](const BlockLane& block) {
-            if (!Group::HOLDS) {
-                shifted(block);
-            }
-            to.write(block, [&](int slot) { return LOG ? terms[slot] - log_sum : terms[slot] / sum; });
+            const Held<S>& x = row_x.read(block);
+            // To make exponentials again takes less time than to keep them.
+            to.write(block, [&](int slot) { return LOG ? x[slot] - largest - log_sum : Quick()(x[slot] - largest) * inverse; });
         });
     });
 }
@@ -79,7 +69,7 @@ __device__ inline void softmax_grad(S* out, const S* y, const S* g, const Walk<3
         RowOf<Group, S> row_y(group, from_y, len), row_g(group, from_g, len);
         T sum = group.template fold_blocks<Sum<T>>(rows.len, len, [&](const BlockLane& block) {
             const Held<S>&ys = row_y.read(block), &gs = row_g.read(block);
-            return fold_slots<Sum<T>>(block.count, [&](int slot) { return LOG ? gs[slot] : mul_rounded(gs[slot], ys[slot]); });
+            return fold_slots<Sum<T>>(block, [&](int slot) { return LOG ? gs[slot] : mul_rounded(gs[slot], ys[slot]); });
         });
         group.each_block(len, [&](const BlockLane& block) {
             const Held<S>&ys = row_y.read(block), &gs = row_g.read(block);
@@ -95,7 +85,7 @@ template <class Group, class Line>
 __device__ inline Two<T> log_sum_of(const Group& group, const Line& from, u64 all, u64 len) {
     return group.template fold_blocks<LogSum<T>>(all, len, [&](const BlockLane& block) {
         Held<S> x = from.read(block, least());
-        return log_sum_slots<T>(block.count, [&](int slot) -> T { return x[slot]; }, Quick());
+        return log_sum_slots<T>(block, [&](int slot) -> T { return x[slot]; }, Quick());
     });
 }
 // The loss of a row, by one of its threads, from the fold and the logit of its label.
@@ -120,78 +110,44 @@ __device__ inline void write_slopes(const Group& group, const To& to, const From
     });
 }
 
-// log_sums = log(sum exp(x)), losses = log_sums - x[label] of each row; operands of `kept` are logits, labels, losses. A label
-// that is no class is a fault, and its loss is not written.
+// log_sums = log(sum exp(x)), losses = log_sums - x[label] of each row, out[i, j] = (exp(x[i, j] - log_sums[i]) - (j == labels[i])) g[i].
+// Operands of `kept` are out, logits, labels, g, losses. Without losses, `log_sums` are given; without `out`, no gradient is made; with
+// both, it lies apart from the others. A label that is no class is a fault, and its loss is not written.
 template <class Group>
-__device__ inline void cross_entropy(const S* logits, const i64* labels, T* losses, T* log_sums, const Walk<3>& kept,
-                                     const Rows& rows, u32 lanes, Fault fault) {
-    for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
-        Offsets<3> at = offsets(kept, exists ? row : 0);
-        const S* x = logits + at.at[0];
-        Two<T> state = log_sum_of(group, rows.line(x, 0), rows.len, exists ? rows.len : 0);
-        if (exists && group.leads()) {
-            log_sums[row] = LogSum<T>::value(state);
-            write_loss(losses + at.at[2], state, x, rows.steps[0], labels[at.at[1]], rows.len, fault);
-        }
-    });
-}
-
-// out[i, j] = (exp(logits[i, j] - log_sums[i]) - (j == labels[i])) g[i]; operands of `kept` are out, logits, labels, g.
-template <class Group>
-__device__ inline void cross_entropy_grad(S* out, const S* logits, const i64* labels, const T* g, const T* log_sums,
-                                          const Walk<4>& kept, const Rows& rows, u32 lanes, Fault fault) {
+__device__ inline void cross_entropy(S* out, const S* logits, const i64* labels, const T* g, T* losses, T* log_sums,
+                                     const Walk<5>& kept, const Rows& rows, u32 lanes, Fault fault) {
     for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
         row = exists ? row : 0;
-        Offsets<4> at = offsets(kept, row);
-        i64 label = labels[at.at[2]];
-        if (exists && group.leads() && !in_range(label, (i64)rows.len)) {
-            raise(fault, label, (i64)rows.len);
-        }
-        write_slopes(group, rows.line(out + at.at[0], 0), rows.line(logits + at.at[1], 1), exists ? rows.len : 0,
-                     log_sums[row], label, g[at.at[3]]);
-    });
-}
-
-// Both; operands of `kept` are out, logits, labels, g, losses. The gradient lies apart from all others.
-template <class Group>
-__device__ inline void cross_entropy_both(S* out, const S* logits, const i64* labels, const T* g, T* losses, T* log_sums,
-                                          const Walk<5>& kept, const Rows& rows, u32 lanes, Fault fault) {
-    for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
-        Offsets<5> at = offsets(kept, exists ? row : 0);
+        Offsets<5> at = offsets(kept, row);
         const S* x = logits + at.at[1];
         auto from = rows.line(x, 1);
         i64 label = labels[at.at[2]];
         u64 len = exists ? rows.len : 0;
-        Two<T> state = log_sum_of(group, from, rows.len, len);
-        T log_sum = LogSum<T>::value(state);
-        if (exists && group.leads()) {
-            log_sums[row] = log_sum;
-            write_loss(losses + at.at[4], state, x, rows.steps[1], label, rows.len, fault);
+        T log_sum = losses ? (T)0 : log_sums[row];
+        if (losses) {
+            Two<T> state = log_sum_of(group, from, rows.len, len);
+            log_sum = LogSum<T>::value(state);
+            if (exists && group.leads()) {
+                log_sums[row] = log_sum;
+                write_loss(losses + at.at[4], state, x, rows.steps[1], label, rows.len, fault);
+            }
+        } else if (exists && group.leads() && !in_range(label, (i64)rows.len)) {
+            raise(fault, label, (i64)rows.len);
         }
-        write_slopes(group, rows.line(out + at.at[0], 0), from, len, log_sum, label, g[at.at[3]]);
+        if (out) {
+            write_slopes(group, rows.line(out + at.at[0], 0), from, len, log_sum, label, g[at.at[3]]);
+        }
     });
 }
 
 #define SOFTMAX_OPERANDS (S* out, const S* x, const __grid_constant__ Walk<2> kept, const __grid_constant__ Rows rows, u32 lanes)
-// A warp's threads hold elements and exponentials at once, for which half of the registers are too few.
-GROUP_KERNEL(1, softmax, warp, WarpGroup, SOFTMAX_OPERANDS, softmax<false, Group>(out, x, kept, rows, lanes))
-GROUP_KERNEL(blocks_of<T>, softmax, wide, WideGroup, SOFTMAX_OPERANDS, softmax<false, Group>(out, x, kept, rows, lanes))
-GROUP_KERNEL(blocks_of<T>, softmax, block, BlockGroup, SOFTMAX_OPERANDS, softmax<false, Group>(out, x, kept, rows, lanes))
-GROUP_KERNEL(1, softmax, column, ColumnGroup, SOFTMAX_OPERANDS, softmax<false, Group>(out, x, kept, rows, lanes))
+GROUP_KERNELS(softmax, SOFTMAX_OPERANDS, softmax<false, Group>(out, x, kept, rows, lanes))
 GROUP_KERNELS(log_softmax, SOFTMAX_OPERANDS, softmax<true, Group>(out, x, kept, rows, lanes))
 #define GRAD_OPERANDS \
     (S* out, const S* y, const S* g, const __grid_constant__ Walk<3> kept, const __grid_constant__ Rows rows, u32 lanes)
 GROUP_KERNELS(softmax_grad, GRAD_OPERANDS, softmax_grad<false, Group>(out, y, g, kept, rows, lanes))
 GROUP_KERNELS(log_softmax_grad, GRAD_OPERANDS, softmax_grad<true, Group>(out, y, g, kept, rows, lanes))
 GROUP_KERNELS(cross_entropy,
-             (const S* logits, const i64* labels, T* losses, T* log_sums, const __grid_constant__ Walk<3> kept,
-              const __grid_constant__ Rows rows, u32 lanes, Fault fault),
-             cross_entropy<Group>(logits, labels, losses, log_sums, kept, rows, lanes, fault))
-GROUP_KERNELS(cross_entropy_grad,
-             (S* out, const S* logits, const i64* labels, const T* g, const T* log_sums, const __grid_constant__ Walk<4> kept,
-              const __grid_constant__ Rows rows, u32 lanes, Fault fault),
-             cross_entropy_grad<Group>(out, logits, labels, g, log_sums, kept, rows, lanes, fault))
-GROUP_KERNELS(cross_entropy_both,
              (S* out, const S* logits, const i64* labels, const T* g, T* losses, T* log_sums,
               const __grid_constant__ Walk<5> kept, const __grid_constant__ Rows rows, u32 lanes, Fault fault),
-             cross_entropy_both<Group>(out, logits, labels, g, losses, log_sums, kept, rows, lanes, fault))
+             cross_entropy<Group>(out, logits, labels, g, losses, log_sums, kept, rows, lanes, fault))

@@ -50,17 +50,17 @@ template <class N, class F> __device__ inline N first_of(N low, N end, F is_beyo
     return low;
 }
 
-// A pass of a sort orders by so many bits.
+// A pass of a sort orders by so many bits, at most.
 constexpr u32 BITS = 10;
 constexpr u32 DIGITS = 1 << BITS;
 
-// For EACH entries of each thread, of which a warp has neighbours: how many entries of the block with the same digit come before.
-// `counts` then has, for each warp, those of the warps before, and `totals`, if wanted, those of all.
-template <u32 EACH> __device__ inline void rank_entries(u16 (*counts)[DIGITS], const u32 (&digits)[EACH], u32 (&ranks)[EACH],
+// For EACH entries of each thread, of which a warp has neighbours: how many entries of the block with the same digit of `bits` bits come
+// before. `counts` then has, for each warp, those of the warps before, and `totals`, if wanted, those of all.
+template <u32 EACH> __device__ inline void rank_entries(u16 (*counts)[DIGITS], u32 bits, const u32 (&digits)[EACH], u32 (&ranks)[EACH],
                                                          u32* totals = nullptr) {
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    for (u32 d = threadIdx.x; d < WARPS * DIGITS; d += THREADS) {
-        counts[d / DIGITS][d % DIGITS] = 0;
+    for (u32 d = threadIdx.x; d < WARPS << bits; d += THREADS) {
+        counts[d >> bits][d & (1 << bits) - 1] = 0;
     }
     __syncthreads();
     for (u32 k = 0; k < EACH; ++k) {
@@ -73,7 +73,7 @@ template <u32 EACH> __device__ inline void rank_entries(u16 (*counts)[DIGITS], c
         __syncwarp();
     }
     __syncthreads();
-    for (u32 d = threadIdx.x; d < DIGITS; d += THREADS) {
+    for (u32 d = threadIdx.x; d >> bits == 0; d += THREADS) {
         u32 sum = 0;
         for (u32 w = 0; w < WARPS; ++w) {
             u32 count = counts[w][d];
@@ -99,15 +99,15 @@ __device__ inline u32 sum_of_lanes(u32 number) {
     return number;
 }
 
-// Replaces each of DIGITS numbers in shared memory by the sum of those before. All threads of the block come here.
-__device__ inline void sum_before(u32* numbers) {
+// Replaces each of up to DIGITS numbers in shared memory by the sum of those before. All threads of the block come here.
+__device__ inline void sum_before(u32* numbers, u32 count) {
     constexpr u32 EACH = DIGITS / THREADS;
     __shared__ u32 sums[WARPS];
     __syncthreads();
-    u32 first = threadIdx.x * EACH, own = 0;
+    u32 first = threadIdx.x * EACH, own = 0, before[EACH];
     for (u32 k = 0; k < EACH; ++k) {
-        u32 number = numbers[first + k];
-        numbers[first + k] = own;
+        u32 number = first + k < count ? numbers[first + k] : 0;
+        before[k] = own;
         own += number;
     }
     u32 all = sum_of_lanes(own);
@@ -115,12 +115,14 @@ __device__ inline void sum_before(u32* numbers) {
         sums[threadIdx.x / WARP] = all;
     }
     __syncthreads();
-    u32 before = all - own;
+    u32 others = all - own;
     for (u32 w = 0; w < threadIdx.x / WARP; ++w) {
-        before += sums[w];
+        others += sums[w];
     }
     for (u32 k = 0; k < EACH; ++k) {
-        numbers[first + k] += before;
+        if (first + k < count) {
+            numbers[first + k] = others + before[k];
+        }
     }
     __syncthreads();
 }

@@ -12,7 +12,7 @@ fn sums_run_along_any_axis_and_both_ways() {
         for reverse in [false, true] {
             let x = Array::stored_as(&stream, &elements, &shape, &order);
             let out = Array::full(&stream, 0_f64, &shape);
-            cumsum(&stream, x.view(), axis, reverse, out.view()).expect("a launch");
+            cumsum(&stream, x.view(), axis, reverse, (None, out.view())).expect("a launch");
             let step = shape[axis as usize + 1..].iter().product::<usize>();
             let len = shape[axis as usize];
             for (i, got) in out.to_vec().into_iter().enumerate() {
@@ -63,7 +63,7 @@ fn long_rows_have_the_documented_order() {
     let elements: Vec<f32> = values(3, len).into_iter().map(|x| x as f32).collect();
     let x = Array::new(&stream, &elements, &[len]);
     let out = Array::full(&stream, 0_f32, &[len]);
-    cumsum(&stream, x.view(), 0, false, out.view()).expect("a launch");
+    cumsum(&stream, x.view(), 0, false, (None, out.view())).expect("a launch");
     let out = out.to_vec();
     for end in (0..len).step_by(331).chain([15, 16, 511, 512, 513, 16_383, 16_384, len - 1]) {
         assert_eq!(out[end].to_bits(), scanned(&elements, end).to_bits(), "{end}");
@@ -76,7 +76,7 @@ fn last_sums(value: f32, len: usize) -> [f32; 2] {
     let x = Array::full(&stream, value, &[len]);
     let out = Array::full(&stream, 0_f32, &[len]);
     let last = |reverse| {
-        cumsum(&stream, x.view(), 0, reverse, out.view()).expect("a launch");
+        cumsum(&stream, x.view(), 0, reverse, (None, out.view())).expect("a launch");
         if reverse { out.to_vec()[0] } else { out.to_vec()[len - 1] }
     };
     [last(false), last(true)]
@@ -96,11 +96,11 @@ fn integers_are_summed_and_bytes_refused() {
     let device = cpu(1);
     let stream = device.default_stream();
     let x = Array::new(&stream, &[1_i64, -2, i64::MAX], &[3]);
-    cumsum(&stream, x.view(), 0, false, x.view()).expect("in place");
+    cumsum(&stream, x.view(), 0, false, (None, x.view())).expect("in place");
     assert_eq!(x.to_vec(), [1, -1, i64::MAX - 1]);
     let bytes = Array::new(&stream, &[1_u8], &[1]);
-    assert!(cumsum(&stream, bytes.view(), 0, false, bytes.view()).is_err());
-    assert!(cumsum(&stream, x.view(), 1, false, x.view()).is_err());
+    assert!(cumsum(&stream, bytes.view(), 0, false, (None, bytes.view())).is_err());
+    assert!(cumsum(&stream, x.view(), 1, false, (None, x.view())).is_err());
 }
 
 #[test]

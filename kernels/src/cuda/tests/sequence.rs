@@ -1,12 +1,12 @@
 //! Cumulative sums and rotations.
 
 use super::*;
-use crate::{Rotation, cumsum, rotary};
+use crate::{Rotation, cumsum, cumsum_workspace, rotary};
 
 /// Both devices add in one order: the same bits.
 fn sums_of<T: Real>() {
     let Some(both) = both() else { return };
-    for shape in SHAPES.into_iter().chain([[2, 1500], [1100, 3], [1, 20_000]]) {
+    for shape in SHAPES.into_iter().chain([[2, 1500], [1100, 3], [1, 20_000], [2, 300_000]]) {
         for (axis, how) in
             [(0, Stored::Dense), (1, Stored::Dense), (0, Stored::Transposed), (1, Stored::Narrowed)]
         {
@@ -14,7 +14,10 @@ fn sums_of<T: Real>() {
                 both.close(0.0, (T::DTYPE, shape, axis, how, reverse), |stream| {
                     let x = stored::<T>(stream, 1, shape, how);
                     let out = stored::<T>(stream, 2, shape, Stored::Dense);
-                    cumsum(stream, x.view(), axis, reverse, out.view()).map(|()| out)
+                    let bytes = cumsum_workspace(stream, shape[0] * shape[1], shape[axis as usize]);
+                    let memory = workspace(stream, bytes);
+                    cumsum(stream, x.view(), axis, reverse, (memory.as_ref().map(Array::view), out.view()))
+                        .map(|()| out)
                 });
             }
         }

@@ -72,7 +72,7 @@ pub fn normalize(
                 cpu::forward(rows, workers, eps, (out, x), affine, statistics);
             },
             move |rows, queue, (out, x, affine, statistics)| {
-                cuda::normalize(queue, dtype, rows, eps, [out, x], affine, statistics)
+                cuda::normalize(queue, dtype, rows, eps, (out, (x, rows.1), None, None), affine, statistics)
             },
         )
     })

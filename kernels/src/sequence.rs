@@ -45,7 +45,7 @@ pub fn cumsum(
     }
     let rows = rows(OP, [&out, &x], axis)?;
     let workspace =
-        View::workspace::<i64>(OP, workspace, cumsum_workspace(stream, out.layout.elements(), rows.len))?;
+        View::workspace::<u8>(OP, workspace, cumsum_workspace(stream, out.layout.elements(), rows.len))?;
     for_number!(OP, dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>().in_place(), workspace))
     .cost(out.layout.elements(), 2)
     .run(

@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) NAMED(depthwise_weight_grad
             u64 channel = image * channels + filter / conv.each;
             return mul_rounded((T)x[channel * conv.pixels() + pixel], (T)g[(image * filters + filter) * conv.places() + place]);
         };
-        T sum = group.template fold<Sum<T>>(len, exists ? len : 0, term);
+        T sum = fold_elements<Sum<T>>(group, len, exists ? len : 0, term);
         if (exists && group.leads()) {
             out[row] = sum;
         }

@@ -92,7 +92,7 @@ FEW_WEIGHT_GRAD(8)
 extern "C" __global__ void NAMED(few_weight_grad_join, DTYPE)(S* out, const T* parts, u64 count, u64 size, u32 lanes) {
     for_rows<WarpGroup>(size, lanes, [&](const WarpGroup& group, u64 row, bool exists) {
         const T* own = parts + (exists ? row : 0) * count;
-        T sum = group.template fold<Sum<T>>(count, exists ? count : 0, [&](u64 n) { return own[n]; });
+        T sum = fold_elements<Sum<T>>(group, count, exists ? count : 0, [&](u64 n) { return own[n]; });
         if (exists && group.leads()) {
             out[row] = sum;
         }

@@ -41,8 +41,7 @@ __device__ inline void sum_runs(S* out, Opmath<S>* parts, const u32* order, u32 
             keys[n] = exists ? entries.key(own[n]) : entries.none();
         }
         if (threadIdx.x < WARP) {
-            u32 start = first_with_key(entries, order, first);
-            start_of_first = start;
+            start_of_first = first_with_key(entries, order, first);
         }
         __syncthreads();
         // Where keys change; the position before the first has been looked at.

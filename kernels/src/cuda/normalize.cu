@@ -1,21 +1,13 @@
 // Normalization of contiguous rows and its gradients, of which those of weights and biases are folds along the other axes.
 
-// Where element `i` of those that share a weight lies: side by side in each of `[rows / groups]` stretches, or, across them, one in
-// each.
-template <class Group> struct Shared {
+// Where element `i` of those that share a weight lies: side by side in each of `[rows / groups]` stretches.
+struct Shared {
     u64 weight, weights, inner;
 
-    __device__ Shared(const Norm& norm, u64 weight) : weight(weight), weights(norm.groups * norm.channels), inner(norm.inner) {}
     __device__ i64 operator()(u64 i) const {
         u64 n = quotient(i, inner);
         return (i64)((n * weights + weight) * inner + (i - n * inner));
     }
-};
-template <> struct Shared<ColumnGroup> {
-    u64 weight, weights;
-
-    __device__ Shared(const Norm& norm, u64 weight) : weight(weight), weights(norm.groups * norm.channels) {}
-    __device__ i64 operator()(u64 i) const { return (i64)(i * weights + weight); }
 };
 
 // Gradients of weights and biases.
@@ -25,10 +17,10 @@ __device__ inline void weights(ToWeights to, const S* g, const S* x, const T* me
     u64 all = norm.rows / norm.groups * norm.inner;
     auto of = [&](u64 weight, const BlockLane& block) {
         u64 own = norm.groups == 1 ? 0 : weight / norm.channels;
-        Shared<Group> place(norm, weight);
+        Shared place = {weight, norm.groups * norm.channels, norm.inner};
         bool packed = norm.packed != 0 && norm.inner % PACK == 0;
-        Held<S> xs = Line<const S, Shared<Group>>{x, place, packed}.read(block);
-        Held<S> gs = Line<const S, Shared<Group>>{g, place, packed}.read(block);
+        Held<S> xs = Line<const S, Shared>{x, place, packed}.read(block);
+        Held<S> gs = Line<const S, Shared>{g, place, packed}.read(block);
         Stretch stretch(0, 1);
         T centre = 0, scale = 0;
         return fold_slots<TwoSums<T>>(block, [&](int slot) {
@@ -59,13 +51,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(normal
 
 // Rows lie along memory; those of a weight may lie across it.
 ROW_KERNELS(norm_blocks, normalize,
-            (S* out, const S* x, const T* weight, const T* bias, T* mean, T* rstd, const __grid_constant__ Norm norm,
-             f64 eps, u32 lanes),
-            normalize<Group>(out, Stored{x}, weight, bias, mean, rstd, norm, eps, lanes))
+            (S* out, S* sum, const S* first, const S* second, u64 first_rows, u64 second_rows, const T* weight, const T* bias,
+             T* mean, T* rstd, const __grid_constant__ Norm norm, f64 eps, u32 lanes),
+            normalize<Group>(out, Terms{first, second, first_rows, second_rows, sum}, weight, bias, mean, rstd, norm, eps, lanes))
 ROW_KERNELS(blocks_of<T>, normalize_grad,
             (S* dx, const S* g, const S* x, const T* weight, const T* mean, const T* rstd,
-             const __grid_constant__ Norm norm, u32 lanes),
-            gradient<Group>(dx, Alone(), g, x, weight, mean, rstd, norm, lanes))
+             const __grid_constant__ Norm norm, u32 lanes, const S* other),
+            gradient<Group>(dx, other, g, x, weight, mean, rstd, norm, lanes))
 WEIGHT_KERNELS(normalize_weights,
              (T* dweight, T* dbias, const S* g, const S* x, const T* mean, const T* rstd,
               const __grid_constant__ Norm norm, Two<T>* states, const __grid_constant__ Units cut, u32 lanes),

@@ -61,44 +61,58 @@ template <int NONE> struct Weights {
     }
 };
 
-// What a thread keeps of a row, or reads again and again: `From` reads blocks of it.
-template <class From, bool HOLDS> struct Kept {
-    From from;
+__device__ inline u64 remainder(u64 a, u64 b) { return a - quotient(a, b) * b; }
 
-    template <class Group> __device__ Kept(const From& from, const Group&, u64) : from(from) {}
-    __device__ Held<S> read(const BlockLane& block) const { return from.read(block); }
-};
-template <class From> struct Kept<From, true> {
-    Held<S> held;
-
-    template <class Group> __device__ Kept(const From& from, const Group& group, u64 len) : held(from.read(group.near(len))) {}
-    __device__ const Held<S>& read(const BlockLane&) const { return held; }
-};
-
-// Rows that lie in memory.
-struct Stored {
-    const S* x;
+// Rows in memory, or if there is a second term sums of two, rounded as if they went through memory, which are written to `sum`, unless
+// that is missing. The terms begin again behind so many rows. What a thread writes it has read before, so the sum may lie where a term does.
+struct Terms {
+    const S* first;
+    const S* second;
+    u64 first_rows;
+    u64 second_rows;
+    S* sum;
 
     struct Row {
-        Line<const S> line;
+        Line<const S> first, second;
 
-        __device__ Held<S> read(const BlockLane& block) const { return line.template read<true>(block); }
+        __device__ Held<S> read(const BlockLane& block) const {
+            Held<S> sums = first.template read<true>(block);
+#pragma unroll
+            for (int k = 0; k < PACKS; ++k) {
+                if (!second.at || k * PACK >= block.count) {
+                    break;
+                }
+                Pack<S, PACK> others = second.read(block, k, S());
+#pragma unroll
+                for (int v = 0; v < PACK; ++v) {
+                    sums.packs[k].at[v] = add_rounded(sums[k * PACK + v], (T)others.at[v]);
+                }
+            }
+            return sums;
+        }
     };
-    __device__ Row row(const Norm& norm, u64 row) const { return {norm.line(x, row)}; }
-    // Writes a block as it is kept, unless it is in memory.
-    __device__ void write(const Norm&, u64, const BlockLane&, const Held<S>&) const {}
+    __device__ Row row(const Norm& norm, u64 row) const {
+        if (!second) {
+            return {norm.line(first, row), {nullptr, {1}, false}};
+        }
+        return {norm.line(first, remainder(row, first_rows)), norm.line(second, remainder(row, second_rows))};
+    }
+    __device__ void write(const Norm& norm, u64 row, const BlockLane& block, const Held<S>& x) const {
+        if (sum) {
+            norm.line(sum, row).write(block, [&](int slot) { return x[slot]; });
+        }
+    }
 };
 
-// out = (x - mean) rstd weight + bias; `mean`, `weight` and `bias` may be missing. The rows of x
-// are `From`'s.
-template <class Group, class From>
-__device__ inline void normalize(S* out, const From& from, const T* weight, const T* bias, T* mean, T* rstd, const Norm& norm,
+// out = (x - mean) rstd weight + bias; `mean`, `weight` and `bias` may be missing.
+template <class Group>
+__device__ inline void normalize(S* out, const Terms& from, const T* weight, const T* bias, T* mean, T* rstd, const Norm& norm,
                                  f64 eps, u32 lanes) {
     for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
         row = exists ? row : 0;
         Line<S> to = norm.line(out, row);
-        Kept<typename From::Row, Group::HOLDS> xs(from.row(norm, row), group, len);
+        RowOf<Group, S, Terms::Row> xs(group, from.row(norm, row), len);
         T centre = 0;
         if (mean) {
             T sum = group.template fold_blocks<Sum<T>>(all, len, [&](const BlockLane& block) {
@@ -136,17 +150,10 @@ __device__ inline void normalize(S* out, const From& from, const T* weight, cons
     });
 }
 
-// Gradients that are written as they are.
-struct Alone {
-    template <class Of> __device__ void write(const Line<S>& to, const Norm&, u64, const BlockLane& block, Of of) const {
-        to.write(block, of);
-    }
-};
-
-// dx = rstd (d - mean(d) - h mean(d h)), h = (x - mean) rstd, d = g weight; without a mean the first mean(d) is left out. What
-// becomes of it is `Then`'s.
-template <class Group, class Then>
-__device__ inline void gradient(S* dx, const Then& then, const S* g, const S* x, const T* weight, const T* mean, const T* rstd,
+// dx = rstd (d - mean(d) - h mean(d h)), h = (x - mean) rstd, d = g weight; without a mean the first mean(d) is left out. If there is an
+// `other`, where dx may go, it is added, to dx rounded as if it went through memory.
+template <class Group>
+__device__ inline void gradient(S* dx, const S* other, const S* g, const S* x, const T* weight, const T* mean, const T* rstd,
                                 const Norm& norm, u32 lanes) {
     for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
@@ -155,7 +162,7 @@ __device__ inline void gradient(S* dx, const Then& then, const S* g, const S* x,
         Line<S> to = norm.line(dx, row);
         T centre = mean ? mean[row] : 0, scale = rstd[row];
         Weights<1> weights(weight, norm, row);
-        RowOf<Group, S> row_x(group, from_x, len), row_g(group, from_g, len);
+        RowOf<Group, S> row_x(group, {from_x}, len), row_g(group, {from_g}, len);
         Two<T> sums = group.template fold_blocks<TwoSums<T>>(all, len, [&](const BlockLane& block) {
             const Held<S>&x = row_x.read(block), &g = row_g.read(block);
             Pack<T, PACK> w;
@@ -171,11 +178,15 @@ __device__ inline void gradient(S* dx, const Then& then, const S* g, const S* x,
         group.each_block(len, [&](const BlockLane& block) {
             const Held<S>&x = row_x.read(block), &g = row_g.read(block);
             Pack<T, PACK> w;
-            then.write(to, norm, row, block, [&](int slot) {
+            Pack<S, PACK> others;
+            to.write(block, [&](int slot) {
                 if (slot % PACK == 0) {
                     w = weights.read(block, slot);
+                    others = other ? norm.line(other, row).read(block, slot / PACK, S()) : others;
                 }
-                return mul_rounded(g[slot] * w.at[slot % PACK] - shift - (x[slot] - centre) * scale * slope, scale);
+                S dx;
+                dx = mul_rounded(g[slot] * w.at[slot % PACK] - shift - (x[slot] - centre) * scale * slope, scale);
+                return other ? add_rounded((T)dx, (T)others.at[slot % PACK]) : (T)dx;
             });
         });
     });

@@ -18,9 +18,6 @@ pub(super) static PROGRAMS: Family = family!(
     "normalize.cuh",
     "normalize.cu"
 );
-/// Kernels that also add, which are compiled only where they are used.
-static ADDED: Family = family!("normalize_added", FLOATS, "rows.cuh", "normalize.cuh", "normalize_added.cu");
-
 /// `Norm` of the program.
 fn numbers(
     &(rows, count): &(NormRows, usize),
@@ -59,38 +56,19 @@ pub(crate) fn workspace(rows: &(NormRows, usize)) -> usize {
     of(weight_threads(rows).1).max(columns(rows).map_or(0, of))
 }
 
+/// Of elements, or of a sum of two terms, of which each begins again behind so many rows. The sum goes where `sum` says.
 pub(crate) fn normalize(
     queue: &Queue<'_>,
     dtype: DType,
     rows: &(NormRows, usize),
     eps: f64,
-    [out, x]: [Address; 2],
+    (out, first, second, sum): (Address, (Address, usize), Option<(Address, usize)>, Option<Address>),
     affine: [Option<Address>; 2],
     (mean, rstd): (Option<Address>, Address),
 ) -> Result<()> {
-    let (norm, len) = (numbers(rows, dtype, &[Some(out), Some(x)], &affine), rows.0.row());
-    let threads = RowThreads::holding(rows.1, len, 1, len as isize, THREADS);
-    let [weight, bias] = affine.map(Arg::from);
-    let (eps, lanes) = (Arg::F64(eps), Arg::U32(threads.lanes));
-    let args = [out.into(), x.into(), weight, bias, mean.into(), rstd.into(), norm.arg(), eps, lanes];
-    let kernel = ["normalize", threads.group.name()];
-    // SAFETY: the kernel takes these arguments, and the rows are those of the operands.
-    unsafe { PROGRAMS.kernel(queue, &kernel, dtype, threads.grid(queue, THREADS), &args) }
-}
-
-/// [`normalize`] of a sum of two terms, of which each begins again behind so many rows. The sum goes where `sum` says.
-pub(crate) fn normalize_added(
-    queue: &Queue<'_>,
-    dtype: DType,
-    rows: &(NormRows, usize),
-    eps: f64,
-    (out, terms, sum): (Address, [(Address, usize); 2], Option<Address>),
-    affine: [Option<Address>; 2],
-    (mean, rstd): (Option<Address>, Address),
-) -> Result<()> {
-    let [(first, first_rows), (second, second_rows)] = terms;
-    let (norm, len) =
-        (numbers(rows, dtype, &[Some(out), Some(first), Some(second), sum], &affine), rows.0.row());
+    let (first, first_rows) = first;
+    let (second, second_rows) = (second.map(|(at, _)| at), second.map_or(1, |(_, rows)| rows));
+    let (norm, len) = (numbers(rows, dtype, &[Some(out), Some(first), second, sum], &affine), rows.0.row());
     let threads = RowThreads::holding(rows.1, len, 1, len as isize, THREADS);
     let [weight, bias] = affine.map(Arg::from);
     let [first_rows, second_rows] = [first_rows, second_rows].map(|rows| Arg::U64(rows as u64));
@@ -98,10 +76,10 @@ pub(crate) fn normalize_added(
     let (out, sum, first, second) = (Arg::from(out), Arg::from(sum), Arg::from(first), Arg::from(second));
     let (mean, rstd, norm) = (mean.into(), rstd.into(), norm.arg());
     let args = [out, sum, first, second, first_rows, second_rows, weight, bias, mean, rstd, norm, eps, lanes];
-    let kernel = ["normalize_added", threads.group.name()];
+    let kernel = ["normalize", threads.group.name()];
     // SAFETY: the kernel takes these arguments, and the rows are those of the operands. A thread reads an element
     // before it writes one at the same address.
-    unsafe { ADDED.kernel(queue, &kernel, dtype, threads.grid(queue, THREADS), &args) }
+    unsafe { PROGRAMS.kernel(queue, &kernel, dtype, threads.grid(queue, THREADS), &args) }
 }
 
 /// The gradients; that of the elements is added to `other`, if there is one, and may go there.
@@ -126,12 +104,7 @@ pub(crate) fn gradient(
         let args = [dx.into(), g, x, weight, mean, rstd, norm.arg(), lanes, other.into()];
         // SAFETY: the kernel takes these arguments, and the rows are those of the operands. A thread reads an element
         // before it writes one at the same address.
-        unsafe {
-            match other {
-                Some(_) => ADDED.kernel(queue, &["normalize_grad_added", group], dtype, grid, &args)?,
-                None => PROGRAMS.kernel(queue, &["normalize_grad", group], dtype, grid, &args[..8])?,
-            }
-        }
+        unsafe { PROGRAMS.kernel(queue, &["normalize_grad", group], dtype, grid, &args)? };
     }
     if weights == 0 || dweight.or(dbias).is_none() {
         return Ok(());

@@ -16,9 +16,6 @@ template <class T> struct Best {
     T value;
     i64 index;  // -1 for none
 };
-template <class T, class Lane> __device__ inline Best<T> moved(Best<T> x, Lane lane) {
-    return {moved(x.value, lane), moved(x.index, lane)};
-}
 // The first of the largest elements, or of the smallest; NaN wins over all others.
 template <class T, bool LARGEST> struct FirstBest {
     using State = Best<T>;
@@ -82,7 +79,7 @@ struct LogSumExp {
     using Fold = LogSum<T>;
     __device__ static T none() { return lowest<T>(); }
     template <class X> __device__ static Two<T> of(const BlockLane& block, const X& x) {
-        return log_sum_slots<T>(block, [&](int slot) -> T { return x[slot]; });
+        return log_sum_slots<T>(block, [&](int slot) -> T { return x[slot]; }, [](T x) { return exp_of(x); });
     }
     __device__ static T value(Two<T> state, u64, f64) { return Fold::value(state); }
 };

@@ -20,13 +20,24 @@ template <class T> __device__ inline T shuffle(T x, u32 from) { return __shfl_sy
 // Where a lane takes a state from: `by` lanes further, or one lane of the warp.
 struct Down {
     u32 by;
-    template <class T> __device__ T operator()(T x) const { return __shfl_down_sync(FULL, x, by); }
+    __device__ u32 operator()(u32 word) const { return __shfl_down_sync(FULL, word, by); }
 };
 struct From {
     u32 lane;
-    template <class T> __device__ T operator()(T x) const { return shuffle(x, lane); }
+    __device__ u32 operator()(u32 word) const { return shuffle(word, lane); }
 };
-template <class T, class Lane> __device__ inline T moved(T x, Lane lane) { return lane(x); }
+// The state of that lane, by words.
+template <class T, class Lane> __device__ inline T moved(T x, Lane lane) {
+    union {
+        T state;
+        u32 words[sizeof(T) / sizeof(u32)];
+    } both = {x};
+#pragma unroll
+    for (u32& word : both.words) {
+        word = lane(word);
+    }
+    return both.state;
+}
 
 // What a fold does: `empty` is the value of no elements, `join` that of two parts.
 template <class S> struct Sum {
@@ -59,22 +70,11 @@ template <class F> struct Each {
         return a;
     }
 };
-template <class S, class Lane> __device__ inline Pack<S, PACK> moved(Pack<S, PACK> x, Lane lane) {
-#pragma unroll
-    for (int v = 0; v < PACK; ++v) {
-        x.at[v] = moved(x.at[v], lane);
-    }
-    return x;
-}
-
 // Two sums at once.
 template <class T> struct Two {
     T first;
     T second;
 };
-template <class T, class Lane> __device__ inline Two<T> moved(Two<T> x, Lane lane) {
-    return {moved(x.first, lane), moved(x.second, lane)};
-}
 template <class T> struct TwoSums {
     using State = Two<T>;
     __device__ static State empty() { return {0, 0}; }
@@ -110,9 +110,6 @@ template <class T> struct Deviation {
     // In F64, which holds the squares of all numbers of F32.
     f64 squares;
 };
-template <class T, class Lane> __device__ inline Deviation<T> moved(Deviation<T> x, Lane lane) {
-    return {moved(x.count, lane), moved(x.mean, lane), moved(x.squares, lane)};
-}
 template <class T> struct Deviations {
     using State = Deviation<T>;
     __device__ static State empty() { return {0, 0, 0}; }
@@ -204,12 +201,8 @@ template <class F, class At> __device__ inline typename F::State fold_between(in
 template <class F, class At> __device__ inline typename F::State fold_slots(const BlockLane& block, At at) {
     return fold_lane<F>(block, [&](int from, int to) { return fold_between<F>(from, to, block.count, at); });
 }
-// The same of exponentials: one for each element, and none for what was summed before.
-template <class T> struct Exponential {
-    __device__ T operator()(T x) const { return exp_of(x); }
-};
-template <class T, class At, class Exp = Exponential<T>>
-__device__ inline Two<T> log_sum_slots(const BlockLane& block, At at, Exp exp = {}) {
+// The same of exponentials `exp(x)`: one for each element, and none for what was summed before.
+template <class T, class At, class Exp> __device__ inline Two<T> log_sum_slots(const BlockLane& block, At at, Exp exp) {
     return fold_lane<LogSum<T>>(block, [&](int from, int to) -> Two<T> {
         T m = fold_between<typename LogSum<T>::Largest>(from, to, block.count, at), shift = is_finite(m) ? m : (T)0;
         return {m, fold_between<Sum<T>>(from, to, block.count, [&](int slot) { return exp(at(slot) - shift); })};
@@ -329,23 +322,8 @@ template <class S, class Place = Step> struct Line {
 //
 // `fold_blocks(all, len, of)` folds a row of `len` elements, `all` in every row that exists: `of(block)` is the fold of a lane's
 // elements of a block; `fold_part(start, most, all, len, of)` folds blocks from `start` on, at most `most`, which are up to a part.
-// `each_block(len, body)` visits the thread's blocks. `fold(all, len, at)` folds `at(i)` of each element `i`. With HOLDS a thread has
+// `each_block(len, body)` visits the thread's blocks. With HOLDS a thread has
 // one block of each row, `near(len)`, whose elements can be kept in registers. ACROSS, rows lie side by side.
-template <class Group> struct Folds {
-    template <class F, class At> __device__ typename F::State fold(u64 all, u64 len, At at) const {
-        return ((const Group*)this)->template fold_blocks<F>(all, len, [&](const BlockLane& block) {
-            return fold_lane<F>(block, [&](int from, int to) {
-                typename F::State state = F::empty();
-#pragma unroll 4
-                for (int slot = from; slot < to && slot < block.count; ++slot) {
-                    state = F::join(state, at(block.at(slot)));
-                }
-                return state;
-            });
-        });
-    }
-};
-
 // How many blocks there are from `start` on, at most `most`.
 __device__ inline u32 blocks_from(u64 start, u32 most, u64 all) {
     u64 left = (all + BLOCK - 1) / BLOCK - start;
@@ -353,7 +331,7 @@ __device__ inline u32 blocks_from(u64 start, u32 most, u64 all) {
 }
 
 // Up to 32 neighbouring threads of a warp, for rows of one block, and for parts of one.
-struct WarpGroup : Folds<WarpGroup> {
+struct WarpGroup {
     static constexpr bool HOLDS = true, ACROSS = false;
     u32 lanes;
 
@@ -374,7 +352,7 @@ struct WarpGroup : Folds<WarpGroup> {
 };
 
 // A block of threads for one row; warp w sees blocks w, w + warps, .. of each part.
-struct BlockGroup : Folds<BlockGroup> {
+struct BlockGroup {
     static constexpr bool HOLDS = false, ACROSS = false;
 
     __device__ explicit BlockGroup(u32) {}
@@ -426,39 +404,33 @@ struct WideGroup : BlockGroup {
 
     __device__ explicit WideGroup(u32 lanes) : BlockGroup(lanes) {}
     __device__ BlockLane near(u64 len) const { return block(warp(), len); }
-    template <class F, class Of> __device__ typename F::State fold_blocks(u64, u64 len, Of of) const {
-        __shared__ typename F::State states[PART_BLOCKS];
-        typename F::State state = join_lanes<F>(of(near(len)), LANES);
-        if (lane() == 0) {
-            states[warp()] = state;
-        }
-        __syncthreads();
-        state = join_lanes<F>(lane() < warps() ? states[lane()] : F::empty(), LANES);
-        __syncthreads();
-        return state;
-    }
     template <class Body> __device__ void each_block(u64 len, Body body) const { body(near(len)); }
 };
 
-// A block of the row `line` as a thread that has several reads it, and what a thread keeps that has one.
-template <class Group, class S, bool HOLDS = Group::HOLDS> struct RowOf {
+// A row in memory as a thread reads blocks of it; `none` is behind its last element.
+template <class Group, class S> struct LineOf {
     const Line<const S>& line;
     S none;
 
-    __device__ RowOf(const Group&, const Line<const S>& line, u64, S none = S()) : line(line), none(none) {}
     __device__ Held<S> read(const BlockLane& block) const { return line.template read<!Group::ACROSS>(block, none); }
 };
-template <class Group, class S> struct RowOf<Group, S, true> {
+// What a thread keeps of a row, or reads again and again: `From` reads blocks of it.
+template <class Group, class S, class From = LineOf<Group, S>, bool HOLDS = Group::HOLDS> struct RowOf {
+    From from;
+
+    __device__ RowOf(const Group&, const From& from, u64) : from(from) {}
+    __device__ Held<S> read(const BlockLane& block) const { return from.read(block); }
+};
+template <class Group, class S, class From> struct RowOf<Group, S, From, true> {
     Held<S> held;
 
-    __device__ RowOf(const Group& group, const Line<const S>& line, u64 len, S none = S())
-        : held(line.template read<true>(group.near(len), none)) {}
+    __device__ RowOf(const Group& group, const From& from, u64 len) : held(from.read(group.near(len))) {}
     __device__ const Held<S>& read(const BlockLane&) const { return held; }
 };
 
 // Rows side by side, one to each threadIdx.x, for rows whose elements are far apart in memory but near those of other rows.
 // Thread threadIdx.y is lane threadIdx.y and, of 32 lanes, the one that is joined with it first.
-struct ColumnGroup : Folds<ColumnGroup> {
+struct ColumnGroup {
     static constexpr bool HOLDS = false, ACROSS = true;
     u32 lanes;
 
@@ -525,6 +497,21 @@ struct ColumnGroup : Folds<ColumnGroup> {
         }
     }
 };
+
+// The fold of `at(i)` of each element i of a row.
+template <class F, class Group, class At>
+__device__ inline typename F::State fold_elements(const Group& group, u64 all, u64 len, At at) {
+    return group.template fold_blocks<F>(all, len, [&](const BlockLane& block) {
+        return fold_lane<F>(block, [&](int from, int to) {
+            typename F::State state = F::empty();
+#pragma unroll 4
+            for (int slot = from; slot < to && slot < block.count; ++slot) {
+                state = F::join(state, at(block.at(slot)));
+            }
+            return state;
+        });
+    });
+}
 
 // Calls `body(group, row, exists, unit)` for the units, `units` of each row, that are this thread's group's.
 template <class Group, class Body> __device__ inline void for_units(u64 rows, u32 units, u32 lanes, Body body) {

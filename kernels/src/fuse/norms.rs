@@ -218,8 +218,9 @@ impl Fusion for Added {
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
         let NormForward { dtype, rows, eps, operands: (out, _, affine, statistics), .. } = &self.norm;
-        let elements = (*out, self.terms, self.sum);
-        cuda::normalize_added(queue, *dtype, rows, *eps, elements, *affine, *statistics)
+        let [first, second] = self.terms;
+        let elements = (*out, first, Some(second), self.sum);
+        cuda::normalize(queue, *dtype, rows, *eps, elements, *affine, *statistics)
     }
 
     fn bind(&mut self, binder: &mut dyn Binder) {

@@ -226,9 +226,9 @@ fn norm_of_sum<T: Real>(
         (rows, count),
         |_, _, _| {},
         move |rows, queue, ([sum, out], [first, second], affine, [mean, rstd])| {
-            let terms = [(first, rows.1), (second, period)];
-            let (to, mean) = ((out, terms, (to != To::Nowhere).then_some(sum)), centred.then_some(mean));
-            cuda::normalize_added(queue, T::DTYPE, rows, 1e-5, to, affine.map(Some), (mean, rstd))
+            let sum = (to != To::Nowhere).then_some(sum);
+            let (to, mean) = ((out, (first, rows.1), Some((second, period)), sum), centred.then_some(mean));
+            cuda::normalize(queue, T::DTYPE, rows, 1e-5, to, affine.map(Some), (mean, rstd))
         },
     )?;
     let what = (rows, n, period, to, centred);

@@ -207,10 +207,7 @@ impl fmt::Debug for Gradients {
 /// A gradient of the shape, type and device of `value`.
 pub(crate) fn check_like(op: &'static str, value: &Var, gradient: &Var) -> Result<()> {
     check_form(op, value.shape(), value.dtype(), gradient)?;
-    if value.device() == gradient.device() {
-        return Ok(());
-    }
-    Err(Error::device_mismatch(op, value.device(), gradient.device()))
+    Error::require_same_device(op, value.device(), gradient.device())
 }
 
 pub(crate) fn check_form(op: &'static str, shape: &[usize], dtype: DType, gradient: &Var) -> Result<()> {

@@ -281,11 +281,10 @@ impl Device {
         fork::check("synchronize")?;
         let core = self.core();
         let streams = core.streams.live();
-        let newest = |fifo: &Arc<Fifo>| fifo.enqueued.load(Ordering::Acquire);
-        let awaited = streams.iter().map(|fifo| Moment { stream: fifo.id, tick: newest(fifo) });
+        let awaited = streams.iter().map(|fifo| fifo.now());
         let _syncing = core.host_sync("synchronize", awaited)?;
         for fifo in streams {
-            fifo.host_wait("synchronize", core, newest(&fifo))?;
+            fifo.host_wait("synchronize", core, fifo.now().tick)?;
         }
         core.sweep();
         core.take_fault()
@@ -296,7 +295,7 @@ impl Device {
     pub(crate) fn await_streams(&self) {
         let core = self.core();
         for fifo in core.streams.live() {
-            let _refused = fifo.host_wait("synchronize", core, fifo.enqueued.load(Ordering::Acquire));
+            let _refused = fifo.host_wait("synchronize", core, fifo.now().tick);
         }
     }
 

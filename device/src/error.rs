@@ -483,6 +483,16 @@ impl Error {
         Error::new(ErrorKind::DeviceMismatch { op, lhs: name(lhs), rhs: name(rhs) })
     }
 
+    /// [`device_mismatch`](Self::device_mismatch) unless the devices are one.
+    ///
+    /// # Errors
+    /// As it says.
+    #[inline]
+    #[track_caller]
+    pub fn require_same_device(op: &'static str, lhs: &Device, rhs: &Device) -> Result<()> {
+        if lhs == rhs { Ok(()) } else { Err(Error::device_mismatch(op, lhs, rhs)) }
+    }
+
     /// What went wrong.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind

@@ -103,9 +103,7 @@ impl Team {
     /// `InvalidArgument` for more helpers than [`MAX_HELPERS`](Team::MAX_HELPERS), `Io` if the system gives
     /// no thread.
     pub fn new(name: &str, helpers: usize) -> Result<Team> {
-        if helpers > Team::MAX_HELPERS {
-            return Err(Error::invalid("Team::new", "helpers", "at most 1023", helpers));
-        }
+        Error::require(helpers <= Team::MAX_HELPERS, "Team::new", "helpers", "at most 1023", helpers)?;
         let mut team = Team { members: Vec::with_capacity(helpers), running: Mutex::new(()) };
         for index in 1..=helpers {
             let shared = Arc::new(Mailbox::new());

@@ -25,10 +25,7 @@ pub(crate) fn in_compute_dtype(op: &'static str, x: &Tensor, parameter: &Tensor)
 /// Same device.
 #[inline]
 pub(crate) fn same_device(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
-    if lhs.device() != rhs.device() {
-        return Err(Error::device_mismatch(op, lhs.device(), rhs.device()));
-    }
-    Ok(())
+    Error::require_same_device(op, lhs.device(), rhs.device())
 }
 
 /// An argument of a shape that the op does not accept.

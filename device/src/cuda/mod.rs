@@ -420,11 +420,9 @@ impl<'a> Queue<'a> {
             workspace.set(workspace.get().max(needed));
             return Ok(());
         }
-        if needed > workspace.bytes {
-            let expected = "as large as the product's algorithm asks for";
-            let value = format_args!("{} bytes for {needed}", workspace.bytes);
-            return Err(Error::invalid(self.op, "workspace", expected, value));
-        }
+        let expected = "as large as the product's algorithm asks for";
+        let value = format_args!("{} bytes for {needed}", workspace.bytes);
+        Error::require(needed <= workspace.bytes, self.op, "workspace", expected, value)?;
         // One that is not used is the same for all calls of a form, too.
         let workspace = if needed == 0 { std::ptr::null_mut() } else { workspace.at };
         let on = (self.stream, self.command());

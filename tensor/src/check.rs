@@ -40,6 +40,14 @@ pub(crate) fn wrong_shape(
     Error::invalid(op, argument, expected, format_args!("shape {:?}", x.shape()))
 }
 
+/// The two sizes of a matrix.
+pub(crate) fn matrix(op: &'static str, argument: &'static str, x: &Tensor) -> Result<(usize, usize)> {
+    match *x.shape() {
+        [rows, columns] => Ok((rows, columns)),
+        _ => Err(wrong_shape(op, argument, "of rank 2", x)),
+    }
+}
+
 /// Whether two shapes are equal; for a few axes a loop is faster than the call that `==` makes.
 #[inline]
 pub(crate) fn same_shape(lhs: &[usize], rhs: &[usize]) -> bool {

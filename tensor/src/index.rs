@@ -1,7 +1,7 @@
 //! Joining tensors, and picking or adding elements by index.
 
 use device::{DType, Error, ErrorKind, Result, Stream};
-use kernels::{Dims, IndexSums, Layout, normalize_axis};
+use kernels::{Dims, Layout, normalize_axis};
 
 use crate::Tensor;
 use crate::check::{elements_of, has_shape, resized_axis, same_device, same_kind, wrong_shape};
@@ -25,12 +25,6 @@ pub(crate) fn check_indices(op: &'static str, indices: &Tensor, size: usize) -> 
 fn covers(op: &'static str, x: &Tensor, shape: &[usize], except: Option<usize>) -> Result<()> {
     let short = |axis: usize| Some(axis) != except && x.shape()[axis] < shape[axis];
     if (0..shape.len()).any(short) { Err(Error::shape_mismatch(op, x.shape(), shape)) } else { Ok(()) }
-}
-
-/// Launches sums with memory for them to work in.
-fn launch(stream: &Stream, sums: IndexSums<'_>) -> Result<()> {
-    let memory = Tensor::workspace(stream, sums.workspace())?;
-    sums.launch(memory.as_ref().map(Tensor::view))
 }
 
 #[derive::located]
@@ -63,19 +57,14 @@ impl Tensor {
             shape[at] = shape[at].saturating_add(x.shape()[at]);
         }
         elements_of(op, &shape)?;
-        Stream::with_current(first.device(), |stream| {
-            let out = Tensor::allocate(stream, &shape, dtype)?;
-            let mut start = 0;
-            for &x in tensors {
-                let len = x.shape()[at];
-                let part = out.layout.narrow(op, at as isize, start, len)?;
-                if !x.is_empty() {
-                    kernels::copy(stream, x.view(), out.with_layout(part).view())?;
-                }
-                start += len;
-            }
-            Ok(out)
-        })
+        let out = Tensor::empty(&shape, dtype, first.device())?;
+        let mut start = 0;
+        for &x in tensors {
+            let len = x.shape()[at];
+            x.write_to(&out.with_layout(out.layout.narrow(op, at as isize, start, len)?))?;
+            start += len;
+        }
+        Ok(out)
     }
 
     /// Joins tensors of one shape along a new axis.
@@ -89,13 +78,11 @@ impl Tensor {
         let Some(&first) = tensors.first() else {
             return Err(Error::invalid(OP, "tensors", "at least one tensor", 0));
         };
-        let mut raised = Vec::with_capacity(tensors.len());
-        for &x in tensors {
-            if x.shape() != first.shape() {
-                return Err(Error::shape_mismatch(OP, first.shape(), x.shape()));
-            }
-            raised.push(x.with_layout(x.layout.unsqueeze(OP, axis)?));
-        }
+        let raise = |x: &&Tensor| {
+            has_shape(OP, first.shape(), x)?;
+            Ok(x.with_layout(x.layout.unsqueeze(OP, axis)?))
+        };
+        let raised = tensors.iter().map(raise).collect::<Result<Vec<Tensor>>>()?;
         // Negative axes count in the new rank, which `join` sees.
         Self::join(OP, &raised.iter().collect::<Vec<_>>(), axis)
     }
@@ -200,7 +187,7 @@ impl Tensor {
         let out = start(self)?;
         Stream::with_current(self.device(), |stream| {
             let sums = kernels::index_add(stream, out.view(), at as isize, indices.view(), src.view())?;
-            launch(stream, sums)
+            Tensor::with_workspace(stream, sums.workspace(), |memory| sums.launch(memory))
         })?;
         Ok(out)
     }
@@ -240,7 +227,7 @@ impl Tensor {
         let sums = out.as_vector()?;
         Stream::with_current(self.device(), |stream| {
             let sums = kernels::scatter_add(stream, sums.view(), at as isize, indices.view(), src.view())?;
-            launch(stream, sums)
+            Tensor::with_workspace(stream, sums.workspace(), |memory| sums.launch(memory))
         })?;
         Ok(out)
     }
@@ -255,11 +242,7 @@ impl Tensor {
         let shape = resized_axis(OP, self, at, size)?;
         let part = Layout::contiguous(&shape).narrow(OP, axis, start, self.shape()[at])?;
         let out = Tensor::zeros(&shape, self.dtype, self.device())?;
-        if !self.is_empty() {
-            Stream::with_current(self.device(), |stream| {
-                kernels::copy(stream, self.view(), out.with_layout(part).view())
-            })?;
-        }
+        self.write_to(&out.with_layout(part))?;
         Ok(out)
     }
 

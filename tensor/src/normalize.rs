@@ -117,7 +117,8 @@ impl Norm {
         g: &Tensor,
         x: &Tensor,
         weight: Option<&Tensor>,
-        (mean, rstd): (Option<&Tensor>, &Tensor),
+        mean: Option<&Tensor>,
+        rstd: &Tensor,
         wanted: [bool; 3],
     ) -> Result<NormGradients> {
         same_kind(self.op, x, g)?;
@@ -135,13 +136,14 @@ impl Norm {
                 [_, false, false] => 0,
                 _ => normalize_workspace(stream, self.rows, x.elements()),
             };
-            let memory = Tensor::workspace(stream, bytes)?;
-            let [dx, dweight, dbias, workspace] =
-                [&to.x, &to.weight, &to.bias, &memory].map(|target| target.as_ref().map(Tensor::view));
-            let grads = NormGrads { x: dx, weight: dweight, bias: dbias, workspace };
-            let (x, statistics) =
-                ((x.view(), weight.as_ref().map(Tensor::view)), (mean.map(Tensor::view), rstd.view()));
-            kernels::normalize_grad(stream, self.op, self.rows, g.view(), x, statistics, grads)?;
+            let [dx, dweight, dbias, weight] =
+                [&to.x, &to.weight, &to.bias, &weight].map(|given| given.as_ref().map(Tensor::view));
+            let statistics = (mean.map(Tensor::view), rstd.view());
+            Tensor::with_workspace(stream, bytes, |workspace| {
+                let grads = NormGrads { x: dx, weight: dweight, bias: dbias, workspace };
+                let x = (x.view(), weight);
+                kernels::normalize_grad(stream, self.op, self.rows, g.view(), x, statistics, grads)
+            })?;
             Ok(to)
         })
     }

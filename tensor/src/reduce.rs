@@ -57,8 +57,7 @@ impl Tensor {
         let (shape, axes) = (reduced_shape(self.shape(), axes, keepdim), signed(axes));
         Tensor::produce(self.device(), Layout::contiguous(&shape), dtype, |stream, out| {
             let bytes = reduce_workspace(stream, &self.layout, &axes)?;
-            let memory = Tensor::workspace(stream, bytes)?;
-            launch(stream, &axes, memory.as_ref().map(Tensor::view), out)
+            Tensor::with_workspace(stream, bytes, |memory| launch(stream, &axes, memory, out))
         })
     }
 

@@ -14,7 +14,7 @@ use crate::arena::Arena;
 use crate::block::{NONE, UNIT};
 use crate::classes::units_for;
 use crate::history::{Action, History, HistoryEntry};
-use crate::order::Order;
+use crate::order::Asker;
 use crate::{AllocatorConfig, MemoryStats, Snapshot};
 
 /// A caching allocator, one for each device.
@@ -102,31 +102,31 @@ impl CachingAllocator {
         pool.downcast_ref()
     }
 
-    /// Hands out `bytes` bytes to whoever comes after the newest command of `order`.
+    /// Hands out `bytes` bytes to whoever comes after the newest command of `asker`.
     #[inline]
     #[track_caller]
-    pub(crate) fn grant(&self, order: &impl Order, bytes: usize) -> Result<Grant> {
+    pub(crate) fn grant(&self, asker: &impl Asker, bytes: usize) -> Result<Grant> {
         let Some(units) = units_for(bytes) else {
-            return Err(self.out_of_memory(order, bytes, "no block can be that large"));
+            return Err(self.out_of_memory(asker, bytes, "no block can be that large"));
         };
         if units == 0 {
             return Ok(Grant { ptr: NonNull::<Nothing>::dangling().cast(), block: NO_BLOCK });
         }
-        let (arena, number) = self.arena_of(order);
+        let (arena, number) = self.arena_of(asker);
         let taken = {
             let mut arena = arena.lock();
-            let taken = arena.take_ready(order.id(), units);
+            let taken = arena.take_ready(asker.id(), units);
             if taken.is_some() {
-                keep_device(&mut arena, order);
+                keep_device(&mut arena, asker);
             }
             taken
         };
         if let Some(taken) = taken {
             return Ok(Grant::new(number, taken));
         }
-        let found = self.search(order, number, units, bytes)?;
+        let found = self.search(asker, number, units, bytes)?;
         if let Some(arena) = self.arena(found.block.arena) {
-            keep_device(&mut arena.lock(), order);
+            keep_device(&mut arena.lock(), asker);
         }
         Ok(found)
     }
@@ -149,8 +149,8 @@ impl CachingAllocator {
     }
 
     #[inline]
-    pub(crate) fn arena_of(&self, order: &impl Order) -> (&SpinLock<Arena>, u32) {
-        let stream = order.id().as_u64();
+    pub(crate) fn arena_of(&self, asker: &impl Asker) -> (&SpinLock<Arena>, u32) {
+        let stream = asker.id().as_u64();
         let recent = self.recent[stream as usize % RECENT].load(Ordering::Relaxed);
         if recent >> ARENA_BITS == stream
             && let number = recent as u32 % ARENAS as u32
@@ -158,21 +158,21 @@ impl CachingAllocator {
         {
             return (arena, number);
         }
-        self.find_arena(order)
+        self.find_arena(asker)
     }
 
     /// The arena of a stream that is not among the recent ones; a new stream gets that of a stream that is
     /// gone, or a new one.
     #[cold]
-    fn find_arena(&self, order: &impl Order) -> (&SpinLock<Arena>, u32) {
-        let stream = order.id();
+    fn find_arena(&self, asker: &impl Asker) -> (&SpinLock<Arena>, u32) {
+        let stream = asker.id();
         let deterministic = self.config.read().deterministic;
         let mut streams = self.streams.lock();
         let known = streams.get(&stream).copied();
         let number = known.unwrap_or_else(|| {
             // A tick that never comes has passed only if the stream is gone. When that is seen depends on
             // timing.
-            let gone = |home| order.reached(Moment { stream: home, tick: u64::MAX });
+            let gone = |home| asker.reached(Moment { stream: home, tick: u64::MAX });
             let public = || self.arenas().filter(|(_, arena)| arena.lock().pool.is_none());
             let homes = || public().map(|(number, arena)| (number, arena.lock().home));
             let orphan = if deterministic { None } else { homes().find(|&(_, home)| gone(home)) };
@@ -352,23 +352,23 @@ impl CachingAllocator {
     }
 
     #[cold]
-    pub(crate) fn out_of_memory(&self, order: &impl Order, bytes: usize, refusal: &str) -> Error {
+    pub(crate) fn out_of_memory(&self, asker: &impl Asker, bytes: usize, refusal: &str) -> Error {
         Counters::count(&self.counters.out_of_memory);
-        if let Some(history) = &mut self.arena_of(order).0.lock().history {
-            history.note(Action::OutOfMemory, 0, bytes, order.id());
+        if let Some(history) = &mut self.arena_of(asker).0.lock().history {
+            history.note(Action::OutOfMemory, 0, bytes, asker.id());
         }
         let needed = units_for(bytes).map_or(bytes, |units| units as usize * UNIT);
         let (stats, snapshot) = (self.stats(), self.snapshot());
-        let report = crate::report::report(&stats, &snapshot, needed, refusal, order);
+        let report = crate::report::report(&stats, &snapshot, needed, refusal, asker);
         Error::out_of_memory(bytes, report)
     }
 }
 
 /// Keeps the device alive for the live blocks of an arena, of which the caller has one and a handle of the device.
 #[inline]
-pub(crate) fn keep_device(arena: &mut Arena, order: &impl Order) {
+pub(crate) fn keep_device(arena: &mut Arena, asker: &impl Asker) {
     if arena.device.is_none() {
-        arena.device = order.device();
+        arena.device = asker.device();
     }
 }
 

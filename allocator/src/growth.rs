@@ -8,7 +8,7 @@ use device::{AddressSpace, BlockId, Moment, SpinGuard, SpinLock};
 use crate::allocator::{CachingAllocator, Counters, Grant};
 use crate::arena::{Arena, Counts, Obtained, Pages, SMALLEST_ARENA, Segment};
 use crate::block::{Address, NONE, UNIT};
-use crate::order::{Frontier, Order};
+use crate::order::{Asker, Frontier};
 
 /// Addresses for one arena, few of what there is. An arena that fills them gets as many again.
 const SPACE_BYTES: usize = (usize::MAX >> 28) + 1;
@@ -57,7 +57,7 @@ impl CachingAllocator {
     /// the usual amount, then just what is needed. Says what refused.
     pub(crate) fn grow<R>(
         &self,
-        order: &impl Order,
+        asker: &impl Asker,
         number: u32,
         units: u32,
         put: impl Fn(&mut Arena, Obtained<'_>) -> R,
@@ -67,7 +67,7 @@ impl CachingAllocator {
         let reserved = arena.lock().counts.reserved_units as usize * UNIT;
         if let Some(space) = self.driver.address_space()
             && wants_pages(need, reserved, space.page_bytes())
-            && let Some(outcome) = self.grow_in_place(space, order, number, units, &put)
+            && let Some(outcome) = self.grow_in_place(space, asker, number, units, &put)
         {
             return outcome;
         }
@@ -75,7 +75,7 @@ impl CachingAllocator {
         let most = page.map_or(usize::MAX, |page| need.max(page / 2)).min(u32::MAX as usize * UNIT);
         let usual = segment_bytes(need, reserved).min(most);
         let attempt = |bytes| {
-            let segment = order.record_driver_call(bytes, || self.obtain(bytes))?;
+            let segment = asker.record_driver_call(bytes, || self.obtain(bytes))?;
             Ok(put(&mut arena.lock(), Obtained::Segment(segment)))
         };
         match attempt(usual) {
@@ -88,7 +88,7 @@ impl CachingAllocator {
     fn grow_in_place<R>(
         &self,
         space: &dyn AddressSpace,
-        order: &impl Order,
+        asker: &impl Asker,
         number: u32,
         units: u32,
         put: &impl Fn(&mut Arena, Obtained<'_>) -> R,
@@ -100,7 +100,7 @@ impl CachingAllocator {
             let mut arena = arena.lock();
             let reserved = arena.counts.reserved_units as usize * UNIT;
             let step = if generous { growth_step(reserved, page_bytes) } else { page_bytes };
-            arena.begin_growth(order.id(), units, page, step)
+            arena.begin_growth(asker.id(), units, page, step)
         };
         let first = match begin(true) {
             Some(growth) => growth,
@@ -114,10 +114,10 @@ impl CachingAllocator {
             }
         };
         let asked = first.units;
-        self.keep_budget(order, arena, page);
+        self.keep_budget(asker, arena, page);
         let commit = |growth: &Pages| {
             let bytes = growth.units as usize * UNIT;
-            order.record_driver_call(bytes, || {
+            asker.record_driver_call(bytes, || {
                 // SAFETY: these are pages without memory of a range that the arena got from `reserve`, and nobody else touches
                 // them while the growth is under way.
                 self.counted(bytes, || unsafe { space.commit(growth.address.0, bytes) })
@@ -142,7 +142,7 @@ impl CachingAllocator {
 
     /// Takes memory that is free elsewhere in an arena that is about to have more than it should. What is free for the
     /// driver depends on the device.
-    fn keep_budget(&self, order: &impl Order, arena: &SpinLock<Arena>, page: u32) {
+    fn keep_budget(&self, asker: &impl Asker, arena: &SpinLock<Arena>, page: u32) {
         let excess = match arena.lock() {
             arena if arena.pool.is_none() => arena.excess(page),
             _ => 0,
@@ -150,7 +150,7 @@ impl CachingAllocator {
         if excess == 0 || self.config.read().deterministic {
             return;
         }
-        let frontier = self.frontier_of(arena, |moment| order.reached(moment));
+        let frontier = self.frontier_of(arena, |moment| asker.reached(moment));
         let moved = self.shrink(arena, &frontier, excess as usize * UNIT);
         if moved > 0 {
             arena.lock().note_moved((moved / UNIT) as u32);

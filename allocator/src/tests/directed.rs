@@ -5,7 +5,7 @@ use device::{Error, ErrorKind};
 use super::model::{Bench, PAGE};
 use crate::block::UNIT;
 use crate::growth::segment_bytes;
-use crate::order::Order;
+use crate::order::Asker;
 use crate::{AllocatorConfig, ReusePolicy};
 
 fn with(config: AllocatorConfig, streams: usize) -> Bench {
@@ -364,9 +364,9 @@ fn blocks_whose_tags_pass_together_merge() {
     bench.check();
     bench.wait_stream(0, 2);
     bench.wait_stream(0, 3);
-    let order = bench.world.stream(0);
-    let (arena, _) = bench.allocator.arena_of(&order);
-    assert!(bench.allocator.promote(&order, arena, |moment| order.covers(moment), true));
+    let asker = bench.world.stream(0);
+    let (arena, _) = bench.allocator.arena_of(&asker);
+    assert!(bench.allocator.promote(&asker, arena, |moment| asker.covers(moment), true));
     bench.check();
 }
 

@@ -9,7 +9,7 @@ use super::model::{Bench, PAGE, check_arenas, check_counters};
 use super::programs::{STREAMS, Setup, Step, apply, bench, program, run, setup, step, trim};
 use crate::block::UNIT;
 use crate::classes::units_for;
-use crate::order::Order;
+use crate::order::Asker;
 use crate::{BlockState, ReusePolicy};
 
 proptest! {

@@ -68,7 +68,7 @@ impl RankArgs {
 
 pub(super) fn run(
     options: &RankOptions,
-    [json, trace, page]: [Option<Output>; 3],
+    outputs: [Option<Output>; 3],
     printer: &mut Printer,
 ) -> Result<bool, Failure> {
     printer.line(format_args!("{FORUM}: {ABOUT}"))?;
@@ -85,6 +85,7 @@ pub(super) fn run(
     printer.empty_line()?;
     printer.line(format_args!("diagnosis of the serial schedule"))?;
     findings(&diagnose(&found.serial.profile), printer)?;
+    let [json, trace, page] = outputs;
     if let Some(output) = json {
         output.write(&format!("{:#}\n", to_json(&found)))?;
     }

@@ -41,7 +41,8 @@ const GRACE: Duration = Duration::from_secs(2);
 impl Group {
     pub(super) fn new(
         mpi: &'static Mpi,
-        [data, control]: [Word; 2],
+        data: Word,
+        control: Word,
         rank: usize,
         members: Box<[usize]>,
         options: CommOptions,

@@ -32,9 +32,9 @@ impl Member {
             let missing = (0..mpi.size).filter(|&rank| rank != mpi.rank);
             late("mpi", options.timeout, missing.collect::<Vec<_>>())
         };
-        let comms = [made()?.ok_or_else(late)?, made()?.ok_or_else(late)?];
+        let (data, control) = (made()?.ok_or_else(late)?, made()?.ok_or_else(late)?);
         let members = (0..mpi.size).collect();
-        Ok(Member::new(Group::new(mpi, comms, mpi.rank, members, options, Arc::default())))
+        Ok(Member::new(Group::new(mpi, data, control, mpi.rank, members, options, Arc::default())))
     }
 
     fn new(group: Group) -> Member {
@@ -105,7 +105,15 @@ impl Member {
         let (Some(ranks), Some(rank)) = (ranks, rank) else { return Ok(None) };
         let members = ranks.iter().map(|&rank| group.members[rank]).collect();
         let failure = Failure::of_part(&group.failure);
-        Ok(Some(Member::new(Group::new(group.mpi, comms, rank, members, group.options, failure))))
+        Ok(Some(Member::new(Group::new(
+            group.mpi,
+            comms[0],
+            comms[1],
+            rank,
+            members,
+            group.options,
+            failure,
+        ))))
     }
 }
 

@@ -197,9 +197,10 @@ pub(super) fn refused(name: &str, log: impl Into<Box<str>>) -> Error {
 }
 
 /// What the compiler is asked for: with its version, all that an image depends on besides the source.
-fn options(program: &Program, (major, minor): (i32, i32)) -> Vec<String> {
+fn options(program: &Program, capability: (i32, i32)) -> Vec<String> {
+    let (major, minor) = capability;
     // What no later architecture has is called for by its name.
-    let own = if (major, minor) == WARP_GROUPS { "a" } else { "" };
+    let own = if capability == WARP_GROUPS { "a" } else { "" };
     let mut options = vec![format!("--gpu-architecture=sm_{major}{minor}{own}"), "--std=c++17".into()];
     options.extend(program.each_rounded.then(|| "--fmad=false".into()));
     // Optimises the kernels of a program on all cores, which takes a third of the time. The code is the same.

@@ -31,7 +31,7 @@ pub(crate) struct DriverStream {
     /// The newest tick whose work the driver, or the launcher, was given.
     launched: AtomicU64,
     /// The one event that other streams and the host wait for: it marks the stream's end as of some tick.
-    marker: Mutex<Marker>,
+    marker: Mutex<EndMarker>,
     /// Where its kernels report what they meet.
     fault: Arc<FaultWord>,
     /// As whom, once they may.
@@ -39,7 +39,7 @@ pub(crate) struct DriverStream {
     pub(crate) context: Arc<Context>,
 }
 
-struct Marker {
+struct EndMarker {
     event: Option<RawEvent>,
     /// The event comes after the command at this tick, and before later ones.
     tick: u64,
@@ -75,7 +75,7 @@ impl DriverStream {
             given: AtomicU64::new(0),
             here: AtomicBool::new(false),
             launched: AtomicU64::new(0),
-            marker: Mutex::new(Marker { event: None, tick: 0 }),
+            marker: Mutex::new(EndMarker { event: None, tick: 0 }),
             fault: Arc::clone(fault),
             reporter: OnceLock::new(),
             context: Arc::clone(context),
@@ -409,11 +409,6 @@ impl DriverStream {
         *self.reporter.get_or_init(StreamId::fresh)
     }
 
-    /// Loads programs.
-    pub(crate) fn preload(&self, programs: &[&'static Program]) -> Result<()> {
-        self.context.load(programs)
-    }
-
     /// # Safety
     /// As for [`Queue::copy`](super::Queue::copy).
     pub(crate) unsafe fn copy(
@@ -423,9 +418,6 @@ impl DriverStream {
         from: *const u8,
         bytes: usize,
     ) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
-        }
         // SAFETY: the context is current; the caller answers for the ranges.
         unsafe { self.enqueue(Call::Copy { to, from, bytes }, &mut [], command) }
     }
@@ -484,9 +476,6 @@ impl DriverStream {
         value: u8,
         bytes: usize,
     ) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
-        }
         // SAFETY: the context is current; the caller answers for the range.
         unsafe { self.enqueue(Call::Fill { to, value, bytes }, &mut [], command) }
     }

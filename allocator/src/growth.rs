@@ -3,10 +3,10 @@
 use std::num::NonZero;
 use std::sync::atomic::Ordering;
 
-use device::{AddressSpace, BlockId, Moment, SpinGuard, SpinLock};
+use device::{AddressSpace, Moment, SpinGuard};
 
-use crate::allocator::{CachingAllocator, Counters, Grant};
-use crate::arena::{Arena, Counts, Obtained, Pages, SMALLEST_ARENA, Segment};
+use crate::allocator::{CachingAllocator, Counters};
+use crate::arena::{Arena, Obtained, Pages, SMALLEST_ARENA, Segment, SharedArena};
 use crate::block::{Address, NONE, UNIT};
 use crate::order::{Asker, Frontier};
 
@@ -58,16 +58,15 @@ impl CachingAllocator {
     pub(crate) fn grow<R>(
         &self,
         asker: &impl Asker,
-        number: u32,
+        arena: &SharedArena,
         units: u32,
         put: impl Fn(&mut Arena, Obtained<'_>) -> R,
     ) -> Result<R, Box<str>> {
-        let Some(arena) = self.arena(number) else { return Err("the stream has no arena".into()) };
         let need = units as usize * UNIT;
         let reserved = arena.lock().counts.reserved_units as usize * UNIT;
         if let Some(space) = self.driver.address_space()
             && wants_pages(need, reserved, space.page_bytes())
-            && let Some(outcome) = self.grow_in_place(space, asker, number, units, &put)
+            && let Some(outcome) = self.grow_in_place(space, asker, arena, units, &put)
         {
             return outcome;
         }
@@ -89,11 +88,10 @@ impl CachingAllocator {
         &self,
         space: &dyn AddressSpace,
         asker: &impl Asker,
-        number: u32,
+        arena: &SharedArena,
         units: u32,
         put: &impl Fn(&mut Arena, Obtained<'_>) -> R,
     ) -> Option<Result<R, Box<str>>> {
-        let arena = self.arena(number)?;
         let page_bytes = space.page_bytes();
         let page = u32::try_from(page_bytes / UNIT).ok().filter(|&page| page > 0)?;
         let begin = |generous: bool| {
@@ -142,7 +140,7 @@ impl CachingAllocator {
 
     /// Takes memory that is free elsewhere in an arena that is about to have more than it should. What is free for the
     /// driver depends on the device.
-    fn keep_budget(&self, asker: &impl Asker, arena: &SpinLock<Arena>, page: u32) {
+    fn keep_budget(&self, asker: &impl Asker, arena: &SharedArena, page: u32) {
         let excess = match arena.lock() {
             arena if arena.pool.is_none() => arena.excess(page),
             _ => 0,
@@ -195,7 +193,7 @@ impl CachingAllocator {
     pub(crate) fn release_cached(&self, keep_bytes: usize, reached: impl Fn(Moment) -> bool) -> usize {
         let mut freed = 0;
         let excess = || self.free_bytes().saturating_sub(keep_bytes);
-        for (_, arena) in self.arenas().filter(|(_, arena)| arena.lock().pool.is_none()) {
+        for arena in self.public_arenas() {
             if excess() == 0 {
                 break;
             }
@@ -215,7 +213,7 @@ impl CachingAllocator {
     }
 
     /// Which uses of the arena's free blocks the host sees passed.
-    fn frontier_of(&self, arena: &SpinLock<Arena>, reached: impl Fn(Moment) -> bool) -> Frontier {
+    fn frontier_of(&self, arena: &SharedArena, reached: impl Fn(Moment) -> bool) -> Frontier {
         let moments = tidy(arena).free_moments();
         Frontier::find(moments, |moment| {
             Counters::count(&self.counters.polls);
@@ -224,7 +222,7 @@ impl CachingAllocator {
     }
 
     /// Gives whole pages of free blocks back, about `bytes` bytes of them.
-    fn shrink(&self, arena: &SpinLock<Arena>, frontier: &Frontier, bytes: usize) -> usize {
+    fn shrink(&self, arena: &SharedArena, frontier: &Frontier, bytes: usize) -> usize {
         let Some(space) = self.driver.address_space().filter(|_| bytes > 0) else { return 0 };
         let mut freed = 0;
         let chosen = tidy(arena).begin_shrink(frontier, bytes);
@@ -252,24 +250,17 @@ impl CachingAllocator {
 
     /// Bytes that are free, private pools left out.
     fn free_bytes(&self) -> usize {
-        let free = |arena: &SpinLock<Arena>| {
-            let arena = arena.lock();
-            let counts = if arena.pool.is_none() { arena.counts } else { Counts::default() };
+        let free = |arena: &SharedArena| {
+            let counts = arena.lock().counts;
             (counts.reserved_units - counts.live_units) as usize * UNIT
         };
-        self.arenas().map(|(_, arena)| free(arena)).sum()
+        self.public_arenas().map(free).sum()
     }
 }
 
 /// Locks an arena and merges what was freed lately.
-pub(crate) fn tidy(arena: &SpinLock<Arena>) -> SpinGuard<'_, Arena> {
+pub(crate) fn tidy(arena: &SharedArena) -> SpinGuard<'_, Arena> {
     let mut arena = arena.lock();
     arena.tidy();
     arena
-}
-
-impl Grant {
-    pub(crate) fn new(number: u32, taken: crate::arena::Taken) -> Grant {
-        Grant { ptr: taken.ptr, block: BlockId { arena: number, index: taken.index } }
-    }
 }

@@ -60,7 +60,7 @@ impl CachingAllocator {
     /// those that nothing uses any more.
     fn pending(&self, asker: &impl Asker) -> (Vec<Pending>, usize) {
         let (mut waitable, mut passed) = (Vec::new(), 0);
-        for (_, arena) in self.arenas().filter(|(_, arena)| arena.lock().pool.is_none()) {
+        for arena in self.public_arenas() {
             let (blocks, moments) = {
                 let arena = tidy(arena);
                 let free = arena.blocks.iter().filter(|block| block.state.is_free());

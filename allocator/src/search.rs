@@ -1,9 +1,9 @@
 //! Where a block comes from when none is ready: the rungs below the fast path, in order.
 
-use device::{Moment, Result, SpinLock};
+use device::{Moment, Result};
 
-use crate::allocator::{CachingAllocator, Counters, Grant};
-use crate::arena::{Arena, Taken};
+use crate::allocator::{CachingAllocator, Counters};
+use crate::arena::{Arena, Grant, SharedArena};
 use crate::block::UNIT;
 use crate::classes::units_for;
 use crate::growth::tidy;
@@ -20,18 +20,21 @@ impl CachingAllocator {
     /// Finds a block when none is ready in the stream's own arena.
     #[cold]
     #[track_caller]
-    pub(crate) fn search(&self, asker: &impl Asker, number: u32, units: u32, bytes: usize) -> Result<Grant> {
+    pub(crate) fn search(
+        &self,
+        asker: &impl Asker,
+        arena: &SharedArena,
+        units: u32,
+        bytes: usize,
+    ) -> Result<Grant> {
         let config = *self.config.read();
-        let Some(arena) = self.arena(number) else {
-            return Err(self.out_of_memory(asker, bytes, "the stream has no arena"));
-        };
         // What the stream's clock covers needs neither a question nor a wait.
         if self.promote(asker, arena, |moment| asker.covers(moment), true)
-            && let Some(taken) = ready(asker, arena, units)
+            && let Some(ready) = ready(asker, arena, units)
         {
-            return Ok(Grant::new(number, taken));
+            return Ok(ready);
         }
-        if let Some(found) = self.borrow(asker, number, units, config) {
+        if let Some(found) = self.borrow(asker, arena, units, config) {
             return Ok(found);
         }
         if !config.deterministic {
@@ -40,15 +43,15 @@ impl CachingAllocator {
                 asker.reached(moment)
             };
             if self.promote(asker, arena, reached, false)
-                && let Some(taken) = ready(asker, arena, units)
+                && let Some(ready) = ready(asker, arena, units)
             {
-                return Ok(Grant::new(number, taken));
+                return Ok(ready);
             }
         }
-        if let Some(found) = self.wait_by_policy(asker, number, units, config)? {
+        if let Some(found) = self.wait_by_policy(asker, arena, units, config)? {
             return Ok(found);
         }
-        let refusal = match self.grow_and_take(asker, number, units) {
+        let refusal = match self.grow_and_take(asker, arena, units) {
             Ok(found) => {
                 self.keep_threshold(asker, config);
                 return Ok(found);
@@ -56,7 +59,7 @@ impl CachingAllocator {
             Err(refusal) => refusal,
         };
         loop {
-            if let Some(found) = self.last_resorts(asker, number, units)? {
+            if let Some(found) = self.last_resorts(asker, arena, units)? {
                 return Ok(found);
             }
             if !self.wait_for_pending(asker, units)? {
@@ -70,7 +73,7 @@ impl CachingAllocator {
     pub(crate) fn promote(
         &self,
         asker: &impl Asker,
-        arena: &SpinLock<Arena>,
+        arena: &SharedArena,
         passed: impl Fn(Moment) -> bool,
         covered: bool,
     ) -> bool {
@@ -91,12 +94,17 @@ impl CachingAllocator {
     }
 
     /// Takes a block of another arena, if the stream comes after every use of it.
-    fn borrow(&self, asker: &impl Asker, number: u32, units: u32, config: AllocatorConfig) -> Option<Grant> {
-        let own = self.arena(number)?;
+    fn borrow(
+        &self,
+        asker: &impl Asker,
+        own: &SharedArena,
+        units: u32,
+        config: AllocatorConfig,
+    ) -> Option<Grant> {
         if units <= SMALL && own.lock().borrowed >= MANY_BORROWED && config.reuse != ReusePolicy::WaitFirst {
             return None;
         }
-        let found = self.find_passed(asker, number, units, false)?;
+        let found = self.find_passed(asker, own, units, false)?;
         own.lock().borrowed += 1;
         Counters::count(&self.counters.borrowed);
         Some(found)
@@ -104,34 +112,32 @@ impl CachingAllocator {
 
     /// Takes a free block of another stream's arena, if the stream comes after every use of it. Memory of
     /// other arenas that nobody has used yet is left to its home stream unless `unused`.
-    fn find_passed(&self, asker: &impl Asker, own: u32, units: u32, unused: bool) -> Option<Grant> {
-        self.others(own).find_map(|(number, arena)| {
+    fn find_passed(&self, asker: &impl Asker, own: &SharedArena, units: u32, unused: bool) -> Option<Grant> {
+        self.others(own).find_map(|arena| {
             let moments = arena.lock().free_moments();
             let frontier = Frontier::find(moments, |moment| asker.covers(moment));
             if frontier.is_empty() && !unused {
                 // Not even merged: what this stream cannot have, it does not touch.
                 return None;
             }
-            let taken = tidy(arena).take_passed(units, unused, &frontier)?;
-            Some(Grant::new(number, taken))
+            tidy(arena).take_passed(units, unused, &frontier)
         })
     }
 
     /// The other arenas whose memory may serve the stream of arena `own`: those of the same private pool, or of none.
-    fn others(&self, own: u32) -> impl Iterator<Item = (u32, &SpinLock<Arena>)> {
-        let pool = self.arena(own).and_then(|arena| arena.lock().pool);
-        self.arenas().filter(move |&(number, arena)| number != own && arena.lock().pool == pool)
+    fn others<'a>(&'a self, own: &'a SharedArena) -> impl Iterator<Item = &'a SharedArena> {
+        let pool = own.lock().pool;
+        self.arenas().filter(move |&arena| !std::ptr::eq(arena, own) && arena.lock().pool == pool)
     }
 
     /// Waits for a pending block instead of growing, if the policy says so.
     fn wait_by_policy(
         &self,
         asker: &impl Asker,
-        number: u32,
+        arena: &SharedArena,
         units: u32,
         config: AllocatorConfig,
     ) -> Result<Option<Grant>> {
-        let Some(arena) = self.arena(number) else { return Ok(None) };
         let counts = arena.lock().counts;
         let wait = match config.reuse {
             ReusePolicy::GrowFirst => false,
@@ -142,45 +148,42 @@ impl CachingAllocator {
             return Ok(None);
         }
         let own = arena.lock().take_pending(units);
-        if let Some((taken, moments)) = own {
-            return self.wait_for(asker, number, taken, &moments).map(Some);
+        if let Some((block, moments)) = own {
+            return self.wait_for(asker, block, &moments).map(Some);
         }
         if config.reuse == ReusePolicy::WaitFirst {
-            return self.take_any_run(asker, number, units);
+            return self.take_any_run(asker, arena, units);
         }
         Ok(None)
     }
 
     /// Makes the stream wait for the uses of a block that was taken. If it cannot, the block goes back.
-    fn wait_for(&self, asker: &impl Asker, number: u32, taken: Taken, moments: &[Moment]) -> Result<Grant> {
+    fn wait_for(&self, asker: &impl Asker, taken: Grant, moments: &[Moment]) -> Result<Grant> {
         let needed: Vec<Moment> = moments.iter().copied().filter(|&moment| !asker.covers(moment)).collect();
         if !needed.is_empty() {
             if let Err(error) = asker.wait_for(&needed) {
-                if let Some(arena) = self.arena(number) {
+                if let Some(arena) = self.arena(taken.block.arena) {
                     // The caller has a handle of the device, so this drops no device under the lock.
-                    arena.lock().put_back(taken.index);
+                    arena.lock().put_back(taken.block.index);
                 }
                 return Err(error);
             }
             Counters::count(&self.counters.waits);
         }
-        Ok(Grant::new(number, taken))
+        Ok(taken)
     }
 
     /// Takes the smallest run of adjacent free blocks that fits and waits for its uses: from the stream's own
     /// arena, else from the one where it is smallest.
-    fn take_any_run(&self, asker: &impl Asker, number: u32, units: u32) -> Result<Option<Grant>> {
-        let own = self.arena(number).and_then(|arena| tidy(arena).take_run(units));
-        if let Some((taken, moments)) = own {
-            return self.wait_for(asker, number, taken, &moments).map(Some);
+    fn take_any_run(&self, asker: &impl Asker, own: &SharedArena, units: u32) -> Result<Option<Grant>> {
+        let mut found = tidy(own).take_run(units);
+        if found.is_none() {
+            let size = |arena: &&SharedArena| tidy(arena).smallest_run(units).map(|(size, _)| size);
+            let sizes = self.others(own).filter_map(|arena| Some((size(&arena)?, arena)));
+            let smallest = sizes.min_by_key(|(size, _)| *size);
+            found = smallest.and_then(|(_, arena)| tidy(arena).take_run(units));
         }
-        let sizes = self
-            .others(number)
-            .filter_map(|(other, arena)| Some((tidy(arena).smallest_run(units)?.0, other)));
-        let Some((_, other)) = sizes.min() else { return Ok(None) };
-        let found = self.arena(other).and_then(|arena| tidy(arena).take_run(units));
-        let Some((taken, moments)) = found else { return Ok(None) };
-        self.wait_for(asker, other, taken, &moments).map(Some)
+        found.map(|(block, moments)| self.wait_for(asker, block, &moments)).transpose()
     }
 
     /// Gives back what is cached beyond the threshold.
@@ -193,19 +196,19 @@ impl CachingAllocator {
 
     /// When nothing new is to be had: memory that other streams left unused or have finished with, then any
     /// that has to be waited for, then another try with everything cached given back.
-    fn last_resorts(&self, asker: &impl Asker, number: u32, units: u32) -> Result<Option<Grant>> {
-        if let Some(found) = self.find_passed(asker, number, units, true) {
+    fn last_resorts(&self, asker: &impl Asker, arena: &SharedArena, units: u32) -> Result<Option<Grant>> {
+        if let Some(found) = self.find_passed(asker, arena, units, true) {
             return Ok(Some(found));
         }
-        if let Some(found) = self.take_any_run(asker, number, units)? {
+        if let Some(found) = self.take_any_run(asker, arena, units)? {
             return Ok(Some(found));
         }
         let freed = self.release_cached(0, |moment| asker.reached(moment));
-        Ok(if freed > 0 { self.grow_and_take(asker, number, units).ok() } else { None })
+        Ok(if freed > 0 { self.grow_and_take(asker, arena, units).ok() } else { None })
     }
 
-    fn grow_and_take(&self, asker: &impl Asker, number: u32, units: u32) -> Result<Grant, Box<str>> {
-        self.grow(asker, number, units, |arena, new| Grant::new(number, arena.take_obtained(new, units)))
+    fn grow_and_take(&self, asker: &impl Asker, arena: &SharedArena, units: u32) -> Result<Grant, Box<str>> {
+        self.grow(asker, arena, units, |arena, new| arena.take_obtained(new, units))
     }
 
     /// Has a free block of `bytes` bytes ready for the stream: one that it comes after every use of, or new memory.
@@ -217,7 +220,7 @@ impl CachingAllocator {
         if units == 0 {
             return Ok(());
         }
-        let (arena, number) = self.arena_of(asker);
+        let arena = self.arena_of(asker);
         let deterministic = self.config.read().deterministic;
         let found = arena.lock().has_ready(units)
             || self.promote(asker, arena, |moment| asker.covers(moment), true)
@@ -228,7 +231,7 @@ impl CachingAllocator {
         if found {
             return Ok(());
         }
-        let grow = || self.grow(asker, number, units, Arena::keep_obtained);
+        let grow = || self.grow(asker, arena, units, Arena::keep_obtained);
         let Err(refusal) = grow() else { return Ok(()) };
         loop {
             let freed = self.release_cached(0, |moment| asker.reached(moment));
@@ -242,6 +245,6 @@ impl CachingAllocator {
     }
 }
 
-fn ready(asker: &impl Asker, arena: &SpinLock<Arena>, units: u32) -> Option<Taken> {
+fn ready(asker: &impl Asker, arena: &SharedArena, units: u32) -> Option<Grant> {
     arena.lock().take_ready(asker.id(), units)
 }

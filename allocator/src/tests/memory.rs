@@ -120,7 +120,7 @@ proptest! {
             };
             if bench.allocate(stream, bytes).is_err() {
                 let units = units_for(bytes).unwrap();
-                for (_, arena) in bench.allocator.arenas() {
+                for arena in bench.allocator.arenas() {
                     prop_assert!(arena.lock().smallest_run(units).is_none());
                 }
                 let reserved = bench.allocator.stats().reserved_bytes;

@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex};
 
 use device::{AddressSpace, Error, ErrorKind, HostMemory, MemoryDriver, Moment, Result, StreamId, Stuck};
 
-use crate::allocator::{CachingAllocator, Grant};
+use crate::allocator::CachingAllocator;
 use crate::arena::Arena;
+use crate::arena::Grant;
 use crate::block::{NONE, State, UNIT};
 use crate::classes::class_of;
 use crate::order::Asker;
@@ -459,7 +460,7 @@ pub(super) fn check(allocator: &CachingAllocator) {
 
 pub(super) fn check_arenas(allocator: &CachingAllocator) {
     let before = allocator.snapshot();
-    for (_, arena) in allocator.arenas() {
+    for arena in allocator.arenas() {
         let mut arena = arena.lock();
         arena.tidy();
         check_arena(&arena);

@@ -106,7 +106,7 @@ proptest! {
             // What the clock covers is dropped from tags first, and blocks may merge then: do it before the
             // picture.
             let asker = bench.world.stream(stream);
-            let (arena, _) = bench.allocator.arena_of(&asker);
+            let arena = bench.allocator.arena_of(&asker);
             bench.allocator.promote(&asker, arena, |moment| asker.covers(moment), true);
             let snapshot = bench.allocator.snapshot();
             let covered: Vec<bool> = snapshot.segments.iter().flat_map(|segment| &segment.blocks)
@@ -137,7 +137,7 @@ proptest! {
     #[test]
     fn invariant_06_holds_across_hand_overs(setup in setup(), first in program(), second in program()) {
         let mut bench = run(&setup, &first, |_| ());
-        let homes: Vec<_> = (0..STREAMS).map(|stream| bench.allocator.arena_of(&bench.world.stream(stream)).1).collect();
+        let homes: Vec<_> = (0..STREAMS).map(|stream| bench.allocator.arena_of(&bench.world.stream(stream)).lock().number).collect();
         for (stream, &number) in homes.iter().enumerate() {
             let next = bench.world.stream((stream + 1) % STREAMS).id();
             bench.allocator.arena(number).unwrap().lock().hand_over(next);

@@ -17,7 +17,7 @@ pub use records::{
 
 use crate::core::Core;
 use crate::cuda::{DriverStream, TimedEvent};
-use crate::{Device, Moment, OnDrop, Result, Stream, StreamId, Use, nvtx};
+use crate::{Device, Moment, OnDrop, Result, Stream, Use, nvtx};
 use stack::Stacks;
 
 /// Off, it costs one load a command.
@@ -321,11 +321,9 @@ impl Recorder {
 
     #[cold]
     fn begin(&self, op: &'static str, uses: &[Use<'_>], label: &Label<'_>) -> Option<Box<Launching>> {
-        let never = Moment { stream: StreamId::from_raw(0), tick: 0 };
-        let mut record = CommandRecord::new(op, never, 0, 0);
-        record.kind = label.kind;
-        record.operands = (label.operands)();
-        record.accesses = uses.iter().map(Use::access).collect();
+        let (kind, operands) = (label.kind, (label.operands)());
+        let accesses = uses.iter().map(Use::access).collect();
+        let mut record = CommandRecord { op, kind, operands, accesses, ..CommandRecord::default() };
         let start = Instant::now();
         self.with(|log| {
             let place = log.place();

@@ -1,7 +1,7 @@
 //! Fresh tensors.
 
 use device::{DType, Device, Element, Error, ErrorKind, Result, Stream, as_bytes};
-use kernels::Scalar;
+use kernels::{Layout, Scalar, View};
 
 use crate::Tensor;
 use crate::check::elements_of;
@@ -165,6 +165,19 @@ impl Tensor {
         let diagonal = room.narrow(1, 0, 1)?;
         Stream::with_current(device, |stream| kernels::fill(stream, Scalar::from(1.0), diagonal.view()))?;
         room.reshape(&[n * (n + 1)])?.narrow(0, 0, n * n)?.reshape(&[n, n])
+    }
+
+    /// A fresh contiguous tensor of a shape that `op` was given, written by one command.
+    #[inline]
+    pub(crate) fn fresh(
+        op: &'static str,
+        shape: &[usize],
+        dtype: DType,
+        device: &Device,
+        launch: impl FnOnce(&Stream, View<'_>) -> Result<()>,
+    ) -> Result<Tensor> {
+        elements_of(op, shape)?;
+        Tensor::produce(device, Layout::contiguous(shape), dtype, launch)
     }
 
     /// Copies the elements, if there are any, to a fresh tensor, which has no version to count up.

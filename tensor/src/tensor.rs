@@ -5,8 +5,6 @@ use std::ops::Range;
 use device::{Buffer, DType, Device, Result, Shared, Stream};
 use kernels::{Layout, View};
 
-use crate::check::elements_of;
-
 /// An n-dimensional array on a device.
 ///
 /// Cloning is cheap and shares the storage, as views do. Dropping never blocks: the storage returns to the device's
@@ -61,19 +59,6 @@ impl Tensor {
     ) -> Result<Tensor> {
         let storage = fill_storage(device, &layout, dtype, launch)?;
         Ok(Tensor { storage, layout, dtype })
-    }
-
-    /// A fresh contiguous tensor of a shape that `op` was given, written by one command.
-    #[inline]
-    pub(crate) fn fresh(
-        op: &'static str,
-        shape: &[usize],
-        dtype: DType,
-        device: &Device,
-        launch: impl FnOnce(&Stream, View<'_>) -> Result<()>,
-    ) -> Result<Tensor> {
-        elements_of(op, shape)?;
-        Tensor::produce(device, Layout::contiguous(shape), dtype, launch)
     }
 
     /// A fresh contiguous tensor of this one's type and device, written by one command.

@@ -78,43 +78,6 @@ impl Member {
         }
         Ok(())
     }
-
-    fn split_group(&self, color: Option<usize>, key: usize) -> Result<Option<Member>> {
-        const SPLIT: &str = "split";
-        let group = &self.group;
-        let _one = group.splitting.lock();
-        // Each rank tells the others two numbers, the first of them 0 for no color.
-        let mut told = [color.map_or(0, |color| color.saturating_add(1)), key].map(|own| (own, Vec::new()));
-        let color = told[0].0.checked_sub(1);
-        for (own, of_all) in &mut told {
-            *of_all = group.meet(SPLIT, Kind::Split, *own, SPLIT)?;
-        }
-        let asked = told[0].1.iter().zip(&told[1].1);
-        let colors = by_color(asked.map(|(color, &key)| Asked { color: color.checked_sub(1), key }));
-        let ranks = color.and_then(|color| colors.get(&color));
-        let rank = ranks.and_then(|ranks| ranks.iter().position(|&rank| rank == group.rank));
-        // MPI's colors are small numbers.
-        let index = color.and_then(|color| colors.keys().position(|&known| known == color));
-        let mut comms = [0; 2];
-        for comm in &mut comms {
-            let timeout = group.options.timeout;
-            let made = group.mpi.split(group.control, index, rank.unwrap_or_default(), timeout);
-            let made = made.and_then(|made| made.ok_or_else(|| group.stuck(SPLIT)));
-            *comm = made.map_err(|error| group.fail(error))?;
-        }
-        let (Some(ranks), Some(rank)) = (ranks, rank) else { return Ok(None) };
-        let members = ranks.iter().map(|&rank| group.members[rank]).collect();
-        let failure = Failure::of_part(&group.failure);
-        Ok(Some(Member::new(Group::new(
-            group.mpi,
-            comms[0],
-            comms[1],
-            rank,
-            members,
-            group.options,
-            failure,
-        ))))
-    }
 }
 
 /// What is sent, as a receiver has to agree.
@@ -167,7 +130,34 @@ unsafe impl Backend for Member {
     }
 
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Backend>>> {
-        Ok(self.split_group(color, key)?.map(|member| Arc::new(member) as _))
+        const SPLIT: &str = "split";
+        let group = &self.group;
+        let _one = group.splitting.lock();
+        // Each rank tells the others two numbers, the first of them 0 for no color.
+        let mut told = [color.map_or(0, |color| color.saturating_add(1)), key].map(|own| (own, Vec::new()));
+        let color = told[0].0.checked_sub(1);
+        for (own, of_all) in &mut told {
+            *of_all = group.meet(SPLIT, Kind::Split, *own, SPLIT)?;
+        }
+        let asked = told[0].1.iter().zip(&told[1].1);
+        let colors = by_color(asked.map(|(color, &key)| Asked { color: color.checked_sub(1), key }));
+        let ranks = color.and_then(|color| colors.get(&color));
+        let rank = ranks.and_then(|ranks| ranks.iter().position(|&rank| rank == group.rank));
+        // MPI's colors are small numbers.
+        let index = color.and_then(|color| colors.keys().position(|&known| known == color));
+        let mut comms = [0; 2];
+        for comm in &mut comms {
+            let timeout = group.options.timeout;
+            let made = group.mpi.split(group.control, index, rank.unwrap_or_default(), timeout);
+            let made = made.and_then(|made| made.ok_or_else(|| group.stuck(SPLIT)));
+            *comm = made.map_err(|error| group.fail(error))?;
+        }
+        let (Some(ranks), Some(rank)) = (ranks, rank) else { return Ok(None) };
+        let members = ranks.iter().map(|&rank| group.members[rank]).collect();
+        let failure = Failure::of_part(&group.failure);
+        let (data, control) = (comms[0], comms[1]);
+        let group = Group::new(group.mpi, data, control, rank, members, group.options, failure);
+        Ok(Some(Arc::new(Member::new(group))))
     }
 }
 

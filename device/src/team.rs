@@ -345,11 +345,7 @@ impl Drop for Team {
     }
 }
 
-impl std::fmt::Debug for Team {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Team").field("helpers", &self.members.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!(Team { members.len() });
 
 #[cfg(all(test, loom))]
 mod loom_tests {

@@ -487,49 +487,33 @@ impl Tensors for Tensor {
     }
 }
 
-impl<T: Tensors> Tensors for Option<T> {
-    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        self.as_ref().map(|value| value.rebuild(f)).transpose()
-    }
+macro_rules! collections {
+    ($([$($generics:tt)+] $collection:ty, |$values:ident, $f:ident| $rebuilt:expr;)+) => {
+        $(impl<$($generics)+> Tensors for $collection {
+            fn rebuild(&self, $f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+                let $values = self;
+                $rebuilt
+            }
 
-    fn form(&self, f: &mut dyn FnMut(u64)) {
-        f(u64::from(self.is_some()));
-        self.iter().for_each(|value| value.form(f));
-    }
+            fn form(&self, f: &mut dyn FnMut(u64)) {
+                f(self.iter().count() as u64);
+                self.iter().for_each(|value| value.form(f));
+            }
 
-    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
-        self.iter_mut().for_each(|value| value.seeds(f));
-    }
+            fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
+                self.iter_mut().for_each(|value| value.seeds(f));
+            }
+        })+
+    };
 }
 
-impl<T: Tensors> Tensors for Vec<T> {
-    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        self.iter().map(|value| value.rebuild(f)).collect()
-    }
-
-    fn form(&self, f: &mut dyn FnMut(u64)) {
-        f(self.len() as u64);
-        self.iter().for_each(|value| value.form(f));
-    }
-
-    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
-        self.iter_mut().for_each(|value| value.seeds(f));
-    }
-}
-
-impl<T: Tensors, const N: usize> Tensors for [T; N] {
-    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let values: Vec<T> = self.iter().map(|value| value.rebuild(f)).collect::<Result<_>>()?;
+collections! {
+    [T: Tensors] Option<T>, |values, f| values.as_ref().map(|value| value.rebuild(f)).transpose();
+    [T: Tensors] Vec<T>, |values, f| values.iter().map(|value| value.rebuild(f)).collect();
+    [T: Tensors, const N: usize] [T; N], |values, f| {
+        let values: Vec<T> = values.iter().map(|value| value.rebuild(f)).collect::<Result<_>>()?;
         Ok(values.try_into().unwrap_or_else(|_| unreachable!("one for each")))
-    }
-
-    fn form(&self, f: &mut dyn FnMut(u64)) {
-        self.iter().for_each(|value| value.form(f));
-    }
-
-    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
-        self.iter_mut().for_each(|value| value.seeds(f));
-    }
+    };
 }
 
 macro_rules! tuples {

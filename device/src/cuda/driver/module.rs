@@ -237,16 +237,16 @@ fn compile(program: &'static Program, options: &[String]) -> Result<Vec<u8>> {
     // SAFETY: the library is present, the strings end with 0, and there are no headers.
     let code =
         unsafe { nvrtc::nvrtcCreateProgram(&mut raw, source.as_ptr(), name.as_ptr(), 0, none, no_names) };
-    if code != nvrtc::nvrtcResult::NVRTC_SUCCESS {
-        return Err(refused(format!("nvrtcCreateProgram: {code:?}")));
-    }
+    succeeded(code).map_err(|code| refused(format!("nvrtcCreateProgram: {code:?}")))?;
     let compilation = Compilation(raw);
     // SAFETY: the program exists, and the options end with 0.
     let code = unsafe { nvrtc::nvrtcCompileProgram(raw, options.len() as i32, options.as_ptr()) };
-    if code != nvrtc::nvrtcResult::NVRTC_SUCCESS {
-        return Err(refused(format!("{code:?}\n{}", compilation.log())));
-    }
+    succeeded(code).map_err(|code| refused(format!("{code:?}\n{}", compilation.log())))?;
     compilation.image().map_err(|code| refused(format!("nvrtcGetCUBIN: {code:?}")))
+}
+
+fn succeeded(code: nvrtc::nvrtcResult) -> Result<(), nvrtc::nvrtcResult> {
+    if code == nvrtc::nvrtcResult::NVRTC_SUCCESS { Ok(()) } else { Err(code) }
 }
 
 struct Compilation(nvrtc::nvrtcProgram);
@@ -256,7 +256,7 @@ impl Compilation {
         let mut size = 0;
         // SAFETY: the program exists; the library writes a size, and then as many bytes.
         unsafe {
-            if nvrtc::nvrtcGetProgramLogSize(self.0, &mut size) != nvrtc::nvrtcResult::NVRTC_SUCCESS {
+            if succeeded(nvrtc::nvrtcGetProgramLogSize(self.0, &mut size)).is_err() {
                 return String::new();
             }
             let mut log = vec![0u8; size];
@@ -269,15 +269,9 @@ impl Compilation {
         let mut size = 0;
         // SAFETY: the program was compiled; the library writes a size, and then as many bytes.
         unsafe {
-            let code = nvrtc::nvrtcGetCUBINSize(self.0, &mut size);
-            if code != nvrtc::nvrtcResult::NVRTC_SUCCESS {
-                return Err(code);
-            }
+            succeeded(nvrtc::nvrtcGetCUBINSize(self.0, &mut size))?;
             let mut image = vec![0u8; size];
-            match nvrtc::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast()) {
-                nvrtc::nvrtcResult::NVRTC_SUCCESS => Ok(image),
-                code => Err(code),
-            }
+            succeeded(nvrtc::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast())).map(|()| image)
         }
     }
 }

@@ -16,6 +16,7 @@ use super::fault::FaultWord;
 use super::launcher::{CommandId, Launcher};
 use super::timed::{GateWord, TimedEvent};
 use super::{Arg, Grid, Program, Properties, Staged, Target};
+use crate::spin::spin_until;
 use crate::{KernelRecord, Moment, Panicked, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made, or given to the launcher, under the tail of the stream that owns it, but for those
@@ -145,11 +146,7 @@ impl DriverStream {
 
     /// Waits until the driver, or the launcher, has the command at `tick`, which another thread is just launching.
     fn await_launch(&self, tick: u64) {
-        let mut spins = 0u32;
-        while self.launched.load(Ordering::Acquire) < tick {
-            spins += 1;
-            if spins.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
-        }
+        spin_until(|| self.launched.load(Ordering::Acquire) >= tick);
     }
 
     /// Has the marker cover `tick`, and hands it out with the tick that it covers; says whether it was recorded anew.

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::elements::Elements;
 use super::group::Group;
 use super::mail::Message;
-use crate::failure::{Side, mismatch};
+use crate::failure::{Side, late, mismatch};
 use crate::{Call, Memory, Result};
 
 /// One rank's end of a group.
@@ -113,9 +113,9 @@ impl Member {
             let failure = group.message_failure(from);
             group.mail.take(from, self.rank).map(Ok).or(failure.map(Err))
         };
-        let (number, message) = group
-            .wait(come)
-            .unwrap_or_else(|| Err(group.fail(group.late(call.op(), [group.members[from]].into()))))?;
+        let (number, message) = group.wait(come).unwrap_or_else(|| {
+            Err(group.fail(late(call.op(), group.options.timeout, [group.members[from]])))
+        })?;
         if (message.call.dtype, &message.call.shape) != (call.dtype, &call.shape) {
             let sent = Side { rank: group.members[from], call: &message.call };
             let own = Side { rank: group.members[self.rank], call };

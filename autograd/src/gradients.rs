@@ -213,9 +213,8 @@ pub(crate) fn check_like(op: &'static str, value: &Var, gradient: &Var) -> Resul
 pub(crate) fn check_form(op: &'static str, shape: &[usize], dtype: DType, gradient: &Var) -> Result<()> {
     let given = gradient.shape();
     // Shapes are short, and `==` makes a call.
-    if given.len() != shape.len() || given.iter().zip(shape).any(|(a, b)| a != b) {
-        return Err(Error::shape_mismatch(op, shape, given));
-    }
+    let is_same = given.len() == shape.len() && given.iter().zip(shape).all(|(a, b)| a == b);
+    Error::require_shapes(is_same, op, shape, given)?;
     gradient.dtype().require(op, dtype)
 }
 

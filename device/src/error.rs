@@ -455,6 +455,16 @@ impl Error {
         Error::new(ErrorKind::ShapeMismatch { op, lhs: lhs.into(), rhs: rhs.into() })
     }
 
+    /// [`shape_mismatch`](Self::shape_mismatch) unless the shapes fit.
+    ///
+    /// # Errors
+    /// As it says.
+    #[inline]
+    #[track_caller]
+    pub fn require_shapes(fit: bool, op: &'static str, lhs: &[usize], rhs: &[usize]) -> Result<(), Error> {
+        if fit { Ok(()) } else { Err(Error::shape_mismatch(op, lhs, rhs)) }
+    }
+
     /// An element type other than the one needed.
     #[cold]
     #[inline(never)]

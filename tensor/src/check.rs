@@ -28,6 +28,11 @@ pub(crate) fn same_device(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Resul
     Error::require_same_device(op, lhs.device(), rhs.device())
 }
 
+/// The first of several tensors, which there have to be.
+pub(crate) fn first_of<'a, T>(op: &'static str, argument: &'static str, all: &'a [T]) -> Result<&'a T> {
+    all.first().ok_or_else(|| Error::invalid(op, argument, "at least one tensor", 0))
+}
+
 /// An argument of a shape that the op does not accept.
 #[cold]
 #[track_caller]
@@ -57,10 +62,7 @@ pub(crate) fn same_shape(lhs: &[usize], rhs: &[usize]) -> bool {
 /// Exactly this shape.
 #[inline]
 pub(crate) fn has_shape(op: &'static str, expected: &[usize], x: &Tensor) -> Result<()> {
-    if !same_shape(x.shape(), expected) {
-        return Err(Error::shape_mismatch(op, expected, x.shape()));
-    }
-    Ok(())
+    Error::require_shapes(same_shape(x.shape(), expected), op, expected, x.shape())
 }
 
 /// `shape` with another size along one axis, whose elements fit in memory.

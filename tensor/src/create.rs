@@ -79,9 +79,7 @@ impl Tensor {
     /// `ShapeMismatch` if the shape does not have as many elements; `OutOfMemory`.
     pub fn from_slice<T: Element>(values: &[T], shape: &[usize], device: &Device) -> Result<Tensor> {
         const OP: &str = "from_slice";
-        if elements_of(OP, shape)? != values.len() {
-            return Err(Error::shape_mismatch(OP, shape, &[values.len()]));
-        }
+        Error::require_shapes(elements_of(OP, shape)? == values.len(), OP, shape, &[values.len()])?;
         Tensor::from_bytes(as_bytes(values), shape, T::DTYPE, device)
     }
 

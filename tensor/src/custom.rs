@@ -4,7 +4,7 @@ use device::{Element, Error, Result, Stream};
 use kernels::CustomKernel;
 
 use crate::Tensor;
-use crate::check::same_device;
+use crate::check::{first_of, same_device};
 
 /// Runs a kernel of one's own on `inputs`, which are made contiguous, and gives its outputs, of these shapes. Asynchronous, on the
 /// current stream of the inputs' device.
@@ -51,9 +51,7 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
     shapes: [&[usize]; W],
 ) -> Result<[Tensor; W]> {
     let op = kernel.name();
-    let Some(first) = inputs.first() else {
-        return Err(Error::invalid(op, "inputs", "at least one", 0));
-    };
+    let first = *first_of(op, "inputs", &inputs)?;
     for input in inputs {
         same_device(op, first, input)?;
         input.dtype().require(op, K::Element::DTYPE)?;

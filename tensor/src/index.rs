@@ -4,7 +4,7 @@ use device::{DType, Error, ErrorKind, Result, Stream};
 use kernels::{Dims, Layout, normalize_axis};
 
 use crate::Tensor;
-use crate::check::{elements_of, has_shape, resized_axis, same_device, same_kind, wrong_shape};
+use crate::check::{elements_of, first_of, has_shape, resized_axis, same_device, same_kind, wrong_shape};
 
 /// An index or label that the axis does not have.
 #[cold]
@@ -24,7 +24,7 @@ pub(crate) fn check_indices(op: &'static str, indices: &Tensor, size: usize) -> 
 /// Refuses an axis of `x`, other than `except`, that is shorter than in `shape`; the ranks agree.
 fn covers(op: &'static str, x: &Tensor, shape: &[usize], except: Option<usize>) -> Result<()> {
     let short = |axis: usize| Some(axis) != except && x.shape()[axis] < shape[axis];
-    if (0..shape.len()).any(short) { Err(Error::shape_mismatch(op, x.shape(), shape)) } else { Ok(()) }
+    Error::require_shapes(!(0..shape.len()).any(short), op, x.shape(), shape)
 }
 
 #[derive::located]
@@ -41,18 +41,15 @@ impl Tensor {
     }
 
     fn join(op: &'static str, tensors: &[&Tensor], axis: isize) -> Result<Tensor> {
-        let Some((&first, rest)) = tensors.split_first() else {
-            return Err(Error::invalid(op, "tensors", "at least one tensor", 0));
-        };
+        let first = *first_of(op, "tensors", tensors)?;
         let at = normalize_axis(op, axis, first.rank())?;
         let (mut shape, mut dtype) = (Dims::from_slice(first.shape()), first.dtype);
-        for &x in rest {
+        for &x in &tensors[1..] {
             same_device(op, first, x)?;
             dtype = dtype.promote(x.dtype);
             let agree = |i: usize| i == at || x.shape()[i] == shape[i];
-            if x.rank() != first.rank() || !(0..x.rank()).all(agree) {
-                return Err(Error::shape_mismatch(op, first.shape(), x.shape()));
-            }
+            let fit = x.rank() == first.rank() && (0..x.rank()).all(agree);
+            Error::require_shapes(fit, op, first.shape(), x.shape())?;
             // What does not fit is refused below.
             shape[at] = shape[at].saturating_add(x.shape()[at]);
         }
@@ -75,9 +72,7 @@ impl Tensor {
     /// As for [`Tensor::cat`].
     pub fn stack(tensors: &[&Tensor], axis: isize) -> Result<Tensor> {
         const OP: &str = "stack";
-        let Some(&first) = tensors.first() else {
-            return Err(Error::invalid(OP, "tensors", "at least one tensor", 0));
-        };
+        let first = *first_of(OP, "tensors", tensors)?;
         let raise = |x: &&Tensor| {
             has_shape(OP, first.shape(), x)?;
             Ok(x.with_layout(x.layout.unsqueeze(OP, axis)?))
@@ -146,9 +141,7 @@ impl Tensor {
             return taken.reshape(indices.shape());
         }
         let at = normalize_axis(OP, axis, self.rank())?;
-        if indices.rank() != self.rank() {
-            return Err(Error::shape_mismatch(OP, self.shape(), indices.shape()));
-        }
+        Error::require_shapes(indices.rank() == self.rank(), OP, self.shape(), indices.shape())?;
         covers(OP, self, indices.shape(), Some(at))?;
         check_indices(OP, indices, self.shape()[at])?;
         self.produce_like(indices.shape(), |stream, out| {

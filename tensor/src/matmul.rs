@@ -36,9 +36,7 @@ impl Tensor {
             return Err(Error::invalid(OP, "operands", "of rank 1 at least", shapes));
         };
         // The only axis of a vector, the last but one of others.
-        if right[right.len().saturating_sub(2)] != *k {
-            return Err(Error::shape_mismatch(OP, left, right));
-        }
+        Error::require_shapes(right[right.len().saturating_sub(2)] == *k, OP, left, right)?;
         match (left, right) {
             (&[m, _], &[_, n]) => self.product(rhs, &[m, n]),
             ([_], _) => {

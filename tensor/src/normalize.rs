@@ -151,9 +151,12 @@ impl Norm {
     fn parameter(&self, x: &Tensor, parameter: Option<&Tensor>) -> Result<Option<Tensor>> {
         let Some(parameter) = parameter else { return Ok(None) };
         let parameter = in_compute_dtype(self.op, x, parameter)?;
-        if parameter.elements() != self.rows.weights() {
-            return Err(Error::shape_mismatch(self.op, x.shape(), parameter.shape()));
-        }
+        Error::require_shapes(
+            parameter.elements() == self.rows.weights(),
+            self.op,
+            x.shape(),
+            parameter.shape(),
+        )?;
         parameter.contiguous().map(Some)
     }
 }
@@ -162,9 +165,7 @@ impl Norm {
 fn trailing(op: &'static str, x: &Tensor, normalized_shape: &[usize]) -> Result<NormRows> {
     x.dtype().require_float(op)?;
     Error::require(!normalized_shape.is_empty(), op, "normalized_shape", "of one axis or more", "[]")?;
-    if !x.shape().ends_with(normalized_shape) {
-        return Err(Error::shape_mismatch(op, x.shape(), normalized_shape));
-    }
+    Error::require_shapes(x.shape().ends_with(normalized_shape), op, x.shape(), normalized_shape)?;
     Ok(NormRows { groups: 1, channels: normalized_shape.iter().product(), inner: 1 })
 }
 

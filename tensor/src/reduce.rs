@@ -229,9 +229,7 @@ impl Tensor {
             if have == want {
                 continue;
             }
-            if want != 1 {
-                return Err(Error::shape_mismatch(OP, self.shape(), shape));
-            }
+            Error::require_shapes(want == 1, OP, self.shape(), shape)?;
             axes.push(extra + axis);
         }
         let mut sum = self.reduce(ReduceOp::Sum, &axes, true)?;

@@ -233,9 +233,8 @@ impl Tensor {
     /// a shape beyond all memory; `OutOfMemory`.
     pub fn from_bytes(bytes: &[u8], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
         const OP: &str = "from_bytes";
-        if elements_of(OP, shape)? * dtype.size_bytes() != bytes.len() {
-            return Err(Error::shape_mismatch(OP, shape, &[bytes.len() / dtype.size_bytes()]));
-        }
+        let (size, elements) = (dtype.size_bytes(), elements_of(OP, shape)?);
+        Error::require_shapes(elements * size == bytes.len(), OP, shape, &[bytes.len() / size])?;
         if dtype == DType::Bool
             && let Some(other) = bytes.iter().find(|byte| **byte > 1)
         {

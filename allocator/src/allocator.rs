@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use device::{BlockId, Device, Error, MemoryDriver, Moment, Pool, Result, SpinLock, StreamId};
 use parking_lot::{Mutex, RwLock};
 
-use crate::arena::Arena;
+use crate::arena::{Arena, Grant, SharedArena};
 use crate::block::{NONE, UNIT};
 use crate::classes::units_for;
 use crate::history::{Action, History, HistoryEntry};
-use crate::order::Order;
+use crate::order::Asker;
 use crate::{AllocatorConfig, MemoryStats, Snapshot};
 
 /// A caching allocator, one for each device.
@@ -23,7 +23,7 @@ use crate::{AllocatorConfig, MemoryStats, Snapshot};
 pub struct CachingAllocator {
     pub(crate) driver: Arc<dyn MemoryDriver>,
     /// Filled from the front; an arena is never removed.
-    arenas: Box<[OnceLock<Box<SpinLock<Arena>>>]>,
+    arenas: Box<[OnceLock<Box<SharedArena>>]>,
     /// The arenas of recent streams: a stream's number and its arena's, in the place that its number selects.
     recent: [AtomicU64; RECENT],
     streams: Mutex<HashMap<StreamId, u32>>,
@@ -56,13 +56,6 @@ impl Counters {
     pub(crate) fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
     }
-}
-
-/// A block that was handed out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Grant {
-    pub(crate) ptr: NonNull<u8>,
-    pub(crate) block: BlockId,
 }
 
 const RECENT: usize = 64;
@@ -102,31 +95,31 @@ impl CachingAllocator {
         pool.downcast_ref()
     }
 
-    /// Hands out `bytes` bytes to whoever comes after the newest command of `order`.
+    /// Hands out `bytes` bytes to whoever comes after the newest command of `asker`.
     #[inline]
     #[track_caller]
-    pub(crate) fn grant(&self, order: &impl Order, bytes: usize) -> Result<Grant> {
+    pub(crate) fn grant(&self, asker: &impl Asker, bytes: usize) -> Result<Grant> {
         let Some(units) = units_for(bytes) else {
-            return Err(self.out_of_memory(order, bytes, "no block can be that large"));
+            return Err(self.out_of_memory(asker, bytes, "no block can be that large"));
         };
         if units == 0 {
             return Ok(Grant { ptr: NonNull::<Nothing>::dangling().cast(), block: NO_BLOCK });
         }
-        let (arena, number) = self.arena_of(order);
-        let taken = {
+        let arena = self.arena_of(asker);
+        let ready = {
             let mut arena = arena.lock();
-            let taken = arena.take_ready(order.id(), units);
-            if taken.is_some() {
-                keep_device(&mut arena, order);
+            let ready = arena.take_ready(asker.id(), units);
+            if ready.is_some() {
+                keep_device(&mut arena, asker);
             }
-            taken
+            ready
         };
-        if let Some(taken) = taken {
-            return Ok(Grant::new(number, taken));
+        if let Some(ready) = ready {
+            return Ok(ready);
         }
-        let found = self.search(order, number, units, bytes)?;
+        let found = self.search(asker, arena, units, bytes)?;
         if let Some(arena) = self.arena(found.block.arena) {
-            keep_device(&mut arena.lock(), order);
+            keep_device(&mut arena.lock(), asker);
         }
         Ok(found)
     }
@@ -138,58 +131,58 @@ impl CachingAllocator {
     }
 
     #[inline]
-    pub(crate) fn arena(&self, number: u32) -> Option<&SpinLock<Arena>> {
+    pub(crate) fn arena(&self, number: u32) -> Option<&SharedArena> {
         self.arenas.get(number as usize)?.get().map(|arena| &**arena)
     }
 
-    /// All arenas with their numbers.
-    pub(crate) fn arenas(&self) -> impl Iterator<Item = (u32, &SpinLock<Arena>)> {
-        let filled = self.arenas.iter().map_while(|arena| arena.get());
-        filled.enumerate().map(|(number, arena)| (number as u32, &**arena))
+    /// All arenas.
+    pub(crate) fn arenas(&self) -> impl Iterator<Item = &SharedArena> {
+        self.arenas.iter().map_while(|arena| arena.get().map(|arena| &**arena))
+    }
+
+    /// The arenas that no private pool has.
+    pub(crate) fn public_arenas(&self) -> impl Iterator<Item = &SharedArena> {
+        self.arenas().filter(|arena| arena.lock().pool.is_none())
     }
 
     #[inline]
-    pub(crate) fn arena_of(&self, order: &impl Order) -> (&SpinLock<Arena>, u32) {
-        let stream = order.id().as_u64();
+    pub(crate) fn arena_of(&self, asker: &impl Asker) -> &SharedArena {
+        let stream = asker.id().as_u64();
         let recent = self.recent[stream as usize % RECENT].load(Ordering::Relaxed);
         if recent >> ARENA_BITS == stream
             && let number = recent as u32 % ARENAS as u32
             && let Some(arena) = self.arena(number)
         {
-            return (arena, number);
+            return arena;
         }
-        self.find_arena(order)
+        self.find_arena(asker)
     }
 
     /// The arena of a stream that is not among the recent ones; a new stream gets that of a stream that is
     /// gone, or a new one.
     #[cold]
-    fn find_arena(&self, order: &impl Order) -> (&SpinLock<Arena>, u32) {
-        let stream = order.id();
+    fn find_arena(&self, asker: &impl Asker) -> &SharedArena {
+        let stream = asker.id();
         let deterministic = self.config.read().deterministic;
         let mut streams = self.streams.lock();
         let known = streams.get(&stream).copied();
         let number = known.unwrap_or_else(|| {
             // A tick that never comes has passed only if the stream is gone. When that is seen depends on
             // timing.
-            let gone = |home| order.reached(Moment { stream: home, tick: u64::MAX });
-            let public = || self.arenas().filter(|(_, arena)| arena.lock().pool.is_none());
-            let homes = || public().map(|(number, arena)| (number, arena.lock().home));
-            let orphan = if deterministic { None } else { homes().find(|&(_, home)| gone(home)) };
-            if let Some((number, home)) = orphan {
-                streams.remove(&home);
-                if let Some(arena) = self.arena(number) {
-                    arena.lock().adopt(stream);
-                }
-                return number;
+            let gone = |home| asker.reached(Moment { stream: home, tick: u64::MAX });
+            let home = |arena: &SharedArena| arena.lock().home;
+            let orphan = self.public_arenas().find(|arena| !deterministic && gone(home(arena)));
+            if let Some(orphan) = orphan {
+                let mut orphan = orphan.lock();
+                streams.remove(&orphan.home);
+                orphan.adopt(stream);
+                return orphan.number;
             }
             let free = self.arenas.iter().position(|arena| arena.get().is_none());
             free.map_or_else(|| self.taken_arena(&mut streams, stream, deterministic), |free| free as u32)
         });
         self.route(&mut streams, stream, Some(number));
-        let arena =
-            self.arenas[number as usize].get_or_init(|| Box::new(SpinLock::new(self.new_arena(stream))));
-        (arena, number)
+        self.arena_or_new(number, stream)
     }
 
     /// An arena for a new stream when all are taken: one that it shares, private pools' left out. Deterministic streams
@@ -202,23 +195,22 @@ impl CachingAllocator {
     ) -> u32 {
         // From a place that the stream's number selects on: new streams go round.
         let first = stream.as_u64() as usize % ARENAS;
-        let places = || (first..ARENAS).chain(0..first).map(|number| number as u32);
         let public = || {
-            let arenas = places().filter_map(|number| Some((number, self.arena(number)?)));
-            arenas.filter(|(_, arena)| arena.lock().pool.is_none())
+            let arenas = (first..ARENAS).chain(0..first).filter_map(|number| self.arena(number as u32));
+            arenas.filter(|arena| arena.lock().pool.is_none())
         };
-        let idle = public().find(|(_, arena)| deterministic && arena.lock().counts.live_blocks == 0);
-        if let Some((number, arena)) = idle {
+        let idle = public().find(|arena| deterministic && arena.lock().counts.live_blocks == 0);
+        if let Some(arena) = idle {
             let mut arena = arena.lock();
             // If the old home stream still lives, it looks for an arena again.
-            if streams.get(&arena.home) == Some(&number) {
+            if streams.get(&arena.home) == Some(&arena.number) {
                 self.route(streams, arena.home, None);
             }
             arena.hand_over(stream);
-            return number;
+            return arena.number;
         }
         // There is one, since `private_arena` leaves one.
-        public().next().map_or(first as u32, |(number, _)| number)
+        public().next().map_or(first as u32, |arena| arena.lock().number)
     }
 
     /// Makes an arena the one that a stream's requests go to first; without one the stream is as good as new. Tells which
@@ -246,28 +238,29 @@ impl CachingAllocator {
     /// are taken, or all but the one that is left for everybody else.
     pub(crate) fn private_arena(&self, stream: StreamId, pool: u64) -> Option<u32> {
         let streams = self.streams.lock();
-        let private = self.arenas().filter(|(_, arena)| arena.lock().pool.is_some()).count();
+        let private = self.arenas().filter(|arena| arena.lock().pool.is_some()).count();
         if private + 1 >= ARENAS {
             return None;
         }
-        let spare = self.arenas().find(|&(number, arena)| {
+        let spare = self.public_arenas().find(|arena| {
             let arena = arena.lock();
-            let empty = arena.pool.is_none() && arena.counts.live_blocks == 0;
-            empty && arena.home == stream && streams.values().all(|&taken| taken != number)
+            let empty = arena.counts.live_blocks == 0 && arena.home == stream;
+            empty && streams.values().all(|&taken| taken != arena.number)
         });
         let number = match spare {
-            Some((number, _)) => number as usize,
-            None => self.arenas.iter().position(|arena| arena.get().is_none())?,
+            Some(arena) => arena.lock().number,
+            None => self.arenas.iter().position(|arena| arena.get().is_none())? as u32,
         };
-        let arena = self.arenas[number].get_or_init(|| Box::new(SpinLock::new(self.new_arena(stream))));
-        arena.lock().pool = Some(pool);
-        Some(number as u32)
+        self.arena_or_new(number, stream).lock().pool = Some(pool);
+        Some(number)
     }
 
-    fn new_arena(&self, home: StreamId) -> Arena {
-        let mut arena = Arena::new(home);
-        arena.history = self.new_history();
-        arena
+    fn arena_or_new(&self, number: u32, home: StreamId) -> &SharedArena {
+        self.arenas[number as usize].get_or_init(|| {
+            let mut arena = Arena::new(number, home);
+            arena.history = self.new_history();
+            Box::new(SpinLock::new(arena))
+        })
     }
 
     fn new_history(&self) -> Option<Box<History>> {
@@ -278,13 +271,13 @@ impl CachingAllocator {
     /// Starts keeping the newest `capacity` things that happen in each arena; 0 stops and forgets.
     pub(crate) fn record_history(&self, capacity: usize) {
         self.history_capacity.store(capacity, Ordering::Relaxed);
-        self.arenas().for_each(|(_, arena)| arena.lock().history = self.new_history());
+        self.arenas().for_each(|arena| arena.lock().history = self.new_history());
     }
 
     /// What happened, in order.
     pub(crate) fn history(&self) -> Vec<HistoryEntry> {
         let mut entries = Vec::new();
-        for (_, arena) in self.arenas() {
+        for arena in self.arenas() {
             entries.extend(arena.lock().history.iter().flat_map(|history| history.entries()));
         }
         entries.sort_by_key(|entry| entry.sequence);
@@ -330,13 +323,13 @@ impl CachingAllocator {
             out_of_memory: counter(&self.counters.out_of_memory),
             ..MemoryStats::default()
         };
-        self.arenas().for_each(|(_, arena)| stats.add(&arena.lock()));
+        self.arenas().for_each(|arena| stats.add(&arena.lock()));
         stats
     }
 
     /// Makes the peaks those of now.
     pub fn reset_peak_stats(&self) {
-        for (_, arena) in self.arenas() {
+        for arena in self.arenas() {
             let mut arena = arena.lock();
             arena.counts.peak_live_units = arena.counts.live_units;
             arena.counts.peak_live_blocks = arena.counts.live_blocks;
@@ -347,28 +340,28 @@ impl CachingAllocator {
     /// A picture of all blocks.
     pub fn snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::default();
-        self.arenas().for_each(|(_, arena)| snapshot.add(&arena.lock()));
+        self.arenas().for_each(|arena| snapshot.add(&arena.lock()));
         snapshot
     }
 
     #[cold]
-    pub(crate) fn out_of_memory(&self, order: &impl Order, bytes: usize, refusal: &str) -> Error {
+    pub(crate) fn out_of_memory(&self, asker: &impl Asker, bytes: usize, refusal: &str) -> Error {
         Counters::count(&self.counters.out_of_memory);
-        if let Some(history) = &mut self.arena_of(order).0.lock().history {
-            history.note(Action::OutOfMemory, 0, bytes, order.id());
+        if let Some(history) = &mut self.arena_of(asker).lock().history {
+            history.note(Action::OutOfMemory, 0, bytes, asker.id());
         }
         let needed = units_for(bytes).map_or(bytes, |units| units as usize * UNIT);
         let (stats, snapshot) = (self.stats(), self.snapshot());
-        let report = crate::report::report(&stats, &snapshot, needed, refusal, order);
+        let report = crate::report::report(&stats, &snapshot, needed, refusal, asker);
         Error::out_of_memory(bytes, report)
     }
 }
 
 /// Keeps the device alive for the live blocks of an arena, of which the caller has one and a handle of the device.
 #[inline]
-pub(crate) fn keep_device(arena: &mut Arena, order: &impl Order) {
+pub(crate) fn keep_device(arena: &mut Arena, asker: &impl Asker) {
     if arena.device.is_none() {
-        arena.device = order.device();
+        arena.device = asker.device();
     }
 }
 

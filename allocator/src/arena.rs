@@ -7,7 +7,7 @@ mod segments;
 use std::num::NonZero;
 use std::ptr::NonNull;
 
-use device::{Device, MemoryDriver, Moment, StreamId};
+use device::{BlockId, Device, MemoryDriver, Moment, SpinLock, StreamId};
 use smallvec::SmallVec;
 
 use crate::block::{Address, Block, Blocks, NONE, State, UNIT};
@@ -69,6 +69,8 @@ pub(crate) struct Counts {
 
 /// The segments of one home stream, cut into blocks.
 pub(crate) struct Arena {
+    /// Its number in the allocator.
+    pub(crate) number: u32,
     /// Blocks that only this stream used last are ready for it at once.
     pub(crate) home: StreamId,
     /// The private pool that the arena is of. Its memory serves nobody else, and stays.
@@ -94,6 +96,9 @@ pub(crate) struct Arena {
     pub(crate) borrowed: u32,
 }
 
+/// An arena that several streams' threads look at.
+pub(crate) type SharedArena = SpinLock<Arena>;
+
 /// Memory that the driver just gave to an arena.
 pub(crate) enum Obtained<'a> {
     /// A range.
@@ -102,16 +107,17 @@ pub(crate) enum Obtained<'a> {
     Pages(&'a Pages),
 }
 
-/// A block that was taken.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Taken {
+/// A block that was handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grant {
     pub(crate) ptr: NonNull<u8>,
-    pub(crate) index: u32,
+    pub(crate) block: BlockId,
 }
 
 impl Arena {
-    pub(crate) fn new(home: StreamId) -> Self {
+    pub(crate) fn new(number: u32, home: StreamId) -> Self {
         Arena {
+            number,
             home,
             pool: None,
             blocks: Blocks::new(),
@@ -131,7 +137,7 @@ impl Arena {
 
     /// Takes the best fitting block that is ready for `stream`, if that is the home stream.
     #[inline]
-    pub(crate) fn take_ready(&mut self, stream: StreamId, units: u32) -> Option<Taken> {
+    pub(crate) fn take_ready(&mut self, stream: StreamId, units: u32) -> Option<Grant> {
         if stream != self.home {
             return None;
         }
@@ -152,7 +158,7 @@ impl Arena {
 
     /// Makes a block that is in no list a buffer's.
     #[inline]
-    fn hand_out(&mut self, index: u32) -> Taken {
+    fn hand_out(&mut self, index: u32) -> Grant {
         let block = &mut self.blocks[index];
         block.state = State::Live;
         let (address, units) = (block.address, block.units);
@@ -166,7 +172,7 @@ impl Arena {
         if self.history.is_some() {
             self.note(Action::Allocate, address, units);
         }
-        Taken { ptr: address.0, index }
+        Grant { ptr: address.0, block: BlockId { arena: self.number, index } }
     }
 
     /// Adds to the history, if there is one.
@@ -181,7 +187,7 @@ impl Arena {
     /// Makes a buffer's block of `units` units of a free block. What is left keeps the tags. It is the start, which
     /// mostly keeps its place in its list; but the end if memory can be added there.
     #[inline]
-    pub(crate) fn take(&mut self, index: u32, units: u32) -> Taken {
+    pub(crate) fn take(&mut self, index: u32, units: u32) -> Grant {
         let block = &mut self.blocks[index];
         let (whole, state) = (block.units, block.state);
         let taken = if whole == units {

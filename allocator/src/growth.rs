@@ -3,12 +3,12 @@
 use std::num::NonZero;
 use std::sync::atomic::Ordering;
 
-use device::{AddressSpace, BlockId, Moment, SpinGuard, SpinLock};
+use device::{AddressSpace, Moment, SpinGuard};
 
-use crate::allocator::{CachingAllocator, Counters, Grant};
-use crate::arena::{Arena, Counts, Obtained, Pages, SMALLEST_ARENA, Segment};
+use crate::allocator::{CachingAllocator, Counters};
+use crate::arena::{Arena, Obtained, Pages, SMALLEST_ARENA, Segment, SharedArena};
 use crate::block::{Address, NONE, UNIT};
-use crate::order::{Frontier, Order};
+use crate::order::{Asker, Frontier};
 
 /// Addresses for one arena, few of what there is. An arena that fills them gets as many again.
 const SPACE_BYTES: usize = (usize::MAX >> 28) + 1;
@@ -57,17 +57,16 @@ impl CachingAllocator {
     /// the usual amount, then just what is needed. Says what refused.
     pub(crate) fn grow<R>(
         &self,
-        order: &impl Order,
-        number: u32,
+        asker: &impl Asker,
+        arena: &SharedArena,
         units: u32,
         put: impl Fn(&mut Arena, Obtained<'_>) -> R,
     ) -> Result<R, Box<str>> {
-        let Some(arena) = self.arena(number) else { return Err("the stream has no arena".into()) };
         let need = units as usize * UNIT;
         let reserved = arena.lock().counts.reserved_units as usize * UNIT;
         if let Some(space) = self.driver.address_space()
             && wants_pages(need, reserved, space.page_bytes())
-            && let Some(outcome) = self.grow_in_place(space, order, number, units, &put)
+            && let Some(outcome) = self.grow_in_place(space, asker, arena, units, &put)
         {
             return outcome;
         }
@@ -75,7 +74,7 @@ impl CachingAllocator {
         let most = page.map_or(usize::MAX, |page| need.max(page / 2)).min(u32::MAX as usize * UNIT);
         let usual = segment_bytes(need, reserved).min(most);
         let attempt = |bytes| {
-            let segment = order.record_driver_call(bytes, || self.obtain(bytes))?;
+            let segment = asker.record_driver_call(bytes, || self.obtain(bytes))?;
             Ok(put(&mut arena.lock(), Obtained::Segment(segment)))
         };
         match attempt(usual) {
@@ -88,19 +87,18 @@ impl CachingAllocator {
     fn grow_in_place<R>(
         &self,
         space: &dyn AddressSpace,
-        order: &impl Order,
-        number: u32,
+        asker: &impl Asker,
+        arena: &SharedArena,
         units: u32,
         put: &impl Fn(&mut Arena, Obtained<'_>) -> R,
     ) -> Option<Result<R, Box<str>>> {
-        let arena = self.arena(number)?;
         let page_bytes = space.page_bytes();
         let page = u32::try_from(page_bytes / UNIT).ok().filter(|&page| page > 0)?;
         let begin = |generous: bool| {
             let mut arena = arena.lock();
             let reserved = arena.counts.reserved_units as usize * UNIT;
             let step = if generous { growth_step(reserved, page_bytes) } else { page_bytes };
-            arena.begin_growth(order.id(), units, page, step)
+            arena.begin_growth(asker.id(), units, page, step)
         };
         let first = match begin(true) {
             Some(growth) => growth,
@@ -114,10 +112,10 @@ impl CachingAllocator {
             }
         };
         let asked = first.units;
-        self.keep_budget(order, arena, page);
+        self.keep_budget(asker, arena, page);
         let commit = |growth: &Pages| {
             let bytes = growth.units as usize * UNIT;
-            order.record_driver_call(bytes, || {
+            asker.record_driver_call(bytes, || {
                 // SAFETY: these are pages without memory of a range that the arena got from `reserve`, and nobody else touches
                 // them while the growth is under way.
                 self.counted(bytes, || unsafe { space.commit(growth.address.0, bytes) })
@@ -142,7 +140,7 @@ impl CachingAllocator {
 
     /// Takes memory that is free elsewhere in an arena that is about to have more than it should. What is free for the
     /// driver depends on the device.
-    fn keep_budget(&self, order: &impl Order, arena: &SpinLock<Arena>, page: u32) {
+    fn keep_budget(&self, asker: &impl Asker, arena: &SharedArena, page: u32) {
         let excess = match arena.lock() {
             arena if arena.pool.is_none() => arena.excess(page),
             _ => 0,
@@ -150,7 +148,7 @@ impl CachingAllocator {
         if excess == 0 || self.config.read().deterministic {
             return;
         }
-        let frontier = self.frontier_of(arena, |moment| order.reached(moment));
+        let frontier = self.frontier_of(arena, |moment| asker.reached(moment));
         let moved = self.shrink(arena, &frontier, excess as usize * UNIT);
         if moved > 0 {
             arena.lock().note_moved((moved / UNIT) as u32);
@@ -195,7 +193,7 @@ impl CachingAllocator {
     pub(crate) fn release_cached(&self, keep_bytes: usize, reached: impl Fn(Moment) -> bool) -> usize {
         let mut freed = 0;
         let excess = || self.free_bytes().saturating_sub(keep_bytes);
-        for (_, arena) in self.arenas().filter(|(_, arena)| arena.lock().pool.is_none()) {
+        for arena in self.public_arenas() {
             if excess() == 0 {
                 break;
             }
@@ -215,7 +213,7 @@ impl CachingAllocator {
     }
 
     /// Which uses of the arena's free blocks the host sees passed.
-    fn frontier_of(&self, arena: &SpinLock<Arena>, reached: impl Fn(Moment) -> bool) -> Frontier {
+    fn frontier_of(&self, arena: &SharedArena, reached: impl Fn(Moment) -> bool) -> Frontier {
         let moments = tidy(arena).free_moments();
         Frontier::find(moments, |moment| {
             Counters::count(&self.counters.polls);
@@ -224,7 +222,7 @@ impl CachingAllocator {
     }
 
     /// Gives whole pages of free blocks back, about `bytes` bytes of them.
-    fn shrink(&self, arena: &SpinLock<Arena>, frontier: &Frontier, bytes: usize) -> usize {
+    fn shrink(&self, arena: &SharedArena, frontier: &Frontier, bytes: usize) -> usize {
         let Some(space) = self.driver.address_space().filter(|_| bytes > 0) else { return 0 };
         let mut freed = 0;
         let chosen = tidy(arena).begin_shrink(frontier, bytes);
@@ -252,24 +250,17 @@ impl CachingAllocator {
 
     /// Bytes that are free, private pools left out.
     fn free_bytes(&self) -> usize {
-        let free = |arena: &SpinLock<Arena>| {
-            let arena = arena.lock();
-            let counts = if arena.pool.is_none() { arena.counts } else { Counts::default() };
+        let free = |arena: &SharedArena| {
+            let counts = arena.lock().counts;
             (counts.reserved_units - counts.live_units) as usize * UNIT
         };
-        self.arenas().map(|(_, arena)| free(arena)).sum()
+        self.public_arenas().map(free).sum()
     }
 }
 
 /// Locks an arena and merges what was freed lately.
-pub(crate) fn tidy(arena: &SpinLock<Arena>) -> SpinGuard<'_, Arena> {
+pub(crate) fn tidy(arena: &SharedArena) -> SpinGuard<'_, Arena> {
     let mut arena = arena.lock();
     arena.tidy();
     arena
-}
-
-impl Grant {
-    pub(crate) fn new(number: u32, taken: crate::arena::Taken) -> Grant {
-        Grant { ptr: taken.ptr, block: BlockId { arena: number, index: taken.index } }
-    }
 }

@@ -72,7 +72,7 @@ mod tests;
 use device::{Buffer, Device, Error, Result, Shared, Stream};
 
 pub use allocator::CachingAllocator;
-use allocator::Grant;
+use arena::Grant;
 pub use config::{AllocatorConfig, ReusePolicy};
 pub use export::MemoryReport;
 pub use history::{Action, HistoryEntry};
@@ -94,7 +94,7 @@ pub use stats::MemoryStats;
 #[inline]
 #[track_caller]
 pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
-    let buffer = FreshBlock::of(stream, bytes)?.buffer();
+    let buffer = fresh(stream, bytes)?();
     redzones::guard(stream, &buffer)?;
     stream.poison(&buffer)?;
     Ok(buffer)
@@ -110,41 +110,27 @@ pub fn allocate_shared(stream: &Stream, bytes: usize) -> Result<Shared<Buffer>> 
     if let Some(planned) = stream.plan_buffer(bytes)? {
         return Ok(planned);
     }
-    let taken = FreshBlock::of(stream, bytes)?;
-    let buffer = Buffer::new_shared(|| taken.buffer());
+    let buffer = Buffer::new_shared(fresh(stream, bytes)?);
     redzones::guard(stream, &buffer)?;
     stream.poison(&buffer)?;
     Ok(buffer)
 }
 
-/// A block that is about to become a buffer, with whatever was there before.
-struct FreshBlock<'a> {
-    stream: &'a Stream,
-    bytes: usize,
-    grant: Grant,
-}
-
-impl<'a> FreshBlock<'a> {
-    #[inline(always)]
-    #[track_caller]
-    fn of(stream: &'a Stream, bytes: usize) -> Result<FreshBlock<'a>> {
-        let allocator = CachingAllocator::of(stream.device()).ok_or_else(other_pool)?;
-        Ok(FreshBlock { stream, bytes, grant: allocator.grant(stream, redzones::padded(bytes))? })
-    }
-
-    #[inline(always)]
-    fn buffer(self) -> Buffer {
-        let FreshBlock { stream, bytes, grant } = self;
-        // SAFETY: the block is at least `bytes` long, belongs to nobody else until it comes back, and the
-        // stream's later commands come after its earlier uses. A block of no bytes is never followed. Its arena
-        // keeps the device alive until it comes back; without bytes there is no arena.
-        unsafe {
-            match bytes {
-                0 => Buffer::from_block(stream, grant.ptr, bytes, grant.block),
-                _ => Buffer::from_kept_block(stream, grant.ptr, bytes, grant.block),
-            }
+/// Takes a block, of which the result makes a buffer, with whatever was there before.
+#[inline(always)]
+#[track_caller]
+fn fresh(stream: &Stream, bytes: usize) -> Result<impl FnOnce() -> Buffer> {
+    let allocator = CachingAllocator::of(stream.device()).ok_or_else(other_pool)?;
+    let Grant { ptr, block } = allocator.grant(stream, redzones::padded(bytes))?;
+    // SAFETY: the block is at least `bytes` long, belongs to nobody else until it comes back, and the
+    // stream's later commands come after its earlier uses. A block of no bytes is never followed. Its arena
+    // keeps the device alive until it comes back; without bytes there is no arena.
+    Ok(move || unsafe {
+        match bytes {
+            0 => Buffer::from_block(stream, ptr, bytes, block),
+            _ => Buffer::from_kept_block(stream, ptr, bytes, block),
         }
-    }
+    })
 }
 
 #[cold]

@@ -3,8 +3,8 @@
 use device::{Device, Moment, Result, Stream, StreamId, Stuck};
 use smallvec::SmallVec;
 
-/// The stream that allocates.
-pub(crate) trait Order {
+/// The stream that asks for memory.
+pub(crate) trait Asker {
     fn id(&self) -> StreamId;
     /// The newest moment of the stream; it comes after everything that [`covers`](Self::covers) is true for.
     fn now(&self) -> Moment;
@@ -27,7 +27,7 @@ pub(crate) trait Order {
     }
 }
 
-impl Order for Stream {
+impl Asker for Stream {
     #[inline]
     fn id(&self) -> StreamId {
         self.id()

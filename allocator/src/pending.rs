@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::allocator::{CachingAllocator, Counters};
 use crate::block::UNIT;
 use crate::growth::tidy;
-use crate::order::{Frontier, Order};
+use crate::order::{Asker, Frontier};
 
 /// A free block that commands still use.
 struct Pending {
@@ -27,9 +27,9 @@ impl CachingAllocator {
     ///
     /// What is waited for follows from what the host has seen pass, so that an explored device decides alike in all orders.
     #[track_caller]
-    pub(crate) fn wait_for_pending(&self, order: &impl Order, units: u32) -> Result<bool> {
+    pub(crate) fn wait_for_pending(&self, asker: &impl Asker, units: u32) -> Result<bool> {
         let need = units as usize * UNIT;
-        let (mut waitable, passed) = self.pending(order);
+        let (mut waitable, passed) = self.pending(asker);
         let room = self.room().unwrap_or(0);
         let all: usize = waitable.iter().map(|block| block.bytes).sum();
         // Without a limit nobody knows how much the driver has.
@@ -51,16 +51,16 @@ impl CachingAllocator {
         // A stream's newest moment stands for its older ones.
         moments.sort_unstable_by_key(|moment| (moment.stream, std::cmp::Reverse(moment.tick)));
         moments.dedup_by_key(|moment| moment.stream);
-        order.wait_for_memory(&moments)?;
+        asker.wait_for_memory(&moments)?;
         Counters::count(&self.counters.host_waits);
         Ok(true)
     }
 
     /// The free blocks that may go back to the driver once commands have run that the host may wait for, and the bytes of
     /// those that nothing uses any more.
-    fn pending(&self, order: &impl Order) -> (Vec<Pending>, usize) {
+    fn pending(&self, asker: &impl Asker) -> (Vec<Pending>, usize) {
         let (mut waitable, mut passed) = (Vec::new(), 0);
-        for (_, arena) in self.arenas().filter(|(_, arena)| arena.lock().pool.is_none()) {
+        for arena in self.public_arenas() {
             let (blocks, moments) = {
                 let arena = tidy(arena);
                 let free = arena.blocks.iter().filter(|block| block.state.is_free());
@@ -72,12 +72,12 @@ impl CachingAllocator {
                     .collect();
                 (blocks, arena.free_moments())
             };
-            let frontier = Frontier::find(moments, |moment| order.reached(moment));
+            let frontier = Frontier::find(moments, |moment| asker.reached(moment));
             for mut block in blocks {
                 block.uses.retain(|used| !frontier.passes(*used));
                 if block.uses.is_empty() {
                     passed += block.bytes;
-                } else if block.uses.iter().all(|&used| order.stuck(used).is_none()) {
+                } else if block.uses.iter().all(|&used| asker.stuck(used).is_none()) {
                     waitable.push(block);
                 }
             }

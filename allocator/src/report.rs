@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use device::{Moment, StreamId, Stuck};
 
-use crate::order::Order;
+use crate::order::Asker;
 use crate::{BlockState, MemoryStats, Snapshot};
 
 /// Says by reason where the memory is.
@@ -14,9 +14,9 @@ pub(crate) fn report(
     snapshot: &Snapshot,
     needed_bytes: usize,
     refusal: &str,
-    order: &impl Order,
+    asker: &impl Asker,
 ) -> Box<str> {
-    let reached = |moment| order.reached(moment);
+    let reached = |moment| asker.reached(moment);
     let mut text = format!(
         "  {refusal}\n  reserved {}: live {} in {} buffers, pending {}, cached {}\n  \
          a block of {} is needed; the largest free one is {}, fragmentation {:.2}\n",
@@ -43,7 +43,7 @@ pub(crate) fn report(
             for used in block.uses.iter().filter(|&&used| !reached(used)) {
                 let (bytes, stuck) = unfinished.entry(used.stream).or_default();
                 *bytes += block.bytes;
-                *stuck = stuck.take().or_else(|| order.stuck(*used));
+                *stuck = stuck.take().or_else(|| asker.stuck(*used));
             }
         }
     }

@@ -207,18 +207,14 @@ impl fmt::Debug for Gradients {
 /// A gradient of the shape, type and device of `value`.
 pub(crate) fn check_like(op: &'static str, value: &Var, gradient: &Var) -> Result<()> {
     check_form(op, value.shape(), value.dtype(), gradient)?;
-    if value.device() == gradient.device() {
-        return Ok(());
-    }
-    Err(Error::device_mismatch(op, value.device(), gradient.device()))
+    Error::require_same_device(op, value.device(), gradient.device())
 }
 
 pub(crate) fn check_form(op: &'static str, shape: &[usize], dtype: DType, gradient: &Var) -> Result<()> {
     let given = gradient.shape();
     // Shapes are short, and `==` makes a call.
-    if given.len() != shape.len() || given.iter().zip(shape).any(|(a, b)| a != b) {
-        return Err(Error::shape_mismatch(op, shape, given));
-    }
+    let is_same = given.len() == shape.len() && given.iter().zip(shape).all(|(a, b)| a == b);
+    Error::require_shapes(is_same, op, shape, given)?;
     gradient.dtype().require(op, dtype)
 }
 

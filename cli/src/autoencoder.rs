@@ -27,15 +27,9 @@ impl PyramidOptions {
     /// `InvalidArgument` for no width, and for more channels than can be counted.
     fn channels(&self, level: usize) -> Result<usize> {
         let wide = u32::try_from(level).ok().and_then(|level| self.width.checked_shl(level));
-        match wide.filter(|&wide| wide > 0 && wide >> level == self.width) {
-            Some(wide) => Ok(wide),
-            None => Err(Error::invalid(
-                "pyramid",
-                "options",
-                "a width of at least 1 that can be doubled at each level",
-                format_args!("{self:?}"),
-            )),
-        }
+        let wide = wide.filter(|&wide| wide > 0 && wide >> level == self.width);
+        let expected = "a width of at least 1 that can be doubled at each level";
+        wide.ok_or_else(|| Error::invalid("pyramid", "options", expected, format_args!("{self:?}")))
     }
 
     /// Channels behind the last level.

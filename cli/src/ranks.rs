@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use autograd::{ConcurrentBatches, Lanes, Var};
 use comm::{CommModel, CommOptions, Communicator, DataParallel};
-use device::{CpuConfig, Device, Error, ErrorKind, Panicked, Result};
+use device::{Device, Error, ErrorKind, Panicked, Result};
 use tensor::{DType, RandomKey, Tensor};
 
 use models::{Module, Optimizer, Sgd, mse};
@@ -114,10 +114,8 @@ pub fn compare_ranks(options: &RankOptions) -> Result<RankComparison> {
     let counts = [("ranks", ranks), ("batch", batch), ("steps", steps), ("traced", traced)];
     let counts = counts.into_iter().chain(features.map(|features| ("features", features)));
     crate::expect_positive("compare", counts)?;
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let threads = Some((cores / ranks).max(1));
-    let device = |_| Device::cpu_with(CpuConfig { threads, ..CpuConfig::default() });
-    let devices: Vec<Device> = (0..ranks).map(device).collect();
+    let alike = Communicator::threads(ranks)?;
+    let devices: Vec<Device> = alike.iter().map(|comm| comm.device().clone()).collect();
     let network = match options.network {
         Some(network) => network,
         None => halved(options, &devices)?,

@@ -39,5 +39,4 @@ pub(crate) enum Barrier {
 }
 
 /// The barriers of one stream by tick, oldest first. Those that are passed are dropped when the next one is added.
-#[derive(Default)]
-pub(crate) struct Barriers(pub(crate) Mutex<VecDeque<(u64, Barrier)>>);
+pub(crate) type Barriers = Mutex<VecDeque<(u64, Barrier)>>;

@@ -70,8 +70,7 @@ impl Borrows {
 
     /// Whether one of them has failed.
     pub(crate) fn has_fault(&self) -> bool {
-        let lists = self.0.lock();
-        lists.pending.iter().map(|borrow| &borrow.fault).chain(&lists.failed).any(|fault| fault.is_set())
+        self.faults().iter().any(|fault| fault.is_set())
     }
 
     /// Reports a failure that may have led to what was copied. That of a copy that is pending may not have happened yet.

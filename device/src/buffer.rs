@@ -268,10 +268,8 @@ impl Buffer {
         if Capture::is_current() || self.is_planned() {
             return Err(Error::captured(OP, "the host would write once what each replay reads"));
         }
-        if core.cuda().is_some() {
-            let value = self.device.name();
-            return Err(Error::invalid(OP, "self", "in the host's memory, as `Device::host` has it", value));
-        }
+        let is_host = core.cuda().is_none();
+        Error::require(is_host, OP, "self", "in the host's memory, as `Device::host` has it", self.device())?;
         let moment = loop {
             core.take_fault()?;
             match self.begin_update() {

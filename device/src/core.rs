@@ -261,8 +261,7 @@ impl Core {
     pub(crate) fn sweep(&self) {
         // A host function may drop a stream, but not ask the driver about it.
         if self.context().is_some() && !in_host_function() {
-            let is_busy =
-                |fifo: &mut Arc<Fifo>| !matches!(fifo.query(fifo.enqueued.load(Ordering::Acquire)), Ok(true));
+            let is_busy = |fifo: &mut Arc<Fifo>| !matches!(fifo.query(fifo.now().tick), Ok(true));
             self.health.orphans.lock().retain_mut(is_busy);
             self.health.borrows.sweep();
         }
@@ -379,7 +378,7 @@ impl Drop for Parts {
         let mut done = true;
         for fifo in &fifos {
             let patience = if done { PATIENCE } else { Duration::ZERO };
-            done &= fifo.settle(fifo.enqueued.load(Ordering::Acquire), patience, drop);
+            done &= fifo.settle(fifo.now().tick, patience, drop);
         }
         if !done {
             // The driver may still run work that uses all of this, and no later call can find out when it ends.

@@ -72,7 +72,7 @@ impl Device {
         let memory = config.memory.unwrap_or_else(|| Arc::new(HostMemory));
         let runner = backend.host_runner();
         let device = Device::of(Core::new(backend, config.schedule, threads, runner, memory));
-        device.fail_with(refused);
+        refused.into_iter().for_each(|error| device.core().fail(error));
         device
     }
 
@@ -155,16 +155,11 @@ impl Device {
     pub fn best() -> Device {
         Device::cuda(0).unwrap_or_else(|error| {
             let cpu = Device::cpu();
-            cpu.fail_with(
-                Some(error).filter(|error| matches!(error.kind(), ErrorKind::InvalidArgument { .. })),
-            );
+            if matches!(error.kind(), ErrorKind::InvalidArgument { .. }) {
+                cpu.core().fail(error);
+            }
             cpu
         })
-    }
-
-    /// Has the next synchronising call return an error.
-    fn fail_with(&self, error: Option<Error>) {
-        error.into_iter().for_each(|error| self.core().fail(error));
     }
 
     /// What the device is made of.
@@ -255,15 +250,15 @@ impl Device {
             may_launch("new_stream")?;
         }
         core.sweep();
-        if let Some(cuda) = core.cuda() {
-            let stream = core.with_room(|| cuda.stream(options.priority))?;
-            let fifo = Fifo::new(Runner::Driver(stream), Placement::Caller, 1, &core.observers.audit);
-            core.streams.add(&fifo);
-            return Ok(fifo);
-        }
+        let (runner, wanted) = match core.cuda() {
+            Some(cuda) => {
+                (Runner::Driver(core.with_room(|| cuda.stream(options.priority))?), Placement::Caller)
+            }
+            None => (core.backend.host_runner(), options.placement),
+        };
         let threads = options.threads.unwrap_or(core.threads).clamp(1, core.threads);
-        let placement = core.schedule.placement(options.placement);
-        let fifo = Fifo::new(core.backend.host_runner(), placement, threads, &core.observers.audit);
+        let placement = core.schedule.placement(wanted);
+        let fifo = Fifo::new(runner, placement, threads, &core.observers.audit);
         if placement == Placement::Worker {
             fifo.ensure_worker("new_stream")?;
         }
@@ -281,11 +276,10 @@ impl Device {
         fork::check("synchronize")?;
         let core = self.core();
         let streams = core.streams.live();
-        let newest = |fifo: &Arc<Fifo>| fifo.enqueued.load(Ordering::Acquire);
-        let awaited = streams.iter().map(|fifo| Moment { stream: fifo.id, tick: newest(fifo) });
+        let awaited = streams.iter().map(|fifo| fifo.now());
         let _syncing = core.host_sync("synchronize", awaited)?;
         for fifo in streams {
-            fifo.host_wait("synchronize", core, newest(&fifo))?;
+            fifo.host_wait("synchronize", core, fifo.now().tick)?;
         }
         core.sweep();
         core.take_fault()
@@ -296,7 +290,7 @@ impl Device {
     pub(crate) fn await_streams(&self) {
         let core = self.core();
         for fifo in core.streams.live() {
-            let _refused = fifo.host_wait("synchronize", core, fifo.enqueued.load(Ordering::Acquire));
+            let _refused = fifo.host_wait("synchronize", core, fifo.now().tick);
         }
     }
 
@@ -441,12 +435,11 @@ fn cores() -> usize {
 fn launches(wanted: Option<bool>) -> Result<Option<bool>> {
     // With fewer, the program's own threads may want them all.
     const CORES: usize = 4;
-    let has_room = || std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= CORES);
     if let Some(all) = wanted {
         return Ok(all.then_some(true));
     }
     // A tool finds a kernel's range by the thread that launches it.
-    let usual = || (has_room() && !crate::nvtx::is_followed()).then_some(false);
+    let usual = || (cores() >= CORES && !crate::nvtx::is_followed()).then_some(false);
     Ok(environment::launches()?.unwrap_or_else(usual))
 }
 

@@ -455,6 +455,16 @@ impl Error {
         Error::new(ErrorKind::ShapeMismatch { op, lhs: lhs.into(), rhs: rhs.into() })
     }
 
+    /// [`shape_mismatch`](Self::shape_mismatch) unless the shapes fit.
+    ///
+    /// # Errors
+    /// As it says.
+    #[inline]
+    #[track_caller]
+    pub fn require_shapes(fit: bool, op: &'static str, lhs: &[usize], rhs: &[usize]) -> Result<(), Error> {
+        if fit { Ok(()) } else { Err(Error::shape_mismatch(op, lhs, rhs)) }
+    }
+
     /// An element type other than the one needed.
     #[cold]
     #[inline(never)]
@@ -481,6 +491,16 @@ impl Error {
             false => device.name().into(),
         };
         Error::new(ErrorKind::DeviceMismatch { op, lhs: name(lhs), rhs: name(rhs) })
+    }
+
+    /// [`device_mismatch`](Self::device_mismatch) unless the devices are one.
+    ///
+    /// # Errors
+    /// As it says.
+    #[inline]
+    #[track_caller]
+    pub fn require_same_device(op: &'static str, lhs: &Device, rhs: &Device) -> Result<()> {
+        if lhs == rhs { Ok(()) } else { Err(Error::device_mismatch(op, lhs, rhs)) }
     }
 
     /// What went wrong.

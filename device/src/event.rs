@@ -89,9 +89,7 @@ impl Event {
     /// `Async` with the device's first failed command not reported yet;
     /// `Deadlock` if it would wait within a command or a host read.
     pub fn synchronize(&self) -> Result<()> {
-        if Capture::of(&self.0.core).is_some() {
-            return Err(Error::captured("synchronize", "nothing has run that the host could wait for"));
-        }
+        self.0.device().0.not_captured("synchronize", "nothing has run that the host could wait for")?;
         let Marker { core, fifo, moment, timed, .. } = &*self.0;
         let _syncing = core.host_sync("synchronize", [*moment])?;
         match timed {
@@ -133,7 +131,7 @@ impl Event {
 }
 
 impl Marker {
-    fn device(&self) -> Device {
+    pub(crate) fn device(&self) -> Device {
         Device(Stream(Handle::Default(Arc::clone(&self.core))))
     }
 

@@ -143,6 +143,15 @@ pub(crate) struct Explored {
     ready: Option<Ready>,
 }
 
+/// A stream's next command, which could be run.
+struct Runnable {
+    fifo: Arc<Fifo>,
+    launched: u64,
+    /// Whether it need not wait for others.
+    is_ready: bool,
+    candidate: Candidate,
+}
+
 /// What a stream could do next.
 enum Head {
     Ready(u64, &'static str, Explored),
@@ -266,10 +275,7 @@ impl Explorer {
 impl State {
     /// Runs the command that the policy picks.
     fn step(&mut self, core: &Core, patience: Duration) -> Next {
-        let mut ready: SmallVec<[(Arc<Fifo>, u64); 8]> = SmallVec::new();
-        let mut candidates = Vec::new();
-        // Those that wait for others.
-        let mut later = (ready.clone(), Vec::new());
+        let mut found: SmallVec<[Runnable; 8]> = SmallVec::new();
         let (mut held, mut foreign) = (None, None);
         let known: SmallVec<[StreamId; 8]> = self.fifos.iter().flatten().map(|fifo| fifo.id).collect();
         for (stream, slot) in self.fifos.iter_mut().enumerate() {
@@ -299,33 +305,31 @@ impl State {
                 }
             });
             match head {
-                Head::Ready(tick, op, Explored { launched, accesses, ready: asked }) => {
-                    let is_ready = asked.is_none_or(|ready| ready());
-                    let (fifos, commands) =
-                        if is_ready { (&mut ready, &mut candidates) } else { (&mut later.0, &mut later.1) };
-                    fifos.push((Arc::clone(fifo), launched));
-                    commands.push(Candidate { stream, tick, op, accesses });
+                Head::Ready(tick, op, Explored { launched, accesses, ready }) => {
+                    let is_ready = ready.is_none_or(|ready| ready());
+                    let candidate = Candidate { stream, tick, op, accesses };
+                    found.push(Runnable { fifo: Arc::clone(fifo), launched, is_ready, candidate });
                 }
                 Head::Waits => {}
                 Head::Over => *slot = None,
             }
         }
-        if candidates.is_empty() && !later.1.is_empty() {
-            if self.waiting.get_or_insert_with(Instant::now).elapsed() < patience {
-                return Next::Later;
-            }
-            (ready, candidates) = later;
+        if found.iter().any(|next| next.is_ready) {
+            found.retain(|next| next.is_ready);
+        } else if !found.is_empty() && self.waiting.get_or_insert_with(Instant::now).elapsed() < patience {
+            return Next::Later;
         }
         self.waiting = None;
-        if candidates.is_empty() {
+        if found.is_empty() {
             return match (held, foreign) {
                 (Some(gate), _) => Next::Held(gate),
                 (None, Some((fifo, tick))) => Next::Foreign(fifo, tick),
                 (None, None) => Next::Nothing,
             };
         }
-        let taken = self.pick(&candidates, &ready);
-        let fifo = Arc::clone(&ready[taken].0);
+        let taken = self.pick(&found);
+        let fifo = Arc::clone(&found[taken].fifo);
+        let candidates = found.into_iter().map(|next| next.candidate).collect();
         self.choices.push(Choice { candidates, taken });
         match fifo.with_queue(|items, _| items.pop_front()) {
             Some(Item::Run { tick, op, work, .. }) => {
@@ -350,29 +354,29 @@ impl State {
         }
     }
 
-    fn pick(&mut self, candidates: &[Candidate], ready: &[(Arc<Fifo>, u64)]) -> usize {
+    fn pick(&mut self, found: &[Runnable]) -> usize {
         let forced = self.prefix.get(self.choices.len());
-        if let Some(at) = forced.and_then(|&stream| candidates.iter().position(|c| c.stream == stream)) {
+        let stream = |at: usize| found[at].candidate.stream;
+        let all = 0..found.len();
+        if let Some(at) = forced.and_then(|&forced| all.clone().find(|&at| stream(at) == forced)) {
             return at;
         }
-        let launched = |at: &usize| ready[*at].1;
-        let all = 0..candidates.len();
+        let launched = |at: &usize| found[*at].launched;
         match self.policy {
-            Policy::Random { .. } => self.random.below(candidates.len()),
+            Policy::Random { .. } => self.random.below(found.len()),
             Policy::Priorities { .. } => {
-                let priority = |at: &usize| self.priorities[candidates[*at].stream];
+                let priority = |at: &usize| self.priorities[stream(*at)];
                 let at = all.max_by_key(priority).unwrap_or(0);
                 if self.random.below(CHANGE_EVERY) == 0 {
                     let lowest = self.priorities.iter().min().copied().unwrap_or(0);
-                    self.priorities[candidates[at].stream] = lowest.saturating_sub(1);
+                    self.priorities[stream(at)] = lowest.saturating_sub(1);
                 }
                 at
             }
             Policy::NewestFirst => all.max_by_key(launched).unwrap_or(0),
             Policy::OldestFirst => all.min_by_key(launched).unwrap_or(0),
-            Policy::Starve { stream, .. } => {
-                let others: SmallVec<[usize; 8]> =
-                    all.filter(|&at| candidates[at].stream != stream).collect();
+            Policy::Starve { stream: starved, .. } => {
+                let others: SmallVec<[usize; 8]> = all.filter(|&at| stream(at) != starved).collect();
                 if others.is_empty() { 0 } else { others[self.random.below(others.len())] }
             }
         }

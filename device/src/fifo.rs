@@ -209,6 +209,12 @@ impl Fifo {
         }
     }
 
+    /// The newest moment given out, without the tail.
+    #[inline(always)]
+    pub(crate) fn now(&self) -> Moment {
+        Moment { stream: self.id, tick: self.enqueued.load(Ordering::Acquire) }
+    }
+
     #[inline]
     pub(crate) fn completed(&self) -> u64 {
         self.progress.completed()

@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crate::cuda::{Context, IpcMemory, SharedEvent};
-use crate::graph::capture::Capture;
 use crate::{Buffer, Device, Error, Event, Result, Stream, Use};
 
 /// What another process of the machine opens an event or a copy of device memory by: bytes to be sent there, whichever way.
@@ -76,9 +75,7 @@ impl Event {
     /// `Driver`.
     pub fn ipc_handle(&self) -> Result<IpcHandle> {
         const OP: &str = "ipc_handle";
-        if Capture::of(&self.0.core).is_some() {
-            return Err(Error::captured(OP, "nothing has run that another process could wait for"));
-        }
+        self.0.device().0.not_captured(OP, "nothing has run that another process could wait for")?;
         let Some(timed) = &self.0.timed else {
             return Err(Error::invalid(OP, "self", "an event of a CUDA device", format_args!("{self:?}")));
         };
@@ -162,11 +159,9 @@ pub fn shared_copy<'a>(op: &'static str, handle: &'a [u8]) -> Result<(usize, &'a
 }
 
 fn in_bounds(op: &'static str, buffer: &Buffer, range: &Range<usize>) -> Result<()> {
-    if range.start <= range.end && buffer.has_range(range.start, range.len()) {
-        return Ok(());
-    }
+    let is_inside = range.start <= range.end && buffer.has_range(range.start, range.len());
     let value = format_args!("{range:?} of {}", buffer.len_bytes());
-    Err(Error::invalid(op, "range", "inside the buffer", value))
+    Error::require(is_inside, op, "range", "inside the buffer", value)
 }
 
 fn cuda_context<'a>(op: &'static str, device: &'a Device) -> Result<&'a Arc<Context>> {
@@ -222,12 +217,9 @@ impl<'a> Parsed<'a> {
     fn of(op: &'static str, bytes: &'a [u8], device: &Device) -> Result<Parsed<'a>> {
         let context = cuda_context(op, device)?;
         let parsed = Parsed::read(bytes).ok_or_else(|| malformed(op, bytes))?;
-        if parsed.process == this_process() {
-            return Err(Error::invalid(op, "handle", "another process's", "one of this process"));
-        }
-        if parsed.gpu != context.uuid()? {
-            return Err(Error::invalid(op, "handle", "of the device's GPU", "one of another GPU"));
-        }
+        let (is_foreign, is_of_gpu) = (parsed.process != this_process(), parsed.gpu == context.uuid()?);
+        Error::require(is_foreign, op, "handle", "another process's", "one of this process")?;
+        Error::require(is_of_gpu, op, "handle", "of the device's GPU", "one of another GPU")?;
         Ok(parsed)
     }
 }

@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use parking_lot::MutexGuard;
@@ -170,7 +169,7 @@ impl Stream {
         if Capture::of(self.core()).is_some() {
             return Ok(());
         }
-        let launched = |stream| find(stream).map_or(u64::MAX, |fifo| fifo.enqueued.load(Ordering::Acquire));
+        let launched = |stream| find(stream).map_or(u64::MAX, |fifo| fifo.now().tick);
         if let Some(to_come) = moments.iter().find(|moment| moment.tick > launched(moment.stream)) {
             let value = format_args!("{to_come:?} of a stream at {}", launched(to_come.stream));
             return Err(Error::invalid(OP, "moments", "launched already", value));

@@ -64,7 +64,7 @@ impl Fifo {
 
     /// The barriers of this stream at or before `tick` that it has not passed.
     fn own_barriers(&self, tick: u64) -> Vec<Stuck> {
-        let barriers = self.barriers.0.lock();
+        let barriers = self.barriers.lock();
         let closed = barriers.iter().take_while(|&&(at, _)| at <= tick);
         let stuck =
             closed.filter(|&&(at, _)| !self.has_reached(at)).filter_map(|(_, barrier)| match barrier {
@@ -84,7 +84,7 @@ impl Fifo {
 
     /// Notes that commands from `tick` on run only after something that no stream does.
     pub(crate) fn add_barrier(&self, tick: u64, barrier: Barrier) {
-        let mut barriers = self.barriers.0.lock();
+        let mut barriers = self.barriers.lock();
         let many = barriers.len() >= MANY;
         while let Some(&(oldest, _)) = barriers.front()
             && (self.visible() >= oldest || many && self.has_reached(oldest))

@@ -74,17 +74,22 @@ impl<T: ?Sized> SpinLock<T> {
 
     #[cold]
     fn contended(&self) {
-        let mut spins = 0u32;
         loop {
-            while self.locked.load(Ordering::Relaxed) == LOCKED {
-                spins += 1;
-                // The holder may have lost its core: let it have ours.
-                if spins.is_multiple_of(32) { yield_now() } else { spin_loop() }
-            }
+            spin_until(|| self.locked.load(Ordering::Relaxed) == UNLOCKED);
             if self.try_take() {
                 return;
             }
         }
+    }
+}
+
+/// Waits for what takes another thread but a moment.
+pub(crate) fn spin_until(done: impl Fn() -> bool) {
+    let mut spins = 0u32;
+    while !done() {
+        spins += 1;
+        // The other thread may have lost its core: let it have ours.
+        if spins.is_multiple_of(32) { yield_now() } else { spin_loop() }
     }
 }
 

@@ -203,8 +203,7 @@ impl Stream {
     /// The newest moment of the stream.
     #[inline]
     pub fn now(&self) -> Moment {
-        let fifo = self.fifo();
-        Moment { stream: fifo.id, tick: fifo.enqueued.load(Ordering::Acquire) }
+        self.fifo().now()
     }
 
     /// Whether everything launched on this stream from now on is known to come after `moment`.

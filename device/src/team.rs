@@ -103,9 +103,7 @@ impl Team {
     /// `InvalidArgument` for more helpers than [`MAX_HELPERS`](Team::MAX_HELPERS), `Io` if the system gives
     /// no thread.
     pub fn new(name: &str, helpers: usize) -> Result<Team> {
-        if helpers > Team::MAX_HELPERS {
-            return Err(Error::invalid("Team::new", "helpers", "at most 1023", helpers));
-        }
+        Error::require(helpers <= Team::MAX_HELPERS, "Team::new", "helpers", "at most 1023", helpers)?;
         let mut team = Team { members: Vec::with_capacity(helpers), running: Mutex::new(()) };
         for index in 1..=helpers {
             let shared = Arc::new(Mailbox::new());
@@ -347,11 +345,7 @@ impl Drop for Team {
     }
 }
 
-impl std::fmt::Debug for Team {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Team").field("helpers", &self.members.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!(Team { members.len() });
 
 #[cfg(all(test, loom))]
 mod loom_tests {

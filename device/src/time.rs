@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 
-/// The name of a stream, unique in the process and never used again.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// The name of a stream, unique in the process and never used again. The default is no stream's.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(u64);
 
 impl StreamId {
@@ -52,7 +52,7 @@ impl fmt::Display for StreamId {
 }
 
 /// A point in a stream: just after its command number `tick`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
 pub struct Moment {
     /// The stream.
     pub stream: StreamId,

@@ -18,10 +18,9 @@ impl Stream {
     /// As for [`launch`](Self::launch); `InvalidArgument` if the range is not inside the buffer.
     #[derive::located]
     pub fn upload(&self, op: &'static str, buffer: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
-        if !buffer.has_range(offset, bytes.len()) {
-            let value = format_args!("{offset}+{} of {}", bytes.len(), buffer.len_bytes());
-            return Err(Error::invalid(op, "range", "inside the buffer", value));
-        }
+        let is_inside = buffer.has_range(offset, bytes.len());
+        let value = format_args!("{offset}+{} of {}", bytes.len(), buffer.len_bytes());
+        Error::require(is_inside, op, "range", "inside the buffer", value)?;
         let to = SendPtr(buffer.ptr().wrapping_add(offset));
         if Capture::of(self.core()).is_some() {
             return self.launch(op, &[Use::write(buffer)], Constant { to, bytes: bytes.into() });
@@ -82,14 +81,11 @@ impl Stream {
             self.owns(op, &[Use::read(from)])?;
         }
         let bytes = range.len();
-        if !to.has_range(at, bytes) || !from.has_range(range.start, bytes) {
-            let value = format_args!("{range:?} of {} to {at} of {}", from.len_bytes(), to.len_bytes());
-            return Err(Error::invalid(op, "range", "inside the buffers", value));
-        }
-        if std::ptr::eq(to, from) {
-            let value = format_args!("{:p} twice", to.ptr());
-            return Err(Error::invalid(op, "from", "another buffer than the target", value));
-        }
+        let is_inside = to.has_range(at, bytes) && from.has_range(range.start, bytes);
+        let value = format_args!("{range:?} of {} to {at} of {}", from.len_bytes(), to.len_bytes());
+        Error::require(is_inside, op, "range", "inside the buffers", value)?;
+        let (is_other, value) = (!std::ptr::eq(to, from), format_args!("{:p} twice", to.ptr()));
+        Error::require(is_other, op, "from", "another buffer than the target", value)?;
         let uses = [Use::write(to), Use::read(from)];
         let kind = match theirs.cuda() {
             Some(_) => CommandKind::Across { bytes },

@@ -34,9 +34,8 @@ pub fn mse(prediction: &Var, target: &Var) -> Result<Var> {
 /// `ShapeMismatch` unless there is one label a row, `DTypeMismatch` unless labels are I64.
 #[derive::located]
 pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    if logits.rank() != 2 || labels.shape() != &logits.shape()[..1] {
-        return Err(Error::shape_mismatch("accuracy", logits.shape(), labels.shape()));
-    }
+    let fit = logits.rank() == 2 && labels.shape() == &logits.shape()[..1];
+    Error::require_shapes(fit, "accuracy", logits.shape(), labels.shape())?;
     labels.dtype().require("accuracy", DType::I64)?;
     logits.argmax(1, false)?.eq(labels)?.to_dtype(DType::I64)?.sum(&[], false)
 }

@@ -57,13 +57,14 @@ impl Profile {
     /// What ran when, in the last recording: a row for each stream, each thread that replayed captured steps and each thread of
     /// the host, and the critical path.
     pub fn drawing(&self, title: &str) -> Timeline {
-        let Some((number, recording)) = self.recordings().enumerate().last() else {
+        let Some((number, timeline)) = self.timelines().enumerate().last() else {
             return Timeline::default();
         };
+        let recording = timeline.recording;
         let origin = drawn_from(recording);
         let mut drawing =
             Drawing { origin, timeline: Timeline { title: title.to_owned(), ..Timeline::default() } };
-        let rows = self.timelines().nth(number).map_or_else(Vec::new, |timeline| drawn_rows(&timeline));
+        let rows = drawn_rows(&timeline);
         let row_of = |stream, thread| rows.iter().position(|row| *row == (stream, thread));
         let name = |&(stream, thread): &(StreamId, Option<u32>)| {
             let name = self.stream_name(stream);
@@ -109,13 +110,11 @@ impl Profile {
                 drawing.timeline.slices[slice].critical = true;
             }
         }
-        if let Some(timeline) = self.timelines().nth(number) {
-            for (to, (place, _)) in places.iter().enumerate() {
-                let arrow = |&from: &usize| Some((places[from].0?, (*place)?));
-                drawing.timeline.arrows.extend(timeline.awaited(to).iter().filter_map(arrow));
-            }
-            drawing.timeline.wall_ns = timeline.end_ns.saturating_sub(origin);
+        for (to, (place, _)) in places.iter().enumerate() {
+            let arrow = |&from: &usize| Some((places[from].0?, (*place)?));
+            drawing.timeline.arrows.extend(timeline.awaited(to).iter().filter_map(arrow));
         }
+        drawing.timeline.wall_ns = timeline.end_ns.saturating_sub(origin);
         drawing.timeline
     }
 

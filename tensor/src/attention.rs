@@ -124,29 +124,38 @@ impl Attention {
     ///
     /// # Errors
     /// As [`Attention::forward`].
-    pub fn backward(&self, [q, k, v]: [&Tensor; 3], attended: &Attended, g: &Tensor) -> Result<[Tensor; 3]> {
+    pub fn backward(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        attended: &Attended,
+        g: &Tensor,
+    ) -> Result<[Tensor; 3]> {
         let fresh = |x: &Tensor| -> Result<Tensor> {
             Ok(Tensor::empty(x.shape(), x.dtype(), x.device())?.with_layout(like(x.shape(), x)?))
         };
         let to = [fresh(q)?, fresh(k)?, fresh(v)?];
-        self.backward_to([q, k, v], attended, g, &to)?;
+        self.backward_to(q, k, v, attended, g, &to)?;
         Ok(to)
     }
 
     fn backward_to(
         &self,
-        [q, k, v]: [&Tensor; 3],
-        Attended { out, log_sums }: &Attended,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        attended: &Attended,
         g: &Tensor,
-        [dq, dk, dv]: &[Tensor; 3],
+        to: &[Tensor; 3],
     ) -> Result<()> {
         same_kind(OP, q, g)?;
         let mask = self.added_mask(q, k)?;
         Stream::with_current(q.device(), |stream| {
-            let products = Tensor::allocate(stream, log_sums.shape(), log_sums.dtype)?;
+            let products = Tensor::allocate(stream, attended.log_sums.shape(), attended.log_sums.dtype)?;
             let (kind, input) = self.input(q, k, v, mask.as_ref());
-            let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
-            let to = AttentionGrads { q: dq.view(), k: dk.view(), v: dv.view() };
+            let result = AttentionResult { out: attended.out.view(), log_sums: attended.log_sums.view() };
+            let to = AttentionGrads { q: to[0].view(), k: to[1].view(), v: to[2].view() };
             kernels::attention_grad(stream, kind, input, result, (g.view(), products.view()), to)
         })
     }
@@ -184,7 +193,7 @@ impl Attention {
         let to = Tensor::empty(qkv.shape(), qkv.dtype(), qkv.device())?;
         let by_heads = |x: &Tensor| split_heads(x, heads);
         let attended = Attended { out: by_heads(&attended.out)?, log_sums: attended.log_sums.clone() };
-        self.backward_to([&q, &k, &v], &attended, &by_heads(g)?, &unpack(&to, heads)?)?;
+        self.backward_to(&q, &k, &v, &attended, &by_heads(g)?, &unpack(&to, heads)?)?;
         Ok(to)
     }
 }

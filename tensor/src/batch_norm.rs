@@ -29,7 +29,8 @@ impl BatchStatistics {
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` unless all are contiguous.
     pub fn followed_by(
         &self,
-        [mean, var]: [&Tensor; 2],
+        mean: &Tensor,
+        var: &Tensor,
         count: &Tensor,
         unbiased: f64,
         momentum: Option<f64>,
@@ -69,9 +70,14 @@ fn channels(op: &'static str, x: &Tensor) -> Result<usize> {
     }
 }
 
-fn vector(op: &'static str, x: &Tensor, vector: &Tensor) -> Result<Tensor> {
-    has_shape(op, &x.shape()[1..2], vector)?;
-    in_compute_dtype(op, x, vector)?.contiguous()
+/// Weight and bias in the type that is computed in.
+fn vectors(op: &'static str, x: &Tensor, affine: [Option<&Tensor>; 2]) -> Result<[Option<Tensor>; 2]> {
+    let vector = |given: &Tensor| {
+        has_shape(op, &x.shape()[1..2], given)?;
+        in_compute_dtype(op, x, given)?.contiguous()
+    };
+    let [weight, bias] = affine.map(|given| given.map(vector).transpose());
+    Ok([weight?, bias?])
 }
 
 fn statistic(op: &'static str, x: &Tensor, given: &Tensor) -> Result<Tensor> {
@@ -141,12 +147,12 @@ impl Tensor {
             return images(&pixels.normalised(affine, statistics, eps, activation)?, self.shape());
         }
         let op = activation.op("batch_norm", "batch_norm_relu");
-        let [weight, bias] = affine.map(|given| given.map(|given| vector(op, self, given)).transpose());
-        let (x, weight, bias) = (self.contiguous()?, weight?, bias?);
-        let norm = norm(statistics, [weight.as_ref(), bias.as_ref()], eps, activation);
+        let (x, affine) = (self.contiguous()?, vectors(op, self, affine)?);
+        let norm = norm(statistics, &affine, eps, activation);
         self.produce_like(self.shape(), |stream, out| {
-            let memory = Tensor::workspace(stream, batch_norm_workspace(stream, self.shape()))?;
-            kernels::batch_norm(stream, x.view(), norm, memory.as_ref().map(Tensor::view), out)
+            Tensor::with_workspace(stream, batch_norm_workspace(stream, self.shape()), |memory| {
+                kernels::batch_norm(stream, x.view(), norm, memory, out)
+            })
         })
     }
 }
@@ -184,15 +190,15 @@ pub fn batch_norm(
 
 fn norm<'a>(
     statistics: &'a BatchStatistics,
-    [weight, bias]: [Option<&'a Tensor>; 2],
+    affine: &'a [Option<Tensor>; 2],
     eps: f64,
     activation: Activation,
 ) -> Norm<'a> {
     Norm {
         mean: statistics.mean.view(),
         var: statistics.var.view(),
-        weight: weight.map(Tensor::view),
-        bias: bias.map(Tensor::view),
+        weight: affine[0].as_ref().map(Tensor::view),
+        bias: affine[1].as_ref().map(Tensor::view),
         eps,
         training: statistics.training,
         activation,
@@ -222,15 +228,15 @@ pub fn batch_norm_grad(
         let [grad, weight, bias] = batch_norm_grad(&x_pixels, &g, affine, statistics, eps, activation)?;
         return Ok([images(&grad, x.shape())?, weight, bias]);
     }
-    let [weight, bias] = affine.map(|given| given.map(|given| vector(op, x, given)).transpose());
-    let (x, g, weight, bias) = (x.contiguous()?, g.contiguous()?, weight?, bias?);
-    let norm = norm(statistics, [weight.as_ref(), bias.as_ref()], eps, activation);
+    let (x, g, affine) = (x.contiguous()?, g.contiguous()?, vectors(op, x, affine)?);
+    let norm = norm(statistics, &affine, eps, activation);
     Stream::with_current(x.device(), |stream| {
         let sum = || Tensor::allocate(stream, &[c], x.dtype.compute_dtype());
         let grads = [Tensor::allocate(stream, x.shape(), x.dtype)?, sum()?, sum()?];
         let views = [grads[0].view(), grads[1].view(), grads[2].view()];
-        let memory = Tensor::workspace(stream, batch_norm_workspace(stream, x.shape()))?;
-        kernels::batch_norm_grad(stream, x.view(), g.view(), norm, memory.as_ref().map(Tensor::view), views)?;
+        Tensor::with_workspace(stream, batch_norm_workspace(stream, x.shape()), |memory| {
+            kernels::batch_norm_grad(stream, x.view(), g.view(), norm, memory, views)
+        })?;
         Ok(grads)
     })
 }

@@ -31,8 +31,7 @@ pub(crate) fn first_outside(indices: &Tensor, size: usize) -> Option<i64> {
         if !indices.is_contiguous() {
             return places(indices).map(|place| i64_at(bytes, place)).find(outside);
         }
-        let start = indices.layout.offset() * 8;
-        let bytes = bytes.get(start..start + indices.elements() * 8)?;
+        let bytes = bytes.get(indices.byte_range())?;
         let values = || bytes.chunks_exact(8).map(|b| i64_at(b, 0));
         // Negative indices are large unsigned ones: one maximum says whether any is wrong.
         let largest = values().fold(0, |largest, index| largest.max(index as u64));
@@ -47,7 +46,5 @@ pub(crate) fn read<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
     if x.is_empty() {
         return Ok(f(&[]));
     }
-    let size = x.dtype().size_bytes();
-    let start = x.layout.offset() * size;
-    x.storage.download(|bytes| f(bytes.get(start..start + x.elements() * size).unwrap_or_default()))
+    x.storage.download(|bytes| f(bytes.get(x.byte_range()).unwrap_or_default()))
 }

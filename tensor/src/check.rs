@@ -25,10 +25,12 @@ pub(crate) fn in_compute_dtype(op: &'static str, x: &Tensor, parameter: &Tensor)
 /// Same device.
 #[inline]
 pub(crate) fn same_device(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
-    if lhs.device() != rhs.device() {
-        return Err(Error::device_mismatch(op, lhs.device(), rhs.device()));
-    }
-    Ok(())
+    Error::require_same_device(op, lhs.device(), rhs.device())
+}
+
+/// The first of several tensors, which there have to be.
+pub(crate) fn first_of<'a, T>(op: &'static str, argument: &'static str, all: &'a [T]) -> Result<&'a T> {
+    all.first().ok_or_else(|| Error::invalid(op, argument, "at least one tensor", 0))
 }
 
 /// An argument of a shape that the op does not accept.
@@ -43,6 +45,14 @@ pub(crate) fn wrong_shape(
     Error::invalid(op, argument, expected, format_args!("shape {:?}", x.shape()))
 }
 
+/// The two sizes of a matrix.
+pub(crate) fn matrix(op: &'static str, argument: &'static str, x: &Tensor) -> Result<(usize, usize)> {
+    match *x.shape() {
+        [rows, columns] => Ok((rows, columns)),
+        _ => Err(wrong_shape(op, argument, "of rank 2", x)),
+    }
+}
+
 /// Whether two shapes are equal; for a few axes a loop is faster than the call that `==` makes.
 #[inline]
 pub(crate) fn same_shape(lhs: &[usize], rhs: &[usize]) -> bool {
@@ -52,10 +62,7 @@ pub(crate) fn same_shape(lhs: &[usize], rhs: &[usize]) -> bool {
 /// Exactly this shape.
 #[inline]
 pub(crate) fn has_shape(op: &'static str, expected: &[usize], x: &Tensor) -> Result<()> {
-    if !same_shape(x.shape(), expected) {
-        return Err(Error::shape_mismatch(op, expected, x.shape()));
-    }
-    Ok(())
+    Error::require_shapes(same_shape(x.shape(), expected), op, expected, x.shape())
 }
 
 /// `shape` with another size along one axis, whose elements fit in memory.

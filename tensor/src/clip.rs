@@ -6,7 +6,7 @@ use device::{Error, Result, Stream};
 use kernels::{TotalNorm, View};
 
 use crate::Tensor;
-use crate::check::same_device;
+use crate::check::{first_of, same_device};
 use crate::elementwise::dense_order;
 
 /// The Euclidean norm over all elements of all tensors, `sqrt(sum x^2)`, and the factor that brings it down to `max_norm`,
@@ -19,9 +19,7 @@ use crate::elementwise::dense_order;
 /// floating-point, `OutOfMemory`.
 pub fn total_norm(tensors: &[Tensor], max_norm: f64) -> Result<(Tensor, Tensor)> {
     const OP: &str = "total_norm";
-    let Some(first) = tensors.first() else {
-        return Err(Error::invalid(OP, "tensors", "at least one", "none"));
-    };
+    let first = first_of(OP, "tensors", tensors)?;
     tensors.iter().try_for_each(|tensor| same_device(OP, first, tensor))?;
     let tensors = tensors.iter().map(in_memory_order).collect::<Result<Vec<Tensor>>>()?;
     Stream::with_current(first.device(), |stream| {

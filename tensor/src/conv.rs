@@ -160,7 +160,7 @@ pub fn conv_transpose2d(
     let (&[_, _, h, w], kernel) = (rank_4(OP, x, weight)?, kernel_of(OP, weight, x)?);
     let image = options.transposed_size([h, w], kernel, output_padding)?;
     let op = activation.op("conv2d_input_grad", "conv_transpose2d_relu");
-    images(op, [x, weight], bias, image, options, activation)
+    images(op, x, weight, bias, image, options, activation)
 }
 
 /// One of the three maps between images, filters and results.
@@ -247,13 +247,14 @@ pub fn conv2d_input_grad(
     image: [usize; 2],
     options: &ConvOptions,
 ) -> Result<Tensor> {
-    images("conv2d_input_grad", [g, weight], bias, image, options, Activation::None)
+    images("conv2d_input_grad", g, weight, bias, image, options, Activation::None)
 }
 
 /// The images, of sizes `image`, whose convolution has the gradient `g`, and an activation of them.
 fn images(
     op: &'static str,
-    [g, weight]: [&Tensor; 2],
+    g: &Tensor,
+    weight: &Tensor,
     bias: Option<&Tensor>,
     image: [usize; 2],
     options: &ConvOptions,

@@ -1,7 +1,7 @@
 //! Fresh tensors.
 
 use device::{DType, Device, Element, Error, ErrorKind, Result, Stream, as_bytes};
-use kernels::{Layout, Scalar};
+use kernels::{Layout, Scalar, View};
 
 use crate::Tensor;
 use crate::check::elements_of;
@@ -13,8 +13,7 @@ impl Tensor {
     /// # Errors
     /// `OutOfMemory`; `InvalidArgument` for a shape too large to address.
     pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
-        elements_of("empty", shape)?;
-        Tensor::produce(device, Layout::contiguous(shape), dtype, |_, _| Ok(()))
+        Tensor::fresh("empty", shape, dtype, device, |_, _| Ok(()))
     }
 
     /// A tensor of one value, which takes the element type.
@@ -22,10 +21,7 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::empty`].
     pub fn full(shape: &[usize], value: impl Into<Scalar>, dtype: DType, device: &Device) -> Result<Tensor> {
-        elements_of("full", shape)?;
-        Tensor::produce(device, Layout::contiguous(shape), dtype, |stream, out| {
-            kernels::fill(stream, value.into(), out)
-        })
+        Tensor::fresh("full", shape, dtype, device, |stream, out| kernels::fill(stream, value.into(), out))
     }
 
     /// A tensor of zeros.
@@ -83,9 +79,7 @@ impl Tensor {
     /// `ShapeMismatch` if the shape does not have as many elements; `OutOfMemory`.
     pub fn from_slice<T: Element>(values: &[T], shape: &[usize], device: &Device) -> Result<Tensor> {
         const OP: &str = "from_slice";
-        if elements_of(OP, shape)? != values.len() {
-            return Err(Error::shape_mismatch(OP, shape, &[values.len()]));
-        }
+        Error::require_shapes(elements_of(OP, shape)? == values.len(), OP, shape, &[values.len()])?;
         Tensor::from_bytes(as_bytes(values), shape, T::DTYPE, device)
     }
 
@@ -166,13 +160,30 @@ impl Tensor {
         elements_of("eye", &[n, n.saturating_add(1)])?;
         // In rows of n + 1 places the diagonal of an n by n matrix is the first column.
         let room = Tensor::zeros(&[n, n + 1], dtype, device)?;
-        room.narrow(1, 0, 1)?.write_fill(Scalar::from(1.0))?;
+        let diagonal = room.narrow(1, 0, 1)?;
+        Stream::with_current(device, |stream| kernels::fill(stream, Scalar::from(1.0), diagonal.view()))?;
         room.reshape(&[n * (n + 1)])?.narrow(0, 0, n * n)?.reshape(&[n, n])
     }
 
-    /// Fills a fresh tensor, which has no version to count up.
-    pub(crate) fn write_fill(&self, value: Scalar) -> Result<()> {
-        Stream::with_current(self.device(), |stream| kernels::fill(stream, value, self.view()))
+    /// A fresh contiguous tensor of a shape that `op` was given, written by one command.
+    #[inline]
+    pub(crate) fn fresh(
+        op: &'static str,
+        shape: &[usize],
+        dtype: DType,
+        device: &Device,
+        launch: impl FnOnce(&Stream, View<'_>) -> Result<()>,
+    ) -> Result<Tensor> {
+        elements_of(op, shape)?;
+        Tensor::produce(device, Layout::contiguous(shape), dtype, launch)
+    }
+
+    /// Copies the elements, if there are any, to a fresh tensor, which has no version to count up.
+    pub(crate) fn write_to(&self, fresh: &Tensor) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        Stream::with_current(self.device(), |stream| kernels::copy(stream, self.view(), fresh.view()))
     }
 }
 

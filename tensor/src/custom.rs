@@ -4,7 +4,7 @@ use device::{Element, Error, Result, Stream};
 use kernels::CustomKernel;
 
 use crate::Tensor;
-use crate::check::{elements_of, same_device};
+use crate::check::{first_of, same_device};
 
 /// Runs a kernel of one's own on `inputs`, which are made contiguous, and gives its outputs, of these shapes. Asynchronous, on the
 /// current stream of the inputs' device.
@@ -51,23 +51,15 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
     shapes: [&[usize]; W],
 ) -> Result<[Tensor; W]> {
     let op = kernel.name();
-    let Some(first) = inputs.first() else {
-        return Err(Error::invalid(op, "inputs", "at least one", 0));
-    };
+    let first = *first_of(op, "inputs", &inputs)?;
     for input in inputs {
         same_device(op, first, input)?;
         input.dtype().require(op, K::Element::DTYPE)?;
     }
-    let mut dense = Vec::with_capacity(R);
-    for input in inputs {
-        dense.push(input.contiguous()?);
-    }
+    let dense = inputs.iter().map(|input| input.contiguous()).collect::<Result<Vec<Tensor>>>()?;
     Stream::with_current(first.device(), |stream| {
-        let mut outputs = Vec::with_capacity(W);
-        for shape in shapes {
-            elements_of(op, shape)?;
-            outputs.push(Tensor::allocate(stream, shape, K::Element::DTYPE)?);
-        }
+        let fresh = |shape| Tensor::fresh(op, shape, K::Element::DTYPE, stream.device(), |_, _| Ok(()));
+        let outputs = shapes.into_iter().map(fresh).collect::<Result<Vec<Tensor>>>()?;
         let reads = std::array::from_fn(|k| dense[k].view());
         let writes = std::array::from_fn(|k| outputs[k].view());
         kernels::custom(stream, kernel, reads, writes)?;

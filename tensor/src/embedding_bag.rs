@@ -3,7 +3,7 @@
 use device::{DType, Error, Result, Stream};
 
 use crate::Tensor;
-use crate::check::{has_shape, same_device, same_kind, wrong_shape};
+use crate::check::{has_shape, matrix, same_device, same_kind};
 use crate::index::check_indices;
 
 /// Which rows of a table are in which bag.
@@ -99,7 +99,7 @@ impl Tensor {
     /// otherwise, and for offsets that decrease, the next synchronising call reports `Async`.
     pub fn embedding_bag(&self, bags: &Bags, mean: bool) -> Result<(Tensor, Option<Tensor>)> {
         const OP: &str = "embedding_bag";
-        let (rows, width) = self.table(OP)?;
+        let (rows, width) = matrix(OP, "table", self)?;
         bags.check(OP, self, rows)?;
         Stream::with_current(self.device(), |stream| {
             let out = Tensor::allocate(stream, &[bags.count, width], self.dtype)?;
@@ -109,13 +109,6 @@ impl Tensor {
             kernels::embedding_bag(stream, self.view(), &bags.view(), wanted, out.view())?;
             Ok((out, members))
         })
-    }
-
-    fn table(&self, op: &'static str) -> Result<(usize, usize)> {
-        match *self.shape() {
-            [rows, width] => Ok((rows, width)),
-            _ => Err(wrong_shape(op, "table", "of rank 2", self)),
-        }
     }
 }
 
@@ -128,18 +121,18 @@ impl Tensor {
 /// As [`Tensor::embedding_bag`].
 pub fn embedding_bag_grad(g: &Tensor, bags: &Bags, members: Option<&Tensor>, rows: usize) -> Result<Tensor> {
     const OP: &str = "embedding_bag_grad";
-    let (_, width) = g.table(OP)?;
+    let (_, width) = matrix(OP, "table", g)?;
     bags.check(OP, g, rows)?;
     if let Some(members) = members {
         same_device(OP, g, members)?;
         members.dtype().require(OP, g.dtype.compute_dtype())?;
     }
-    crate::check::elements_of(OP, &[rows, width])?;
-    g.produce_like(&[rows, width], |stream, out| {
+    Tensor::fresh(OP, &[rows, width], g.dtype, g.device(), |stream, out| {
         let bytes = kernels::embedding_bag_grad_workspace(stream, g.view(), &bags.view(), out)?;
-        let memory = Tensor::workspace(stream, bytes)?;
-        let workspace = memory.as_ref().map(Tensor::view);
-        kernels::embedding_bag_grad(stream, g.view(), &bags.view(), members.map(Tensor::view), out, workspace)
+        let members = members.map(Tensor::view);
+        Tensor::with_workspace(stream, bytes, |memory| {
+            kernels::embedding_bag_grad(stream, g.view(), &bags.view(), members, out, memory)
+        })
     })
 }
 
@@ -151,7 +144,7 @@ pub fn embedding_bag_grad(g: &Tensor, bags: &Bags, members: Option<&Tensor>, row
 /// As [`Tensor::embedding_bag`].
 pub fn embedding_bag_weights_grad(g: &Tensor, table: &Tensor, bags: &Bags) -> Result<Tensor> {
     const OP: &str = "embedding_bag_weights_grad";
-    let (rows, _) = table.table(OP)?;
+    let (rows, _) = matrix(OP, "table", table)?;
     same_kind(OP, g, table)?;
     bags.check(OP, g, rows)?;
     g.produce_like(bags.indices.shape(), |stream, out| {

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use device::{
-    AtCaller, Attached, Buffer, Capture, Device, Error, ErrorKind, Executable, GraphOptions, Kept, Plan,
-    PlanReport, PlannedCommand, Result, Shared, Stream,
+    AtCaller, Buffer, Capture, Device, Error, ErrorKind, Executable, GraphOptions, Kept, Plan, PlanReport,
+    PlannedCommand, Result, Shared, Stream,
 };
 use kernels::{RandomKey, RuleStep};
 use parking_lot::Mutex;
 
+use crate::check::has_shape;
 use crate::random::{Forked, skip_keys, with_generator_after};
 use crate::{Generator, Tensor};
 
@@ -166,7 +167,7 @@ struct Random {
     /// Stands for the seed of that generator while the step is captured.
     root: u64,
     /// The generators that were forked from it, by the seeds that stand for theirs.
-    forks: HashMap<u64, (Generator, u64)>,
+    forks: HashMap<u64, Forked>,
     /// How many keys the step draws from the root.
     draws: u64,
     changing: Changing,
@@ -203,7 +204,7 @@ impl Random {
             return root.skip(captured.op);
         }
         match self.forks.get(&captured.seed) {
-            Some(&(parent, index)) => self.generator(parent, now).fork(index).skip(captured.op),
+            Some(forked) => self.generator(forked.parent, now).fork(forked.index).skip(captured.op),
             None => captured,
         }
     }
@@ -292,9 +293,14 @@ impl<R: Tensors> Graph<R> {
         }
         let (mut hooks, mut forks) = (Vec::new(), HashMap::new());
         for value in attached {
-            sort(value, &mut hooks, &mut forks);
+            match value.downcast::<Box<dyn EachReplay>>() {
+                Ok(hook) => hooks.push(*hook),
+                Err(other) => {
+                    forks.extend(other.downcast().map(|forked: Box<Forked>| (forked.child, *forked)))
+                }
+            }
         }
-        let slots = hooks.iter_mut().flat_map(|hook: &mut Box<dyn EachReplay>| hook.merge_slots()).collect();
+        let slots = hooks.iter_mut().flat_map(|hook| hook.merge_slots()).collect();
         let changing = changing(&mut plan, &slots);
         let own: HashSet<usize> = outputs.iter().map(buffer_address).collect();
         let found = plan.found().map(|buffer| std::ptr::from_ref(buffer).addr());
@@ -423,36 +429,24 @@ struct Changing {
 
 /// What of a plan changes; steps of optimizers get the names of `slots`.
 fn changing(plan: &mut Plan, slots: &HashMap<u32, u32>) -> Changing {
-    let Changing { mut keys, mut steps, mut rules } = Changing::default();
+    let mut found = Changing::default();
     plan.scalars(&mut |command, value| {
         if let Some(&key) = value.downcast_ref::<RandomKey>() {
-            match keys.last_mut().filter(|(last, _)| *last == command) {
+            match found.keys.last_mut().filter(|(last, _)| *last == command) {
                 Some((_, keys)) => keys.push(key),
-                None => keys.push((command, vec![key])),
+                None => found.keys.push((command, vec![key])),
             }
         } else if let Some(step) = value.downcast_mut::<RuleStep>() {
             if let Some(&slot) = slots.get(&step.slot()) {
                 *step = step.named(slot);
             }
-            rules.push(*step);
-            if steps.last() != Some(&command) {
-                steps.push(command);
+            found.rules.push(*step);
+            if found.steps.last() != Some(&command) {
+                found.steps.push(command);
             }
         }
     });
-    Changing { keys, steps, rules }
-}
-
-/// Puts what was attached to a capture where it belongs.
-fn sort(value: Attached, hooks: &mut Vec<Box<dyn EachReplay>>, forks: &mut HashMap<u64, (Generator, u64)>) {
-    match value.downcast::<Box<dyn EachReplay>>() {
-        Ok(hook) => hooks.push(*hook),
-        Err(other) => {
-            if let Ok(Forked { child, parent, index }) = other.downcast::<Forked>().map(|forked| *forked) {
-                forks.insert(child, (parent, index));
-            }
-        }
-    }
+    found
 }
 
 /// A tensor that a captured step reads.
@@ -467,9 +461,7 @@ impl Input {
     /// `ShapeMismatch` for another shape than the captured one, which takes a capture of its own; those of
     /// [`Tensor::copy_`].
     pub fn set(&self, value: &Tensor) -> Result<()> {
-        if value.shape() != self.0.shape() {
-            return Err(Error::shape_mismatch("Graph::input", self.0.shape(), value.shape()));
-        }
+        has_shape("Graph::input", self.0.shape(), value)?;
         self.0.copy_(value)
     }
 }
@@ -495,49 +487,33 @@ impl Tensors for Tensor {
     }
 }
 
-impl<T: Tensors> Tensors for Option<T> {
-    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        self.as_ref().map(|value| value.rebuild(f)).transpose()
-    }
+macro_rules! collections {
+    ($([$($generics:tt)+] $collection:ty, |$values:ident, $f:ident| $rebuilt:expr;)+) => {
+        $(impl<$($generics)+> Tensors for $collection {
+            fn rebuild(&self, $f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+                let $values = self;
+                $rebuilt
+            }
 
-    fn form(&self, f: &mut dyn FnMut(u64)) {
-        f(u64::from(self.is_some()));
-        self.iter().for_each(|value| value.form(f));
-    }
+            fn form(&self, f: &mut dyn FnMut(u64)) {
+                f(self.iter().count() as u64);
+                self.iter().for_each(|value| value.form(f));
+            }
 
-    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
-        self.iter_mut().for_each(|value| value.seeds(f));
-    }
+            fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
+                self.iter_mut().for_each(|value| value.seeds(f));
+            }
+        })+
+    };
 }
 
-impl<T: Tensors> Tensors for Vec<T> {
-    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        self.iter().map(|value| value.rebuild(f)).collect()
-    }
-
-    fn form(&self, f: &mut dyn FnMut(u64)) {
-        f(self.len() as u64);
-        self.iter().for_each(|value| value.form(f));
-    }
-
-    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
-        self.iter_mut().for_each(|value| value.seeds(f));
-    }
-}
-
-impl<T: Tensors, const N: usize> Tensors for [T; N] {
-    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let values: Vec<T> = self.iter().map(|value| value.rebuild(f)).collect::<Result<_>>()?;
+collections! {
+    [T: Tensors] Option<T>, |values, f| values.as_ref().map(|value| value.rebuild(f)).transpose();
+    [T: Tensors] Vec<T>, |values, f| values.iter().map(|value| value.rebuild(f)).collect();
+    [T: Tensors, const N: usize] [T; N], |values, f| {
+        let values: Vec<T> = values.iter().map(|value| value.rebuild(f)).collect::<Result<_>>()?;
         Ok(values.try_into().unwrap_or_else(|_| unreachable!("one for each")))
-    }
-
-    fn form(&self, f: &mut dyn FnMut(u64)) {
-        self.iter().for_each(|value| value.form(f));
-    }
-
-    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
-        self.iter_mut().for_each(|value| value.seeds(f));
-    }
+    };
 }
 
 macro_rules! tuples {

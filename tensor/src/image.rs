@@ -1,7 +1,7 @@
 //! Images: warps and blurs of whole batches, without gradient.
 
 use device::Result;
-use kernels::{Layout, Sampling};
+use kernels::Sampling;
 
 use crate::Tensor;
 use crate::check::{same_device, wrong_shape};
@@ -35,8 +35,7 @@ impl Tensor {
             return Err(wrong_shape(OP, "images", "of rank 4", self));
         };
         let (x, matrices) = (self.contiguous()?, matrices.contiguous()?);
-        let layout = Layout::contiguous(&[samples, channels, size[0], size[1]]);
-        Tensor::produce(self.device(), layout, self.dtype(), |stream, out| {
+        self.produce_like(&[samples, channels, size[0], size[1]], |stream, out| {
             kernels::warp(stream, x.view(), matrices.view(), sampling, out)
         })
     }

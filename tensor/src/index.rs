@@ -1,10 +1,10 @@
 //! Joining tensors, and picking or adding elements by index.
 
 use device::{DType, Error, ErrorKind, Result, Stream};
-use kernels::{Dims, IndexSums, Layout, normalize_axis};
+use kernels::{Dims, Layout, normalize_axis};
 
 use crate::Tensor;
-use crate::check::{elements_of, has_shape, resized_axis, same_device, same_kind, wrong_shape};
+use crate::check::{elements_of, first_of, has_shape, resized_axis, same_device, same_kind, wrong_shape};
 
 /// An index or label that the axis does not have.
 #[cold]
@@ -24,13 +24,7 @@ pub(crate) fn check_indices(op: &'static str, indices: &Tensor, size: usize) -> 
 /// Refuses an axis of `x`, other than `except`, that is shorter than in `shape`; the ranks agree.
 fn covers(op: &'static str, x: &Tensor, shape: &[usize], except: Option<usize>) -> Result<()> {
     let short = |axis: usize| Some(axis) != except && x.shape()[axis] < shape[axis];
-    if (0..shape.len()).any(short) { Err(Error::shape_mismatch(op, x.shape(), shape)) } else { Ok(()) }
-}
-
-/// Launches sums with memory for them to work in.
-fn launch(stream: &Stream, sums: IndexSums<'_>) -> Result<()> {
-    let memory = Tensor::workspace(stream, sums.workspace())?;
-    sums.launch(memory.as_ref().map(Tensor::view))
+    Error::require_shapes(!(0..shape.len()).any(short), op, x.shape(), shape)
 }
 
 #[derive::located]
@@ -47,35 +41,27 @@ impl Tensor {
     }
 
     fn join(op: &'static str, tensors: &[&Tensor], axis: isize) -> Result<Tensor> {
-        let Some((&first, rest)) = tensors.split_first() else {
-            return Err(Error::invalid(op, "tensors", "at least one tensor", 0));
-        };
+        let first = *first_of(op, "tensors", tensors)?;
         let at = normalize_axis(op, axis, first.rank())?;
         let (mut shape, mut dtype) = (Dims::from_slice(first.shape()), first.dtype);
-        for &x in rest {
+        for &x in &tensors[1..] {
             same_device(op, first, x)?;
             dtype = dtype.promote(x.dtype);
             let agree = |i: usize| i == at || x.shape()[i] == shape[i];
-            if x.rank() != first.rank() || !(0..x.rank()).all(agree) {
-                return Err(Error::shape_mismatch(op, first.shape(), x.shape()));
-            }
+            let fit = x.rank() == first.rank() && (0..x.rank()).all(agree);
+            Error::require_shapes(fit, op, first.shape(), x.shape())?;
             // What does not fit is refused below.
             shape[at] = shape[at].saturating_add(x.shape()[at]);
         }
         elements_of(op, &shape)?;
-        Stream::with_current(first.device(), |stream| {
-            let out = Tensor::allocate(stream, &shape, dtype)?;
-            let mut start = 0;
-            for &x in tensors {
-                let len = x.shape()[at];
-                let part = out.layout.narrow(op, at as isize, start, len)?;
-                if !x.is_empty() {
-                    kernels::copy(stream, x.view(), out.with_layout(part).view())?;
-                }
-                start += len;
-            }
-            Ok(out)
-        })
+        let out = Tensor::empty(&shape, dtype, first.device())?;
+        let mut start = 0;
+        for &x in tensors {
+            let len = x.shape()[at];
+            x.write_to(&out.with_layout(out.layout.narrow(op, at as isize, start, len)?))?;
+            start += len;
+        }
+        Ok(out)
     }
 
     /// Joins tensors of one shape along a new axis.
@@ -86,16 +72,12 @@ impl Tensor {
     /// As for [`Tensor::cat`].
     pub fn stack(tensors: &[&Tensor], axis: isize) -> Result<Tensor> {
         const OP: &str = "stack";
-        let Some(&first) = tensors.first() else {
-            return Err(Error::invalid(OP, "tensors", "at least one tensor", 0));
+        let first = *first_of(OP, "tensors", tensors)?;
+        let raise = |x: &&Tensor| {
+            has_shape(OP, first.shape(), x)?;
+            Ok(x.with_layout(x.layout.unsqueeze(OP, axis)?))
         };
-        let mut raised = Vec::with_capacity(tensors.len());
-        for &x in tensors {
-            if x.shape() != first.shape() {
-                return Err(Error::shape_mismatch(OP, first.shape(), x.shape()));
-            }
-            raised.push(x.with_layout(x.layout.unsqueeze(OP, axis)?));
-        }
+        let raised = tensors.iter().map(raise).collect::<Result<Vec<Tensor>>>()?;
         // Negative axes count in the new rank, which `join` sees.
         Self::join(OP, &raised.iter().collect::<Vec<_>>(), axis)
     }
@@ -159,9 +141,7 @@ impl Tensor {
             return taken.reshape(indices.shape());
         }
         let at = normalize_axis(OP, axis, self.rank())?;
-        if indices.rank() != self.rank() {
-            return Err(Error::shape_mismatch(OP, self.shape(), indices.shape()));
-        }
+        Error::require_shapes(indices.rank() == self.rank(), OP, self.shape(), indices.shape())?;
         covers(OP, self, indices.shape(), Some(at))?;
         check_indices(OP, indices, self.shape()[at])?;
         self.produce_like(indices.shape(), |stream, out| {
@@ -200,7 +180,7 @@ impl Tensor {
         let out = start(self)?;
         Stream::with_current(self.device(), |stream| {
             let sums = kernels::index_add(stream, out.view(), at as isize, indices.view(), src.view())?;
-            launch(stream, sums)
+            Tensor::with_workspace(stream, sums.workspace(), |memory| sums.launch(memory))
         })?;
         Ok(out)
     }
@@ -240,7 +220,7 @@ impl Tensor {
         let sums = out.as_vector()?;
         Stream::with_current(self.device(), |stream| {
             let sums = kernels::scatter_add(stream, sums.view(), at as isize, indices.view(), src.view())?;
-            launch(stream, sums)
+            Tensor::with_workspace(stream, sums.workspace(), |memory| sums.launch(memory))
         })?;
         Ok(out)
     }
@@ -255,11 +235,7 @@ impl Tensor {
         let shape = resized_axis(OP, self, at, size)?;
         let part = Layout::contiguous(&shape).narrow(OP, axis, start, self.shape()[at])?;
         let out = Tensor::zeros(&shape, self.dtype, self.device())?;
-        if !self.is_empty() {
-            Stream::with_current(self.device(), |stream| {
-                kernels::copy(stream, self.view(), out.with_layout(part).view())
-            })?;
-        }
+        self.write_to(&out.with_layout(part))?;
         Ok(out)
     }
 

@@ -3,7 +3,7 @@
 use device::{Result, Stream};
 
 use crate::Tensor;
-use crate::check::{has_shape, same_device, same_kind, wrong_shape};
+use crate::check::{has_shape, matrix, same_device, same_kind};
 
 #[derive::located]
 impl Tensor {
@@ -44,10 +44,7 @@ impl Tensor {
 
     fn rows(&self, op: &'static str) -> Result<(usize, usize)> {
         self.dtype().require_float(op)?;
-        match *self.shape() {
-            [n, c] => Ok((n, c)),
-            _ => Err(wrong_shape(op, "logits", "of rank 2", self)),
-        }
+        matrix(op, "logits", self)
     }
 }
 

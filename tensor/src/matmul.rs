@@ -1,10 +1,10 @@
 //! Products of matrices.
 
-use device::{Error, Result, Stream};
-use kernels::{Accumulate, Activation, Dims, Layout, MatrixProduct, broadcast_shapes};
+use device::{Error, Result};
+use kernels::{Accumulate, Activation, Dims, Layout, broadcast_shapes};
 
 use crate::Tensor;
-use crate::check::{elements_of, same_kind};
+use crate::check::{elements_of, has_shape, same_kind};
 
 #[derive::located]
 impl Tensor {
@@ -36,17 +36,13 @@ impl Tensor {
             return Err(Error::invalid(OP, "operands", "of rank 1 at least", shapes));
         };
         // The only axis of a vector, the last but one of others.
-        if right[right.len().saturating_sub(2)] != *k {
-            return Err(Error::shape_mismatch(OP, left, right));
-        }
+        Error::require_shapes(right[right.len().saturating_sub(2)] == *k, OP, left, right)?;
         match (left, right) {
             (&[m, _], &[_, n]) => self.product(rhs, &[m, n]),
             ([_], _) => {
-                let mut out = self.with_layout(self.layout.unsqueeze(OP, 0)?).matrices(rhs)?;
+                let out = self.unsqueeze(0)?.matrices(rhs)?;
                 // The axis of m = 1 goes; a vector on the right has removed its own already.
-                let axis = if rhs.rank() == 1 { -1 } else { -2 };
-                out.layout = out.layout.squeeze(OP, axis)?;
-                Ok(out)
+                out.squeeze(if rhs.rank() == 1 { -1 } else { -2 })
             }
             _ => self.matrices(rhs),
         }
@@ -56,10 +52,7 @@ impl Tensor {
     fn matrices(&self, rhs: &Tensor) -> Result<Tensor> {
         const OP: &str = "matmul";
         if rhs.rank() == 1 {
-            let column = rhs.with_layout(rhs.layout.unsqueeze(OP, 1)?);
-            let mut out = self.matrices(&column)?;
-            out.layout = out.layout.squeeze(OP, -1)?;
-            return Ok(out);
+            return self.matrices(&rhs.unsqueeze(1)?)?.squeeze(-1);
         }
         let (lhs_shape, rhs_shape) = (self.shape(), rhs.shape());
         let (m, k) = (lhs_shape[self.rank() - 2], lhs_shape[self.rank() - 1]);
@@ -94,7 +87,8 @@ impl Tensor {
     #[inline]
     fn product(&self, rhs: &Tensor, shape: &[usize]) -> Result<Tensor> {
         self.produce_like(shape, |stream, out| {
-            launch(stream, kernels::matmul(stream, self.view(), rhs.view(), out, Accumulate::Overwrite)?)
+            let product = kernels::matmul(stream, self.view(), rhs.view(), out, Accumulate::Overwrite)?;
+            Tensor::with_workspace(stream, product.workspace(), |memory| product.launch(memory))
         })
     }
 
@@ -122,17 +116,13 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Ac
     let Some((&k, lead)) = x.shape().split_last() else {
         return Err(Error::invalid(op, "input", "of rank 1 at least", "a scalar"));
     };
-    let &[n, inner] = weight.shape() else {
-        return Err(Error::shape_mismatch(op, x.shape(), weight.shape()));
+    let n = match *weight.shape() {
+        [n, inner] if inner == k => n,
+        _ => return Err(Error::shape_mismatch(op, x.shape(), weight.shape())),
     };
-    if inner != k {
-        return Err(Error::shape_mismatch(op, x.shape(), weight.shape()));
-    }
     if let Some(bias) = bias {
         same_kind(op, x, bias)?;
-        if bias.shape() != [n] {
-            return Err(Error::shape_mismatch(op, &[n], bias.shape()));
-        }
+        has_shape(op, &[n], bias)?;
     }
     let mut shape = Dims::from_slice(lead);
     shape.push(n);
@@ -146,18 +136,11 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Ac
         let product = match (bias, activation) {
             (None, Activation::None) => kernels::matmul(stream, x, w, out, Accumulate::Overwrite),
             _ => kernels::linear(stream, x, w, bias, activation, out),
-        };
-        launch(stream, product?)
+        }?;
+        Tensor::with_workspace(stream, product.workspace(), |memory| product.launch(memory))
     })?;
     if x.rank() != 2 {
         out.layout = Layout::contiguous(&shape);
     }
     Ok(out)
-}
-
-/// Launches a product with memory for it to work in.
-#[inline]
-fn launch(stream: &Stream, product: MatrixProduct<'_>) -> Result<()> {
-    let memory = Tensor::workspace(stream, product.workspace())?;
-    product.launch(memory.as_ref().map(Tensor::view))
 }

@@ -117,7 +117,8 @@ impl Norm {
         g: &Tensor,
         x: &Tensor,
         weight: Option<&Tensor>,
-        (mean, rstd): (Option<&Tensor>, &Tensor),
+        mean: Option<&Tensor>,
+        rstd: &Tensor,
         wanted: [bool; 3],
     ) -> Result<NormGradients> {
         same_kind(self.op, x, g)?;
@@ -135,13 +136,14 @@ impl Norm {
                 [_, false, false] => 0,
                 _ => normalize_workspace(stream, self.rows, x.elements()),
             };
-            let memory = Tensor::workspace(stream, bytes)?;
-            let [dx, dweight, dbias, workspace] =
-                [&to.x, &to.weight, &to.bias, &memory].map(|target| target.as_ref().map(Tensor::view));
-            let grads = NormGrads { x: dx, weight: dweight, bias: dbias, workspace };
-            let (x, statistics) =
-                ((x.view(), weight.as_ref().map(Tensor::view)), (mean.map(Tensor::view), rstd.view()));
-            kernels::normalize_grad(stream, self.op, self.rows, g.view(), x, statistics, grads)?;
+            let [dx, dweight, dbias, weight] =
+                [&to.x, &to.weight, &to.bias, &weight].map(|given| given.as_ref().map(Tensor::view));
+            let statistics = (mean.map(Tensor::view), rstd.view());
+            Tensor::with_workspace(stream, bytes, |workspace| {
+                let grads = NormGrads { x: dx, weight: dweight, bias: dbias, workspace };
+                let x = (x.view(), weight);
+                kernels::normalize_grad(stream, self.op, self.rows, g.view(), x, statistics, grads)
+            })?;
             Ok(to)
         })
     }
@@ -149,9 +151,12 @@ impl Norm {
     fn parameter(&self, x: &Tensor, parameter: Option<&Tensor>) -> Result<Option<Tensor>> {
         let Some(parameter) = parameter else { return Ok(None) };
         let parameter = in_compute_dtype(self.op, x, parameter)?;
-        if parameter.elements() != self.rows.weights() {
-            return Err(Error::shape_mismatch(self.op, x.shape(), parameter.shape()));
-        }
+        Error::require_shapes(
+            parameter.elements() == self.rows.weights(),
+            self.op,
+            x.shape(),
+            parameter.shape(),
+        )?;
         parameter.contiguous().map(Some)
     }
 }
@@ -160,9 +165,7 @@ impl Norm {
 fn trailing(op: &'static str, x: &Tensor, normalized_shape: &[usize]) -> Result<NormRows> {
     x.dtype().require_float(op)?;
     Error::require(!normalized_shape.is_empty(), op, "normalized_shape", "of one axis or more", "[]")?;
-    if !x.shape().ends_with(normalized_shape) {
-        return Err(Error::shape_mismatch(op, x.shape(), normalized_shape));
-    }
+    Error::require_shapes(x.shape().ends_with(normalized_shape), op, x.shape(), normalized_shape)?;
     Ok(NormRows { groups: 1, channels: normalized_shape.iter().product(), inner: 1 })
 }
 

@@ -4,12 +4,11 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::thread::Thread;
 
-use device::{Capture, DType, Device, OnDrop, Result, Stream, mix};
-use kernels::{Dropout, Layout, RandomKey, View};
+use device::{Capture, DType, Device, OnDrop, Result, mix};
+use kernels::{Dropout, RandomKey};
 use parking_lot::Mutex;
 
 use crate::Tensor;
-use crate::check::elements_of;
 
 /// A sequence of keys: a seed, and how many keys were drawn.
 ///
@@ -206,17 +205,6 @@ fn key_or_next(key: impl Into<Option<RandomKey>>) -> RandomKey {
     key.into().unwrap_or_else(next_key)
 }
 
-fn fresh(
-    op: &'static str,
-    shape: &[usize],
-    dtype: DType,
-    device: &Device,
-    launch: impl Fn(&Stream, View<'_>) -> Result<()>,
-) -> Result<Tensor> {
-    elements_of(op, shape)?;
-    Tensor::produce(device, Layout::contiguous(shape), dtype, launch)
-}
-
 #[derive::located]
 impl Tensor {
     /// Uniform numbers from `0..1`; the key is a [`RandomKey`], or `None` for the default generator's next.
@@ -258,7 +246,9 @@ impl Tensor {
         device: &Device,
     ) -> Result<Tensor> {
         let key = key_or_next(key);
-        fresh("uniform", shape, dtype, device, |stream, out| kernels::uniform(stream, key, low, high, out))
+        Tensor::fresh("uniform", shape, dtype, device, |stream, out| {
+            kernels::uniform(stream, key, low, high, out)
+        })
     }
 
     /// Normal numbers of this mean and standard deviation; the key is as in [`Tensor::rand`].
@@ -274,7 +264,9 @@ impl Tensor {
         device: &Device,
     ) -> Result<Tensor> {
         let key = key_or_next(key);
-        fresh("normal", shape, dtype, device, |stream, out| kernels::normal(stream, key, mean, std, out))
+        Tensor::fresh("normal", shape, dtype, device, |stream, out| {
+            kernels::normal(stream, key, mean, std, out)
+        })
     }
 
     /// Uniform integers from `low..high`; the key is as in [`Tensor::rand`].
@@ -290,7 +282,9 @@ impl Tensor {
         device: &Device,
     ) -> Result<Tensor> {
         let key = key_or_next(key);
-        fresh("randint", shape, dtype, device, |stream, out| kernels::randint(stream, key, low, high, out))
+        Tensor::fresh("randint", shape, dtype, device, |stream, out| {
+            kernels::randint(stream, key, low, high, out)
+        })
     }
 
     /// Sets each element to 0 with probability `p` and multiplies the others by `1 / (1 - p)`.
@@ -302,7 +296,7 @@ impl Tensor {
     /// `InvalidArgument` unless `0 <= p <= 1`; `DTypeUnsupported` unless the elements are floats.
     pub fn dropout(&self, p: f64, key: impl Into<Option<RandomKey>>) -> Result<Tensor> {
         let key = key_or_next(key);
-        fresh("dropout", self.shape(), self.dtype(), self.device(), |stream, out| {
+        Tensor::fresh("dropout", self.shape(), self.dtype(), self.device(), |stream, out| {
             kernels::dropout(stream, Dropout { p, key }, self.view(), out)
         })
     }

@@ -57,8 +57,7 @@ impl Tensor {
         let (shape, axes) = (reduced_shape(self.shape(), axes, keepdim), signed(axes));
         Tensor::produce(self.device(), Layout::contiguous(&shape), dtype, |stream, out| {
             let bytes = reduce_workspace(stream, &self.layout, &axes)?;
-            let memory = Tensor::workspace(stream, bytes)?;
-            launch(stream, &axes, memory.as_ref().map(Tensor::view), out)
+            Tensor::with_workspace(stream, bytes, |memory| launch(stream, &axes, memory, out))
         })
     }
 
@@ -230,9 +229,7 @@ impl Tensor {
             if have == want {
                 continue;
             }
-            if want != 1 {
-                return Err(Error::shape_mismatch(OP, self.shape(), shape));
-            }
+            Error::require_shapes(want == 1, OP, self.shape(), shape)?;
             axes.push(extra + axis);
         }
         let mut sum = self.reduce(ReduceOp::Sum, &axes, true)?;

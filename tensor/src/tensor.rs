@@ -1,5 +1,7 @@
 //! The tensor itself: a storage, a layout, an element type.
 
+use std::ops::Range;
+
 use device::{Buffer, DType, Device, Result, Shared, Stream};
 use kernels::{Layout, View};
 
@@ -69,12 +71,15 @@ impl Tensor {
         Tensor::produce(self.device(), Layout::contiguous(shape), self.dtype, launch)
     }
 
-    /// Workspace for a command on `stream`; none for 0 bytes.
-    pub(crate) fn workspace(stream: &Stream, bytes: usize) -> Result<Option<Tensor>> {
-        if bytes == 0 {
-            return Ok(None);
-        }
-        Tensor::allocate(stream, &[bytes], DType::U8).map(Some)
+    /// Calls `launch` with memory of `bytes` bytes for a command on `stream` to work in; none for 0 bytes.
+    #[inline]
+    pub(crate) fn with_workspace(
+        stream: &Stream,
+        bytes: usize,
+        launch: impl FnOnce(Option<View<'_>>) -> Result<()>,
+    ) -> Result<()> {
+        let memory = (bytes > 0).then(|| Tensor::allocate(stream, &[bytes], DType::U8)).transpose()?;
+        launch(memory.as_ref().map(Tensor::view))
     }
 
     /// A fresh contiguous tensor for a command on `stream` to fill.
@@ -83,6 +88,12 @@ impl Tensor {
         let layout = Layout::contiguous(shape);
         let bytes = layout.elements().saturating_mul(dtype.size_bytes());
         Ok(Tensor { storage: allocator::allocate_shared(stream, bytes)?, layout, dtype })
+    }
+
+    /// Where in its storage the bytes of a contiguous tensor are.
+    pub(crate) fn byte_range(&self) -> Range<usize> {
+        let (start, elements, size) = (self.layout.offset(), self.elements(), self.dtype.size_bytes());
+        start * size..(start + elements) * size
     }
 
     /// The same storage under another layout.

@@ -82,27 +82,26 @@ impl Tensor {
             return Ok(self.clone());
         }
         let x = self.contiguous()?;
-        if device.copies_from(x.device()) {
-            let copy = Tensor::empty(x.shape(), x.dtype, device)?;
-            copy.copy_across("to_device", &x)?;
-            return Ok(copy);
-        }
-        // The bytes are kept: a device must not be called from within another's read.
-        let bytes = x.to_bytes()?;
-        Tensor::from_bytes(&bytes, x.shape(), x.dtype, device)
+        let copy = Tensor::empty(x.shape(), x.dtype, device)?;
+        copy.write_across("to_device", &x)?;
+        Ok(copy)
     }
 
-    /// Launches a copy of a tensor of another device into this one, of the same shape and type, both contiguous.
-    fn copy_across(&self, op: &'static str, src: &Tensor) -> Result<()> {
+    /// Copies a tensor of another device into this one, of the same shape and type, both contiguous.
+    fn write_across(&self, op: &'static str, src: &Tensor) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }
+        let start = self.byte_range().start;
+        if !self.device().copies_from(src.device()) {
+            // The bytes are kept: a device must not be called from within another's read.
+            let bytes = src.to_bytes()?;
+            return Stream::with_current(self.device(), |s| s.upload(op, &self.storage, start, &bytes));
+        }
         // The CUDA device makes the copy, the target's if both are.
         let device = if self.device().runs_on_host() { src.device() } else { self.device() };
-        let start = |x: &Tensor| x.layout.offset() * x.dtype.size_bytes();
-        let range = start(src)..start(src) + src.elements() * src.dtype.size_bytes();
         Stream::with_current(device, |stream| {
-            stream.copy_across(op, &self.storage, start(self), &src.storage, range)
+            stream.copy_across(op, &self.storage, start, &src.storage, src.byte_range())
         })
     }
 
@@ -112,14 +111,7 @@ impl Tensor {
         if !(fits && self.is_contiguous()) {
             return self.copy_(&src.to_device(self.device())?);
         }
-        let src = src.contiguous()?;
-        if self.device().copies_from(src.device()) {
-            self.copy_across(op, &src)?;
-        } else if !self.is_empty() {
-            // The bytes are kept: a device must not be called from within another's read.
-            let (bytes, start) = (src.to_bytes()?, self.layout.offset() * self.dtype.size_bytes());
-            Stream::with_current(self.device(), |stream| stream.upload(op, &self.storage, start, &bytes))?;
-        }
+        self.write_across(op, &src.contiguous()?)?;
         self.storage.bump_version();
         Ok(())
     }
@@ -162,8 +154,7 @@ impl Tensor {
         self.dtype().require(OP, T::DTYPE)?;
         let strides = format_args!("strides {:?}", self.strides());
         Error::require(self.is_contiguous(), OP, "self", "contiguous", strides)?;
-        let start = self.layout.offset() * self.dtype.size_bytes();
-        let range = start..start + self.elements() * self.dtype.size_bytes();
+        let range = self.byte_range();
         let elements = |bytes: &mut [u8]| {
             // What a closure that panics has written counts, too.
             self.storage.bump_version();
@@ -242,9 +233,8 @@ impl Tensor {
     /// a shape beyond all memory; `OutOfMemory`.
     pub fn from_bytes(bytes: &[u8], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
         const OP: &str = "from_bytes";
-        if elements_of(OP, shape)? * dtype.size_bytes() != bytes.len() {
-            return Err(Error::shape_mismatch(OP, shape, &[bytes.len() / dtype.size_bytes()]));
-        }
+        let (size, elements) = (dtype.size_bytes(), elements_of(OP, shape)?);
+        Error::require_shapes(elements * size == bytes.len(), OP, shape, &[bytes.len() / size])?;
         if dtype == DType::Bool
             && let Some(other) = bytes.iter().find(|byte| **byte > 1)
         {

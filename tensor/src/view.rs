@@ -30,11 +30,7 @@ impl Tensor {
         elements_of("reshape", shape)?;
         match self.layout.reshape("reshape", shape)? {
             Some(layout) => Ok(self.with_layout(layout)),
-            None => {
-                let mut copy = self.copy()?;
-                copy.layout = kernels::Layout::contiguous(shape);
-                Ok(copy)
-            }
+            None => self.copy()?.reshape(shape),
         }
     }
 

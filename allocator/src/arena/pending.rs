@@ -3,7 +3,7 @@
 use device::{Moment, StreamId};
 use smallvec::SmallVec;
 
-use super::{Arena, Taken};
+use super::{Arena, Grant};
 use crate::block::State;
 use crate::classes::class_of;
 use crate::order::Frontier;
@@ -83,7 +83,7 @@ impl Arena {
     }
 
     /// Takes the smallest fitting free block of which `frontier` passes every use.
-    pub(crate) fn take_passed(&mut self, units: u32, unused: bool, frontier: &Frontier) -> Option<Taken> {
+    pub(crate) fn take_passed(&mut self, units: u32, unused: bool, frontier: &Frontier) -> Option<Grant> {
         let passed =
             |&index: &u32| self.blocks[index].tags.moments(self.home).all(|tag| frontier.passes(tag));
         let index =
@@ -92,7 +92,7 @@ impl Arena {
     }
 
     /// Takes the best fitting pending block, the oldest of its class, and tells its uses.
-    pub(crate) fn take_pending(&mut self, units: u32) -> Option<(Taken, Vec<Moment>)> {
+    pub(crate) fn take_pending(&mut self, units: u32) -> Option<(Grant, Vec<Moment>)> {
         let class = self.pending.find(class_of(units))?;
         let index = self.pending.head(class);
         let moments = self.blocks[index].tags.moments(self.home).collect();

@@ -2,7 +2,7 @@
 
 use device::{Moment, StreamId};
 
-use super::{Arena, Obtained, Segment, Taken};
+use super::{Arena, Grant, Obtained, Segment};
 use crate::block::{Block, NONE, State, Tags, UNIT};
 use crate::classes::class_of;
 use crate::history::Action;
@@ -16,7 +16,7 @@ impl Arena {
     }
 
     /// Takes a block of `units` units of memory from the driver, or what there is.
-    pub(crate) fn take_obtained(&mut self, obtained: Obtained<'_>, units: u32) -> Taken {
+    pub(crate) fn take_obtained(&mut self, obtained: Obtained<'_>, units: u32) -> Grant {
         let is_segment = matches!(obtained, Obtained::Segment(_));
         let index = self.add_obtained(obtained);
         if !is_segment {
@@ -42,7 +42,7 @@ impl Arena {
     }
 
     /// Takes the first `units` units of a block that is in no list; the rest is free.
-    fn take_start(&mut self, index: u32, units: u32) -> Taken {
+    fn take_start(&mut self, index: u32, units: u32) -> Grant {
         // Else the rest would merge with it again.
         self.blocks[index].state = State::Moving;
         if units < self.blocks[index].units {
@@ -155,7 +155,7 @@ impl Arena {
     }
 
     /// Takes `units` units of the smallest run that has them, and tells its uses.
-    pub(crate) fn take_run(&mut self, units: u32) -> Option<(Taken, Vec<Moment>)> {
+    pub(crate) fn take_run(&mut self, units: u32) -> Option<(Grant, Vec<Moment>)> {
         let (_, run) = self.smallest_run(units)?;
         let home = self.home;
         let first = *run.first()?;

@@ -5,7 +5,7 @@ use device::{Error, ErrorKind};
 use super::model::{Bench, PAGE};
 use crate::block::UNIT;
 use crate::growth::segment_bytes;
-use crate::order::Order;
+use crate::order::Asker;
 use crate::{AllocatorConfig, ReusePolicy};
 
 fn with(config: AllocatorConfig, streams: usize) -> Bench {
@@ -283,7 +283,7 @@ fn growth_of_a_shared_arena_takes_new_memory_only() {
         bench.allocate(stream, 256).unwrap();
     }
     let (sharer, home) = (MANY - 1, 1);
-    let (arena, _) = bench.allocator.arena_of(&bench.world.stream(sharer));
+    let arena = bench.allocator.arena_of(&bench.world.stream(sharer));
     assert_eq!(arena.lock().home, bench.world.stream(home).id());
     let index = bench.allocate(home, 200 << 10).unwrap();
     bench.launch(home, index, true);
@@ -340,7 +340,7 @@ fn deterministic_streams_come_and_go() {
     // A stream that has lost its arena gets another.
     run(&mut bench, 1030 % 1024, 3);
     let lost = bench.world.stream(1030 % 1024);
-    assert_eq!(bench.allocator.arena_of(&lost).0.lock().home, lost.id());
+    assert_eq!(bench.allocator.arena_of(&lost).lock().home, lost.id());
     assert_eq!(bench.allocator.stats().polls, 0);
     bench.check();
 }
@@ -364,9 +364,9 @@ fn blocks_whose_tags_pass_together_merge() {
     bench.check();
     bench.wait_stream(0, 2);
     bench.wait_stream(0, 3);
-    let order = bench.world.stream(0);
-    let (arena, _) = bench.allocator.arena_of(&order);
-    assert!(bench.allocator.promote(&order, arena, |moment| order.covers(moment), true));
+    let asker = bench.world.stream(0);
+    let arena = bench.allocator.arena_of(&asker);
+    assert!(bench.allocator.promote(&asker, arena, |moment| asker.covers(moment), true));
     bench.check();
 }
 
@@ -380,7 +380,7 @@ fn growth_that_moves_nothing_leaves_the_budget_alone() {
     halves.iter().rev().step_by(2).for_each(|&half| bench.free(half));
     let excess = |bench: &Bench| {
         let stream = bench.world.stream(0);
-        bench.allocator.arena_of(&stream).0.lock().excess((PAGE / UNIT) as u32) as usize * UNIT / PAGE
+        bench.allocator.arena_of(&stream).lock().excess((PAGE / UNIT) as u32) as usize * UNIT / PAGE
     };
     while excess(&bench) < 2 {
         bench.allocate(0, PAGE).unwrap();

@@ -9,7 +9,7 @@ use super::model::{Bench, PAGE, check_arenas, check_counters};
 use super::programs::{STREAMS, Setup, Step, apply, bench, program, run, setup, step, trim};
 use crate::block::UNIT;
 use crate::classes::units_for;
-use crate::order::Order;
+use crate::order::Asker;
 use crate::{BlockState, ReusePolicy};
 
 proptest! {
@@ -120,7 +120,7 @@ proptest! {
             };
             if bench.allocate(stream, bytes).is_err() {
                 let units = units_for(bytes).unwrap();
-                for (_, arena) in bench.allocator.arenas() {
+                for arena in bench.allocator.arenas() {
                     prop_assert!(arena.lock().smallest_run(units).is_none());
                 }
                 let reserved = bench.allocator.stats().reserved_bytes;

@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex};
 
 use device::{AddressSpace, Error, ErrorKind, HostMemory, MemoryDriver, Moment, Result, StreamId, Stuck};
 
-use crate::allocator::{CachingAllocator, Grant};
+use crate::allocator::CachingAllocator;
 use crate::arena::Arena;
+use crate::arena::Grant;
 use crate::block::{NONE, State, UNIT};
 use crate::classes::class_of;
-use crate::order::Order;
+use crate::order::Asker;
 
 /// Host memory that counts, numbers its ranges, and refuses on demand.
 #[derive(Default)]
@@ -260,7 +261,7 @@ pub(super) struct ModelStream<'a> {
     pub(super) index: usize,
 }
 
-impl Order for ModelStream<'_> {
+impl Asker for ModelStream<'_> {
     fn id(&self) -> StreamId {
         World::moment(self.index, 0).stream
     }
@@ -358,8 +359,8 @@ impl Bench {
     }
 
     pub(super) fn allocate(&mut self, stream: usize, bytes: usize) -> Result<usize> {
-        let order = self.world.stream(stream);
-        let grant = self.allocator.grant(&order, bytes)?;
+        let asker = self.world.stream(stream);
+        let grant = self.allocator.grant(&asker, bytes)?;
         let address = grant.ptr.as_ptr().addr();
         assert_eq!(address % UNIT, 0, "aligned");
         for other in self.live.iter().filter(|other| other.bytes > 0 && bytes > 0) {
@@ -367,7 +368,7 @@ impl Bench {
             assert!(address + bytes <= start || start + other.bytes <= address, "live ranges are disjoint");
         }
         self.generations += 1;
-        let write = order.now();
+        let write = asker.now();
         self.live.push(ModelBuffer { grant, bytes, generation: self.generations, write, reads: Vec::new() });
         Ok(self.live.len() - 1)
     }
@@ -380,9 +381,9 @@ impl Bench {
         if write {
             needs.extend(&buffer.reads);
         }
-        let order = self.world.stream(stream);
+        let asker = self.world.stream(stream);
         for need in needs {
-            if !order.covers(need) {
+            if !asker.covers(need) {
                 self.world.learn(stream, need);
             }
         }
@@ -421,10 +422,10 @@ impl Bench {
 
     /// Uses of a buffer's memory by former owners that its stream is not known to come after.
     pub(super) fn uncovered(&self, stream: usize, buffer: usize) -> usize {
-        let (buffer, order) = (&self.live[buffer], self.world.stream(stream));
+        let (buffer, asker) = (&self.live[buffer], self.world.stream(stream));
         let start = buffer.grant.ptr.as_ptr().addr();
         let units = (start..start + buffer.bytes).step_by(UNIT).filter_map(|unit| self.history.get(&unit));
-        units.flatten().filter(|used| !order.covers(used.1)).count()
+        units.flatten().filter(|used| !asker.covers(used.1)).count()
     }
 
     /// Makes one stream come after everything on another.
@@ -459,7 +460,7 @@ pub(super) fn check(allocator: &CachingAllocator) {
 
 pub(super) fn check_arenas(allocator: &CachingAllocator) {
     let before = allocator.snapshot();
-    for (_, arena) in allocator.arenas() {
+    for arena in allocator.arenas() {
         let mut arena = arena.lock();
         arena.tidy();
         check_arena(&arena);

@@ -7,7 +7,7 @@ use super::model::Bench;
 use super::programs::{STREAMS, Step, apply, program, run, setup, step};
 use crate::block::UNIT;
 use crate::classes::units_for;
-use crate::order::Order;
+use crate::order::Asker;
 use crate::{AllocatorConfig, BlockState, ReusePolicy};
 
 proptest! {
@@ -34,14 +34,14 @@ proptest! {
                 apply(&mut bench, step);
                 continue;
             };
-            let order = bench.world.stream(stream);
+            let asker = bench.world.stream(stream);
             let needed = units_for(bytes).unwrap() as usize * UNIT;
             let fits = bytes > 0 && bench.allocator.snapshot().segments.iter().any(|segment| {
                 segment.blocks.iter().any(|block| {
                     block.state != BlockState::Live
                         && block.bytes >= needed
-                        && block.uses.iter().all(|&used| order.covers(used))
-                        && (segment.home == order.id() || !block.uses.is_empty())
+                        && block.uses.iter().all(|&used| asker.covers(used))
+                        && (segment.home == asker.id() || !block.uses.is_empty())
                 })
             });
             let before = (bench.allocator.stats(), bench.world.waits.borrow().len());
@@ -105,9 +105,9 @@ proptest! {
             };
             // What the clock covers is dropped from tags first, and blocks may merge then: do it before the
             // picture.
-            let order = bench.world.stream(stream);
-            let (arena, _) = bench.allocator.arena_of(&order);
-            bench.allocator.promote(&order, arena, |moment| order.covers(moment), true);
+            let asker = bench.world.stream(stream);
+            let arena = bench.allocator.arena_of(&asker);
+            bench.allocator.promote(&asker, arena, |moment| asker.covers(moment), true);
             let snapshot = bench.allocator.snapshot();
             let covered: Vec<bool> = snapshot.segments.iter().flat_map(|segment| &segment.blocks)
                 .flat_map(|block| &block.uses).map(|&used| bench.world.stream(stream).covers(used)).collect();
@@ -137,7 +137,7 @@ proptest! {
     #[test]
     fn invariant_06_holds_across_hand_overs(setup in setup(), first in program(), second in program()) {
         let mut bench = run(&setup, &first, |_| ());
-        let homes: Vec<_> = (0..STREAMS).map(|stream| bench.allocator.arena_of(&bench.world.stream(stream)).1).collect();
+        let homes: Vec<_> = (0..STREAMS).map(|stream| bench.allocator.arena_of(&bench.world.stream(stream)).lock().number).collect();
         for (stream, &number) in homes.iter().enumerate() {
             let next = bench.world.stream((stream + 1) % STREAMS).id();
             bench.allocator.arena(number).unwrap().lock().hand_over(next);

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::model::Bench;
-use crate::order::Order;
+use crate::order::Asker;
 use crate::{AllocatorConfig, ReusePolicy};
 
 pub(super) const STREAMS: usize = 4;

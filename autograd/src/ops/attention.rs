@@ -137,7 +137,7 @@ fn attend(attention: Attention, [q, k, v]: [&Var; 3]) -> Result<Var> {
             return recorded_gradients(&attention, [&q, &k, &v], &attended, g)
                 .map(|grads| grads.into_iter().map(Some).collect());
         }
-        let grads = attention.backward([q.value(), k.value(), v.value()], &attended, g.value())?;
+        let grads = attention.backward(q.value(), k.value(), v.value(), &attended, g.value())?;
         Ok(grads.into_iter().map(|grad| Some(Var::constant(grad))).collect())
     }))
 }

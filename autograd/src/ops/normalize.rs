@@ -73,10 +73,9 @@ impl Parameters {
         let mean = self.norm.centred.then(|| ctx.saved(2));
         let weight = self.weight(ctx);
         let [needs_weight, needs_bias] = self.needs(ctx);
-        let statistics = (mean.as_ref().map(Var::value), rstd.value());
-        let weight = weight.as_ref().map(Var::value);
+        let [mean, weight] = [&mean, &weight].map(|given| given.as_ref().map(Var::value));
         let wanted = [ctx.needs(0), needs_weight, needs_bias];
-        let found = self.norm.backward(g.value(), x.value(), weight, statistics, wanted)?;
+        let found = self.norm.backward(g.value(), x.value(), weight, mean, rstd.value(), wanted)?;
         let [x, weight, bias] = [found.x, found.weight, found.bias].map(|found| found.map(Var::constant));
         self.grads(x, weight, bias)
     }

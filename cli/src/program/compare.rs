@@ -11,7 +11,7 @@ use super::args::{device, positive, workload, workload_help};
 use super::failure::Failure;
 use super::output::{Output, Printer, progress_bar};
 use super::ranks::{self, RankArgs};
-use super::show::{figures, findings, to_json, verdicts};
+use super::show::{figures, results, to_json, verdicts};
 use super::{report, sweep};
 
 #[derive(clap::Args)]
@@ -100,7 +100,7 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         introduce(workload, options, printer)?;
         printer.check_read(saves)?;
         let one = compare_with_bar(workload, options)?;
-        show(&one, printer)?;
+        results([&figures(&one), &verdicts(&one)], "diagnosis", &one.diagnosis, printer)?;
         printer.check_read(saves)?;
         found.push(one);
     }
@@ -204,13 +204,4 @@ fn introduce(
         options.seed
     ))?;
     printer.empty_line()
-}
-
-fn show(found: &Comparison, printer: &mut Printer) -> Result<(), Failure> {
-    printer.table(&figures(found))?;
-    printer.empty_line()?;
-    printer.table(&verdicts(found))?;
-    printer.empty_line()?;
-    printer.line(format_args!("diagnosis"))?;
-    findings(&found.diagnosis, printer)
 }

@@ -10,7 +10,7 @@ use workloads::{RankComparison, RankOptions, RankSchedule, compare_ranks};
 use super::args::{positive, rate};
 use super::failure::Failure;
 use super::output::{Output, Printer};
-use super::show::{findings, quantiles_json};
+use super::show::{quantiles_json, results};
 use super::table::{Table, pairs};
 
 /// The name on the command line.
@@ -68,7 +68,7 @@ impl RankArgs {
 
 pub(super) fn run(
     options: &RankOptions,
-    [json, trace, page]: [Option<Output>; 3],
+    outputs: [Option<Output>; 3],
     printer: &mut Printer,
 ) -> Result<bool, Failure> {
     printer.line(format_args!("{FORUM}: {ABOUT}"))?;
@@ -79,12 +79,9 @@ pub(super) fn run(
     printer.empty_line()?;
     let found = compare_ranks(options)?;
     let (figures, verdicts) = (figures(&found), verdicts(&found));
-    printer.table(&figures)?;
-    printer.empty_line()?;
-    printer.table(&verdicts)?;
-    printer.empty_line()?;
-    printer.line(format_args!("diagnosis of the serial schedule"))?;
-    findings(&diagnose(&found.serial.profile), printer)?;
+    let diagnosis = diagnose(&found.serial.profile);
+    results([&figures, &verdicts], "diagnosis of the serial schedule", &diagnosis, printer)?;
+    let [json, trace, page] = outputs;
     if let Some(output) = json {
         output.write(&format!("{:#}\n", to_json(&found)))?;
     }

@@ -7,10 +7,20 @@ use super::failure::Failure;
 use super::output::Printer;
 use super::table::Table;
 
-/// Prints findings, each with its message broken into lines.
-pub(super) fn findings(findings: &[Finding], printer: &mut Printer) -> Result<(), Failure> {
-    let all = findings.iter().flat_map(|finding| wrapped(finding.code, &finding.message));
-    all.into_iter().try_for_each(|line| printer.line(format_args!("{line}")))
+/// Shows both tables of a comparison, and what was found.
+pub(super) fn results(
+    tables: [&Table; 2],
+    heading: &str,
+    found: &[Finding],
+    printer: &mut Printer,
+) -> Result<(), Failure> {
+    for table in tables {
+        printer.table(table)?;
+        printer.empty_line()?;
+    }
+    printer.line(format_args!("{heading}"))?;
+    let mut lines = found.iter().flat_map(|finding| wrapped(finding.code, &finding.message));
+    lines.try_for_each(|line| printer.line(format_args!("{line}")))
 }
 
 fn wrapped(code: &str, message: &str) -> Vec<String> {

@@ -41,7 +41,8 @@ const GRACE: Duration = Duration::from_secs(2);
 impl Group {
     pub(super) fn new(
         mpi: &'static Mpi,
-        [data, control]: [Word; 2],
+        data: Word,
+        control: Word,
         rank: usize,
         members: Box<[usize]>,
         options: CommOptions,
@@ -203,8 +204,9 @@ impl Group {
         });
         let found = found.unwrap_or_else(|| {
             let inboxes = &mut *self.inboxes.lock();
-            let late = (0..self.size()).filter(|&rank| missing(inboxes, rank));
-            Err(self.late(op, late.map(|rank| self.members[rank]).collect()))
+            let missed = (0..self.size()).filter(|&rank| missing(inboxes, rank));
+            let missing: Vec<usize> = missed.map(|rank| self.members[rank]).collect();
+            Err(late(op, self.options.timeout, missing))
         });
         found.map_err(|error| self.fail(error))
     }
@@ -234,11 +236,7 @@ impl Group {
             (read || silent(&self.inboxes.lock()).is_empty()).then_some(())
         });
         let silent = silent(&self.inboxes.lock());
-        self.late(op, silent.into_iter().map(|rank| self.members[rank]).collect())
-    }
-
-    /// The error for ranks that did not come in time.
-    pub(super) fn late(&self, op: &'static str, missing: Box<[usize]>) -> Error {
+        let missing: Vec<usize> = silent.into_iter().map(|rank| self.members[rank]).collect();
         late(op, self.options.timeout, missing)
     }
 

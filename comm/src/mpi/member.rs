@@ -32,9 +32,9 @@ impl Member {
             let missing = (0..mpi.size).filter(|&rank| rank != mpi.rank);
             late("mpi", options.timeout, missing.collect::<Vec<_>>())
         };
-        let comms = [made()?.ok_or_else(late)?, made()?.ok_or_else(late)?];
+        let (data, control) = (made()?.ok_or_else(late)?, made()?.ok_or_else(late)?);
         let members = (0..mpi.size).collect();
-        Ok(Member::new(Group::new(mpi, comms, mpi.rank, members, options, Arc::default())))
+        Ok(Member::new(Group::new(mpi, data, control, mpi.rank, members, options, Arc::default())))
     }
 
     fn new(group: Group) -> Member {
@@ -77,35 +77,6 @@ impl Member {
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.output.add(start), len) };
         }
         Ok(())
-    }
-
-    fn split_group(&self, color: Option<usize>, key: usize) -> Result<Option<Member>> {
-        const SPLIT: &str = "split";
-        let group = &self.group;
-        let _one = group.splitting.lock();
-        // Each rank tells the others two numbers, the first of them 0 for no color.
-        let mut told = [color.map_or(0, |color| color.saturating_add(1)), key].map(|own| (own, Vec::new()));
-        let color = told[0].0.checked_sub(1);
-        for (own, of_all) in &mut told {
-            *of_all = group.meet(SPLIT, Kind::Split, *own, SPLIT)?;
-        }
-        let asked = told[0].1.iter().zip(&told[1].1);
-        let colors = by_color(asked.map(|(color, &key)| Asked { color: color.checked_sub(1), key }));
-        let ranks = color.and_then(|color| colors.get(&color));
-        let rank = ranks.and_then(|ranks| ranks.iter().position(|&rank| rank == group.rank));
-        // MPI's colors are small numbers.
-        let index = color.and_then(|color| colors.keys().position(|&known| known == color));
-        let mut comms = [0; 2];
-        for comm in &mut comms {
-            let timeout = group.options.timeout;
-            let made = group.mpi.split(group.control, index, rank.unwrap_or_default(), timeout);
-            let made = made.and_then(|made| made.ok_or_else(|| group.stuck(SPLIT)));
-            *comm = made.map_err(|error| group.fail(error))?;
-        }
-        let (Some(ranks), Some(rank)) = (ranks, rank) else { return Ok(None) };
-        let members = ranks.iter().map(|&rank| group.members[rank]).collect();
-        let failure = Failure::of_part(&group.failure);
-        Ok(Some(Member::new(Group::new(group.mpi, comms, rank, members, group.options, failure))))
     }
 }
 
@@ -159,7 +130,34 @@ unsafe impl Backend for Member {
     }
 
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Backend>>> {
-        Ok(self.split_group(color, key)?.map(|member| Arc::new(member) as _))
+        const SPLIT: &str = "split";
+        let group = &self.group;
+        let _one = group.splitting.lock();
+        // Each rank tells the others two numbers, the first of them 0 for no color.
+        let mut told = [color.map_or(0, |color| color.saturating_add(1)), key].map(|own| (own, Vec::new()));
+        let color = told[0].0.checked_sub(1);
+        for (own, of_all) in &mut told {
+            *of_all = group.meet(SPLIT, Kind::Split, *own, SPLIT)?;
+        }
+        let asked = told[0].1.iter().zip(&told[1].1);
+        let colors = by_color(asked.map(|(color, &key)| Asked { color: color.checked_sub(1), key }));
+        let ranks = color.and_then(|color| colors.get(&color));
+        let rank = ranks.and_then(|ranks| ranks.iter().position(|&rank| rank == group.rank));
+        // MPI's colors are small numbers.
+        let index = color.and_then(|color| colors.keys().position(|&known| known == color));
+        let mut comms = [0; 2];
+        for comm in &mut comms {
+            let timeout = group.options.timeout;
+            let made = group.mpi.split(group.control, index, rank.unwrap_or_default(), timeout);
+            let made = made.and_then(|made| made.ok_or_else(|| group.stuck(SPLIT)));
+            *comm = made.map_err(|error| group.fail(error))?;
+        }
+        let (Some(ranks), Some(rank)) = (ranks, rank) else { return Ok(None) };
+        let members = ranks.iter().map(|&rank| group.members[rank]).collect();
+        let failure = Failure::of_part(&group.failure);
+        let (data, control) = (comms[0], comms[1]);
+        let group = Group::new(group.mpi, data, control, rank, members, group.options, failure);
+        Ok(Some(Arc::new(Member::new(group))))
     }
 }
 

@@ -12,17 +12,17 @@ use kernels::{Dims, join_parts};
 use super::group::Patience;
 use super::handle::{has_begun, number};
 use super::library::{Library, RawComm, RawStream};
-use super::rank::Rank;
+use super::rank::WatchedRank;
 use super::watch;
 use crate::failure::{reason_of_drop, unavailable};
 use crate::{Backend, Call, Collective, Error, Memory, Reduce, ReduceOrder, Result};
 
 /// A communicator's handle of a rank, which is closed when this is dropped.
 #[derive(Debug)]
-pub(super) struct Member(Arc<Rank>);
+pub(super) struct Member(Arc<WatchedRank>);
 
 impl Member {
-    pub(super) fn new(rank: Rank) -> Result<Member> {
+    pub(super) fn new(rank: WatchedRank) -> Result<Member> {
         let rank = Arc::new(rank);
         watch::join(&rank)?;
         Ok(Member(rank))
@@ -92,7 +92,7 @@ unsafe impl Backend for Member {
         let (Some(handle), Some(color)) = (made, color) else { return Ok(None) };
         let (place, size) = handle.place()?;
         let group = rank.group.split(number, color, rank.rank, place, size);
-        Ok(Some(Arc::new(Member::new(Rank::new(handle, group, place, &rank.device, rank.options))?)))
+        Ok(Some(Arc::new(Member::new(WatchedRank::new(handle, group, place, &rank.device, rank.options))?)))
     }
 }
 
@@ -156,7 +156,7 @@ fn reduction_of(reduce: Reduce) -> c_int {
 
 /// The library's calls of which a collective is made.
 struct Calls<'a> {
-    rank: &'a Rank,
+    rank: &'a WatchedRank,
     /// The call that the group compares.
     asked: &'a Call,
     /// The call that is enqueued: `asked`, or its stand-in.

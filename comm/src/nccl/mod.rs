@@ -19,7 +19,7 @@ use group::Group;
 use handle::Handle;
 use library::{Library, RawId};
 use member::Member;
-use rank::Rank;
+use rank::WatchedRank;
 
 /// What the ranks of a group of NCCL find each other by. One rank makes it, and gives it to all others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -154,6 +154,6 @@ fn join(
     expect_available(device.make_current().is_ok(), reason)?;
     let patience = group.patience(rank, "nccl", options.timeout);
     let handle = Handle::init(rank, size, id.0, &patience).map_err(|error| group.failure.set(error))?;
-    let member = Member::new(Rank::new(handle, Arc::clone(group), rank, device, options))?;
+    let member = Member::new(WatchedRank::new(handle, Arc::clone(group), rank, device, options))?;
     Communicator::new(Arc::new(member), device, options)
 }

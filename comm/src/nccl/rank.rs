@@ -14,7 +14,7 @@ use crate::failure::{ANY_OP, met_by};
 use crate::{Call, CommOptions, Error, ErrorKind, Result};
 
 /// One rank's end of a group. The watch looks after it, and ends it when its member has gone.
-pub(super) struct Rank {
+pub(super) struct WatchedRank {
     pub(super) handle: Handle,
     pub(super) group: Arc<Group>,
     pub(super) rank: usize,
@@ -30,21 +30,21 @@ pub(super) struct Rank {
     aborted: AtomicBool,
 }
 
-impl fmt::Debug for Rank {
+impl fmt::Debug for WatchedRank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "nccl::Rank({} of {} on {})", self.rank, self.group.size, self.device)
+        write!(f, "nccl::WatchedRank({} of {} on {})", self.rank, self.group.size, self.device)
     }
 }
 
-impl Rank {
+impl WatchedRank {
     pub(super) fn new(
         handle: Handle,
         group: Arc<Group>,
         rank: usize,
         device: &Device,
         options: CommOptions,
-    ) -> Rank {
-        Rank {
+    ) -> WatchedRank {
+        WatchedRank {
             handle,
             group,
             rank,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::exit::{InUse, apart};
-use super::rank::Rank;
+use super::rank::WatchedRank;
 use crate::Result;
 use crate::failure::unavailable;
 
@@ -15,13 +15,13 @@ const INTERVAL: Duration = Duration::from_millis(5);
 
 struct Watched {
     has_thread: bool,
-    ranks: Vec<Weak<Rank>>,
+    ranks: Vec<Weak<WatchedRank>>,
     leaving: Vec<Leaving>,
 }
 
 /// A rank whose member has gone, while something of it may be under way.
 struct Leaving {
-    rank: Arc<Rank>,
+    rank: Arc<WatchedRank>,
     reason: &'static str,
     /// The end of the process waits until the rank is closed.
     _in_use: Option<InUse>,
@@ -32,7 +32,7 @@ static WATCHED: Mutex<Watched> =
 static CHANGED: Condvar = Condvar::new();
 
 /// Looks after `rank` from now on.
-pub(super) fn join(rank: &Arc<Rank>) -> Result<()> {
+pub(super) fn join(rank: &Arc<WatchedRank>) -> Result<()> {
     let mut watched = WATCHED.lock();
     if !watched.has_thread {
         let thread = std::thread::Builder::new().name("nccl watch".into()).spawn(watch);
@@ -47,7 +47,7 @@ pub(super) fn join(rank: &Arc<Rank>) -> Result<()> {
 }
 
 /// The member of `rank` has gone, for `reason`: the rank is closed once what it has under way has ended.
-pub(super) fn leave(rank: Arc<Rank>, reason: &'static str) {
+pub(super) fn leave(rank: Arc<WatchedRank>, reason: &'static str) {
     if rank.is_idle() {
         rank.group.leave(rank.rank, reason);
     }

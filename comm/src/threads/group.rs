@@ -155,17 +155,13 @@ impl Group {
     /// Blocks until meeting `number`, of `op`, has begun.
     pub(super) fn begin(&self, op: &'static str, number: u64) -> Result<()> {
         self.wait(|| self.has_begun(number)).unwrap_or_else(|| {
-            let late = |rank: &usize| self.posts[*rank].arrived.load(Ordering::Acquire) <= number;
-            let missing = (0..self.size()).filter(late).map(|rank| self.members[rank]).collect();
-            let failure = self.fail(self.late(op, missing));
+            let is_late = |rank: &usize| self.posts[*rank].arrived.load(Ordering::Acquire) <= number;
+            let missing: Vec<usize> =
+                (0..self.size()).filter(is_late).map(|rank| self.members[rank]).collect();
+            let failure = self.fail(late(op, self.options.timeout, missing));
             // Somebody may have come meanwhile.
             self.has_begun(number).unwrap_or(Err(failure))
         })
-    }
-
-    /// The error for ranks that did not come in time.
-    pub(super) fn late(&self, op: &'static str, missing: Box<[usize]>) -> Error {
-        late(op, self.options.timeout, missing)
     }
 
     /// What each rank shows in meeting `number`, which has begun, to the rank that shows `call`.
@@ -264,7 +260,9 @@ impl Group {
         if !matches!(come, Some(Ok(())))
             && let Some(missing) = self.withdraw(rank, number)
         {
-            return Err(come.and_then(Result::err).unwrap_or_else(|| self.fail(self.late("split", missing))));
+            return Err(come
+                .and_then(Result::err)
+                .unwrap_or_else(|| self.fail(late("split", self.options.timeout, missing))));
         }
         let mut splits = self.splits.lock();
         let Some(split) = splits.get_mut(&number) else { return Ok(None) };
@@ -322,7 +320,7 @@ mod tests {
                     }
                 });
                 group.arrive(1, 0, &call, memory);
-                group.fail(group.late("barrier", [1].into()));
+                group.fail(late("barrier", group.options.timeout, [1]));
                 assert!(told.join().unwrap());
             });
         }

@@ -9,9 +9,8 @@ use smallvec::SmallVec;
 use super::elements::Elements;
 use super::group::Group;
 use super::mail::Message;
-use crate::failure::{Side, mismatch};
-use crate::split::Asked;
-use crate::{Call, Collective, Memory, Result};
+use crate::failure::{Side, late, mismatch};
+use crate::{Call, Memory, Result};
 
 /// One rank's end of a group.
 #[derive(Debug)]
@@ -19,13 +18,13 @@ pub(super) struct Member {
     pub(super) group: Arc<Group>,
     pub(super) rank: usize,
     /// The meetings that it has been at, or is.
-    meetings: AtomicU64,
+    pub(super) meetings: AtomicU64,
     /// The steps of meetings that it has ended.
     steps: AtomicU64,
     /// Whether it has arrived at a meeting that has not begun.
     has_arrived: AtomicBool,
     /// How often it split the group.
-    splits: AtomicU64,
+    pub(super) splits: AtomicU64,
 }
 
 /// What the ranks show at a meeting, by rank.
@@ -94,21 +93,6 @@ impl Member {
         Ok(false)
     }
 
-    /// Whether `call` need not wait for ranks before this one: rank 0 chooses among calls of several groups, the others follow.
-    pub(super) fn may_begin(&self, call: &Call) -> bool {
-        let group = &self.group;
-        match call.collective {
-            Collective::Send { .. } => true,
-            Collective::Recv { from } => {
-                group.message_failure(from).is_some() || group.mail.has_any(from, self.rank)
-            }
-            _ => {
-                let number = self.meetings.load(Ordering::Relaxed);
-                group.failure.get().is_some() || group.has_come(0..self.rank, number)
-            }
-        }
-    }
-
     pub(super) fn send(&self, call: &Call, memory: Memory, to: usize) -> Result<()> {
         if let Some(failure) = self.group.message_failure(to) {
             return Err(failure);
@@ -129,9 +113,9 @@ impl Member {
             let failure = group.message_failure(from);
             group.mail.take(from, self.rank).map(Ok).or(failure.map(Err))
         };
-        let (number, message) = group
-            .wait(come)
-            .unwrap_or_else(|| Err(group.fail(group.late(call.op(), [group.members[from]].into()))))?;
+        let (number, message) = group.wait(come).unwrap_or_else(|| {
+            Err(group.fail(late(call.op(), group.options.timeout, [group.members[from]])))
+        })?;
         if (message.call.dtype, &message.call.shape) != (call.dtype, &call.shape) {
             let sent = Side { rank: group.members[from], call: &message.call };
             let own = Side { rank: group.members[self.rank], call };
@@ -144,16 +128,6 @@ impl Member {
         unsafe { std::ptr::copy_nonoverlapping(message.bytes.as_ptr(), memory.output, message.bytes.len()) };
         self.stay(message.sent, call);
         Ok(())
-    }
-
-    pub(super) fn split_group(&self, asked: Asked) -> Result<Option<Member>> {
-        let number = self.splits.fetch_add(1, Ordering::Relaxed);
-        let own = self.group.members[self.rank];
-        let made = self.group.split(self.rank, number, asked)?;
-        Ok(made.and_then(|group| {
-            let rank = group.members.iter().position(|&member| member == own)?;
-            Some(Member::new(group, rank))
-        }))
     }
 
     pub(super) fn meet(&self) {
@@ -181,7 +155,7 @@ mod tests {
     use kernels::Dims;
 
     use super::*;
-    use crate::{CommOptions, Error, ErrorKind, Reduce, ReduceOrder};
+    use crate::{Collective, CommOptions, Error, ErrorKind, Reduce, ReduceOrder};
 
     /// A rank whose next call is launched already goes on before another one has looked at what all showed.
     #[test]

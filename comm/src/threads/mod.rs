@@ -10,6 +10,7 @@ mod member;
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use device::{Buffer, CpuConfig, Device, Shared, Stream};
 use kernels::View;
@@ -101,8 +102,19 @@ unsafe impl Backend for Member {
         }
     }
 
+    /// Rank 0 chooses among calls of several groups, the others follow.
     fn is_ready(&self, call: &Call) -> bool {
-        self.may_begin(call)
+        let group = &self.group;
+        match call.collective {
+            Collective::Send { .. } => true,
+            Collective::Recv { from } => {
+                group.message_failure(from).is_some() || group.mail.has_any(from, self.rank)
+            }
+            _ => {
+                let number = self.meetings.load(Ordering::Relaxed);
+                group.failure.get().is_some() || group.has_come(0..self.rank, number)
+            }
+        }
     }
 
     fn try_run(&self, call: &Call, memory: Memory) -> Result<bool> {
@@ -125,6 +137,10 @@ unsafe impl Backend for Member {
     }
 
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Backend>>> {
-        Ok(self.split_group(Asked { color, key })?.map(|member| Arc::new(member) as _))
+        let number = self.splits.fetch_add(1, Ordering::Relaxed);
+        let own = self.group.members[self.rank];
+        let Some(group) = self.group.split(self.rank, number, Asked { color, key })? else { return Ok(None) };
+        let rank = group.members.iter().position(|&member| member == own);
+        Ok(rank.map(|rank| Arc::new(Member::new(group, rank)) as _))
     }
 }

@@ -36,11 +36,13 @@ macro_rules! absent {
 absent! {
     Context {
         [fn] describe() -> String;
+        [fn] bind() -> Result<()>;
         [fn] held() -> HeldOutside;
         [fn] trim_pinned() -> bool;
         [fn] allocate_pinned(usize) -> Result<NonNull<u8>>;
         [unsafe fn] free_pinned(NonNull<u8>) -> ();
         [fn] uuid() -> Result<[u8; 16]>;
+        [fn] load(&[&'static Program]) -> Result<()>;
     }
     DriverStream {
         [fn] launch_here(bool) -> ();
@@ -56,7 +58,6 @@ absent! {
         [unsafe fn] upload(*mut u8, &[u8], Moment) -> Result<Staged>;
         [unsafe fn] download(*const u8, usize, Moment) -> Result<Staged>;
         [fn] gate(Moment, bool) -> Result<GateWord>;
-        [fn] preload(&[&'static Program]) -> Result<()>;
         [unsafe fn] kernel(
             (&'static str, StreamId), &'static Program, &str, Grid, &[Arg<'_>], Target<'_>
         ) -> Result<()>;

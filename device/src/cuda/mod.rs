@@ -21,7 +21,7 @@ pub(crate) use driver::{
 };
 
 use crate::core::Core;
-use crate::recorder::Kernels;
+use crate::recorder::NotedKernels;
 use crate::{Device, Error, MemoryDriver, Moment, Result, Stream, StreamId, Work};
 
 /// What a CUDA device is made of.
@@ -199,11 +199,11 @@ impl Stream {
     /// As for [`Queue::kernel`].
     pub fn preload(&self, programs: &[&'static Program]) -> Result<()> {
         let fifo = self.fifo();
-        let Some(driver) = fifo.driver_stream() else { return Ok(()) };
+        let Some(cuda) = self.core().cuda() else { return Ok(()) };
         // As for a launch: one thread at a time.
         let _tail = fifo.lock_tail("preload")?;
-        driver.bind()?;
-        self.core().with_room(|| driver.preload(programs))
+        cuda.context.bind()?;
+        self.core().with_room(|| cuda.context.load(programs))
     }
 
     /// Calls `enqueue` with a queue that enqueues nothing. Returns what `enqueue` returns, and the size of the
@@ -247,7 +247,7 @@ pub struct Queue<'a> {
     moment: Moment,
     target: Target<'a>,
     /// Where kernels are noted, if the command is recorded.
-    noted: Option<&'a RefCell<Kernels>>,
+    noted: Option<&'a RefCell<NotedKernels>>,
 }
 
 /// What becomes of what is put on a queue.
@@ -287,7 +287,7 @@ impl<'a> Queue<'a> {
     }
 
     /// Notes the kernels, too.
-    pub(crate) fn noting(self, noted: Option<&'a RefCell<Kernels>>) -> Self {
+    pub(crate) fn noting(self, noted: Option<&'a RefCell<NotedKernels>>) -> Self {
         Queue { noted, ..self }
     }
 
@@ -411,7 +411,7 @@ impl<'a> Queue<'a> {
     pub unsafe fn recorded(
         &self,
         enqueued: &Enqueued,
-        [a, b, c, bias]: [*mut u8; 4],
+        operands: [*mut u8; 4],
         needed: usize,
         workspace: Workspace,
         call: impl Fn(&Addresses, *mut std::ffi::c_void) -> Result<()>,
@@ -420,16 +420,15 @@ impl<'a> Queue<'a> {
             workspace.set(workspace.get().max(needed));
             return Ok(());
         }
-        if needed > workspace.bytes {
-            let expected = "as large as the product's algorithm asks for";
-            let value = format_args!("{} bytes for {needed}", workspace.bytes);
-            return Err(Error::invalid(self.op, "workspace", expected, value));
-        }
+        let expected = "as large as the product's algorithm asks for";
+        let value = format_args!("{} bytes for {needed}", workspace.bytes);
+        Error::require(needed <= workspace.bytes, self.op, "workspace", expected, value)?;
         // One that is not used is the same for all calls of a form, too.
         let workspace = if needed == 0 { std::ptr::null_mut() } else { workspace.at };
-        let on = (self.stream, self.command());
+        let ([a, b, c, bias], (stream, command)) = (operands, (self.stream, self.command()));
+        let operands = [a, b, c, bias, workspace];
         // SAFETY: the context is current while a queue is used; the caller answers for the rest.
-        unsafe { enqueued.enqueue(on, &[a, b, c, bias, workspace], |at, raw| call(at, raw.cast()))? };
+        unsafe { enqueued.enqueue(stream, command, &operands, |at, raw| call(at, raw.cast()))? };
         if let Some(noted) = self.noted {
             noted.borrow_mut().add(enqueued.kernels());
         }
@@ -485,7 +484,7 @@ impl<'a> Queue<'a> {
     /// # Errors
     /// `Driver`.
     pub unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
-        if !self.adds("a copy")? {
+        if bytes == 0 || !self.adds("a copy")? {
             return Ok(());
         }
         // SAFETY: the caller's promise.
@@ -538,7 +537,7 @@ impl<'a> Queue<'a> {
     /// # Errors
     /// `Driver`.
     pub unsafe fn fill_bytes(&self, dst: *mut u8, value: u8, bytes: usize) -> Result<()> {
-        if !self.adds("a fill")? {
+        if bytes == 0 || !self.adds("a fill")? {
             return Ok(());
         }
         // SAFETY: the caller's promise.

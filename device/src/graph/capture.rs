@@ -23,13 +23,13 @@ pub struct Capture {
     device: Device,
     /// What the log of its memory names, so that nobody else uses it.
     id: StreamId,
-    recording: Mutex<Recording>,
+    recording: Mutex<CaptureLog>,
     scratch: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
 /// What was written down so far.
 #[derive(Default)]
-struct Recording {
+struct CaptureLog {
     commands: Vec<StepCommand>,
     memories: Vec<StepMemory>,
     /// Where in `memories` the buffers are that the step found, by their address.
@@ -85,7 +85,7 @@ impl Capture {
     pub fn new(device: &Device) -> Result<Arc<Capture>> {
         Capture::none("capture")?;
         let id = StreamId::of_capture();
-        let recording = Mutex::new(Recording { next: FIRST, ..Recording::default() });
+        let recording = Mutex::new(CaptureLog { next: FIRST, ..CaptureLog::default() });
         let capture = Arc::new(Capture { device: device.clone(), id, recording, scratch: Mutex::default() });
         CAPTURES.lock().insert(id, Arc::downgrade(&capture));
         device.core().health.captures.fetch_add(1, Ordering::AcqRel);
@@ -150,8 +150,8 @@ impl Capture {
     pub fn finish(self: Arc<Self>) -> Result<(Plan, Vec<Attached>)> {
         let scratch = std::mem::take(&mut *self.scratch.lock());
         drop(scratch);
-        let ended = Recording { ended: true, ..Recording::default() };
-        let Recording { commands, memories, attached, staying, .. } =
+        let ended = CaptureLog { ended: true, ..CaptureLog::default() };
+        let CaptureLog { commands, memories, attached, staying, .. } =
             std::mem::replace(&mut *self.recording.lock(), ended);
         let kept =
             memories.iter().position(|memory| matches!(memory, StepMemory::Planned { alive: true, .. }));
@@ -240,7 +240,7 @@ pub(super) fn each_once(uses: impl IntoIterator<Item = (usize, bool)>) -> SmallV
     once
 }
 
-impl Recording {
+impl CaptureLog {
     /// That the host has memory for more commands.
     fn has_room(&mut self) -> Result<()> {
         reserve(&mut self.commands, 1)?;

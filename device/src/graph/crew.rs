@@ -34,7 +34,8 @@ impl Step<'_> {
     pub(super) fn run(self, widest: usize, cpu: &Cpu<'_>, helpers: &mut Helpers) {
         report(match cpu.crew() {
             Some(team) if widest > 1 => self.together(team, helpers),
-            _ => self.in_order(cpu),
+            // The program's order is one that the needs allow.
+            _ => self.one_by_one(0..self.nodes.len(), cpu),
         });
     }
 
@@ -43,16 +44,18 @@ impl Step<'_> {
     /// # Panics
     /// As [`run`](Self::run).
     pub(super) fn run_shuffled(self, seed: u64, cpu: &Cpu<'_>) {
+        report(self.one_by_one(self.shuffled(seed), cpu));
+    }
+
+    fn shuffled(self, seed: u64) -> Vec<usize> {
         let mut random = SplitMix(seed);
         let nodes = self.nodes;
         let mut left: Vec<usize> = nodes.iter().map(|node| node.needs.len()).collect();
         let mut ready: Vec<usize> = (0..nodes.len()).filter(|&at| left[at] == 0).collect();
-        let mut first = None;
+        let mut order = Vec::with_capacity(nodes.len());
         while !ready.is_empty() {
             let at = ready.swap_remove(random.below(ready.len()));
-            if let Err(failed) = self.run_node(at, 0, cpu) {
-                first.get_or_insert(failed);
-            }
+            order.push(at);
             for &next in &nodes[at].next {
                 left[next as usize] -= 1;
                 if left[next as usize] == 0 {
@@ -60,7 +63,7 @@ impl Step<'_> {
                 }
             }
         }
-        report(first);
+        order
     }
 
     /// Runs a command on one of the replay's threads.
@@ -80,10 +83,10 @@ impl Step<'_> {
         done
     }
 
-    /// The program's order is one that the needs allow.
-    fn in_order(self, cpu: &Cpu<'_>) -> First {
+    /// Runs commands on this thread, in an order that the needs allow.
+    fn one_by_one(self, order: impl IntoIterator<Item = usize>, cpu: &Cpu<'_>) -> First {
         let mut first = None;
-        for at in 0..self.nodes.len() {
+        for at in order {
             if let Err(failed) = self.run_node(at, 0, cpu) {
                 first.get_or_insert(failed);
             }

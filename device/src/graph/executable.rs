@@ -294,12 +294,10 @@ impl Executable {
     pub fn replay(
         self: &Arc<Self>,
         stream: &Stream,
-        replaced: &[Replaced],
+        replaced: &[(Shared<Buffer>, Shared<Buffer>)],
         prepare: impl FnOnce(&mut Kept<'_>) + Send + 'static,
     ) -> Result<()> {
-        if *stream.device() != self.device {
-            return Err(Error::device_mismatch(OP, &self.device, stream.device()));
-        }
+        Error::require_same_device(OP, &self.device, stream.device())?;
         Capture::none(OP)?;
         // A replay that this thread prepares holds the lock.
         may_wait(OP)?;
@@ -309,7 +307,7 @@ impl Executable {
             _ => all.iter().map(|used| (used.buffer.address(), used.stays)).collect(),
         };
         let mut named = FxHashSet::default();
-        replaced.iter().try_for_each(|pair| replaces(&found, &mut named, pair))?;
+        replaced.iter().try_for_each(|(old, new)| replaces(&found, &mut named, old, new))?;
         let replaced: FxHashMap<usize, &Shared<Buffer>> =
             replaced.iter().map(|(old, new)| (old.address(), new)).collect();
         let new = |used: &Used| replaced.get(&used.buffer.address()).copied();
@@ -333,28 +331,23 @@ impl Executable {
     }
 }
 
-/// A buffer that a step uses, and the one to be used instead.
-type Replaced = (Shared<Buffer>, Shared<Buffer>);
-
-/// Checks that the second buffer can be used where the first one was: it is as large, and no other command uses it. `used` are
+/// Checks that a buffer can be used where an old one of the step was: it is as large, and no other command uses it. `used` are
 /// the addresses of the step's buffers, and whether they stay; `named` those of the pairs before.
 fn replaces(
     used: &FxHashMap<usize, bool>,
     named: &mut FxHashSet<usize>,
-    (old, new): &Replaced,
+    old: &Shared<Buffer>,
+    new: &Shared<Buffer>,
 ) -> Result<()> {
-    let invalid = |expected, value: &str| Err(Error::invalid(OP, "replaced", expected, value));
-    if used.get(&old.address()) != Some(&false) {
-        return invalid("a buffer that the step lets go of", "another one");
-    }
-    if new.len_bytes() < old.len_bytes() {
-        let sizes = format!("{} bytes for {}", new.len_bytes(), old.len_bytes());
-        return invalid("a buffer as large as the one that it replaces", &sizes);
-    }
-    if used.contains_key(&new.address()) || !named.insert(old.address()) || !named.insert(new.address()) {
-        return invalid("a buffer that the step does not use yet", "one that it uses");
-    }
-    Ok(())
+    let is_let_go = used.get(&old.address()) == Some(&false);
+    Error::require(is_let_go, OP, "replaced", "a buffer that the step lets go of", "another one")?;
+    let (from, to) = (old.len_bytes(), new.len_bytes());
+    let sizes = format_args!("{to} bytes for {from}");
+    Error::require(to >= from, OP, "replaced", "a buffer as large as the one that it replaces", sizes)?;
+    let is_new =
+        !used.contains_key(&new.address()) && named.insert(old.address()) && named.insert(new.address());
+    let expected = "a buffer that the step does not use yet";
+    Error::require(is_new, OP, "replaced", expected, "one that it uses")
 }
 
 /// A replay, as a command.

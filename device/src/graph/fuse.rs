@@ -142,20 +142,13 @@ impl Plan {
         buffer: &Shared<Buffer>,
         in_use: &mut FxHashSet<*const Buffer>,
     ) -> Result<()> {
-        if *buffer.device() != self.device {
-            return Err(Error::device_mismatch(op, &self.device, buffer.device()));
-        }
-        let invalid = |expected, value: String| Err(Error::invalid(op, "buffer", expected, value));
-        if buffer.is_planned() {
-            return invalid("memory of the device", "memory of a captured step".into());
-        }
-        if buffer.len_bytes() < bytes {
-            return invalid("as large as asked for", format!("{} bytes for {bytes}", buffer.len_bytes()));
-        }
-        if !in_use.insert(&raw const **buffer) {
-            return invalid("a buffer that the step does not use yet", "one that it uses".into());
-        }
-        Ok(())
+        Error::require_same_device(op, &self.device, buffer.device())?;
+        let (is_real, len) = (!buffer.is_planned(), buffer.len_bytes());
+        Error::require(is_real, op, "buffer", "memory of the device", "memory of a captured step")?;
+        let value = format_args!("{len} bytes for {bytes}");
+        Error::require(len >= bytes, op, "buffer", "as large as asked for", value)?;
+        let is_new = in_use.insert(&raw const **buffer);
+        Error::require(is_new, op, "buffer", "a buffer that the step does not use yet", "one that it uses")
     }
 
     /// Puts buffers in the place of the step's own memories. The commands do not know of them yet.
@@ -194,9 +187,7 @@ impl Plan {
         if let Some(unknown) = commands.iter().find(|&&at| at >= self.len()) {
             return Err(Error::invalid(OP, "commands", "commands of the plan", unknown));
         }
-        if *stream.device() != self.device {
-            return Err(Error::device_mismatch(OP, &self.device, stream.device()));
-        }
+        Error::require_same_device(OP, &self.device, stream.device())?;
         let mut used: Vec<usize> =
             commands.iter().flat_map(|&at| &self.commands[at].uses).map(|&(memory, _)| memory).collect();
         used.sort_unstable();

@@ -146,10 +146,7 @@ impl Groups {
 
     /// Whether the groups of two commands are known to be able to run at once.
     pub fn are_unordered(&self, one: usize, other: usize) -> bool {
-        let [earlier, later] = self.in_order_of([one, other]);
-        earlier != later
-            && !self.is_known_before(earlier, later)
-            && matches!(self.search([earlier, later], true, LIMIT), Between::After(_) | Between::Before(_))
+        self.lack_path(one, other, true)
     }
 
     /// Whether two commands, each by itself, may run at once.
@@ -159,10 +156,17 @@ impl Groups {
 
     /// Whether the groups of two commands are two, and may become one: it is known that no other group lies between them.
     pub fn may_join(&self, one: usize, other: usize) -> bool {
+        self.lack_path(one, other, false)
+    }
+
+    /// Whether the groups of two commands are two, and are known to have no path between them, or none by a third group unless
+    /// `direct`.
+    fn lack_path(&self, one: usize, other: usize, direct: bool) -> bool {
         let [earlier, later] = self.in_order_of([one, other]);
+        let is_known = if direct { Groups::is_known_before } else { Groups::is_known_around };
         earlier != later
-            && !self.is_known_around(earlier, later)
-            && matches!(self.search([earlier, later], false, LIMIT), Between::After(_) | Between::Before(_))
+            && !is_known(self, earlier, later)
+            && matches!(self.search([earlier, later], direct, LIMIT), Between::After(_) | Between::Before(_))
     }
 
     /// Makes the groups of two commands one, which [may be](Groups::may_join).

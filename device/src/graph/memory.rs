@@ -86,15 +86,8 @@ impl Plan {
                 changes[last + 1] -= size(*bytes) as isize;
             }
         }
-        let mut now = 0;
-        changes
-            .into_iter()
-            .map(|change| {
-                now += change;
-                now
-            })
-            .max()
-            .unwrap_or(0) as usize
+        let sum = |(now, most): (isize, isize), change| (now + change, most.max(now + change));
+        changes.into_iter().fold((0, 0), sum).1 as usize
     }
 
     /// Works out which commands wait for which, and where memory lies. Where that is too much, memory decides about the order,

@@ -269,8 +269,4 @@ pub(super) fn room(count: usize, bytes: usize) -> Result<()> {
     reserve(&mut Vec::<u8>::new(), count.saturating_mul(bytes))
 }
 
-impl fmt::Debug for Plan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Plan").field("commands", &self.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!(Plan { commands.len() });

@@ -17,7 +17,7 @@ pub use records::{
 
 use crate::core::Core;
 use crate::cuda::{DriverStream, TimedEvent};
-use crate::{Device, Moment, OnDrop, Result, Stream, StreamId, Use, nvtx};
+use crate::{Device, Moment, OnDrop, Result, Stream, Use, nvtx};
 use stack::Stacks;
 
 /// Off, it costs one load a command.
@@ -26,11 +26,11 @@ pub(crate) struct Recorder {
     on: AtomicBool,
     /// Whether somebody has it for themselves.
     claimed: AtomicBool,
-    log: Mutex<Option<Log>>,
+    log: Mutex<Option<RecordingLog>>,
 }
 
 /// A recording that is under way.
-struct Log {
+struct RecordingLog {
     origin: Instant,
     recording: Recording,
     /// Commands as they were launched, not yet with the times at which they ran.
@@ -82,14 +82,14 @@ pub(crate) struct Launching {
 
 /// What a command enqueues, where it is recorded, in order.
 #[derive(Default)]
-pub(crate) struct Kernels {
+pub(crate) struct NotedKernels {
     /// A kernel of this library, or those of a call of another one, none if they are not known.
     noted: Vec<Vec<KernelRecord>>,
     /// Where each but the first began.
     marks: Vec<TimedEvent>,
 }
 
-impl Kernels {
+impl NotedKernels {
     /// Marks where what comes next begins on the stream, if it is not the first.
     pub(crate) fn mark(&mut self, stream: &DriverStream) -> Result<()> {
         // Nothing may have come after the newest mark.
@@ -108,7 +108,7 @@ impl Kernels {
 
 impl Launching {
     /// What the command enqueued on its stream.
-    pub(crate) fn set_kernels(&mut self, kernels: Kernels) {
+    pub(crate) fn set_kernels(&mut self, kernels: NotedKernels) {
         let record = &mut self.record;
         let mut marks = std::iter::once(None).chain(kernels.marks.into_iter().map(Some));
         for kernels in kernels.noted {
@@ -173,9 +173,9 @@ impl CurrentRange {
     }
 }
 
-impl Log {
-    fn new(began: Option<TimedEvent>, places: bool) -> Log {
-        Log {
+impl RecordingLog {
+    fn new(began: Option<TimedEvent>, places: bool) -> RecordingLog {
+        RecordingLog {
             origin: Instant::now(),
             recording: Recording::default(),
             launched: Vec::new(),
@@ -195,7 +195,7 @@ impl Log {
 
     /// The calling thread's number in the recording.
     fn thread(&mut self) -> u32 {
-        let (Log { threads, recording, .. }, thread) = (self, std::thread::current());
+        let (RecordingLog { threads, recording, .. }, thread) = (self, std::thread::current());
         *threads.entry(thread.id()).or_insert_with(|| {
             recording.threads.push(thread.name().unwrap_or("a thread").into());
             recording.threads.len() as u32 - 1
@@ -304,7 +304,7 @@ impl Recorder {
         self.on.load(Ordering::Relaxed)
     }
 
-    fn with<R>(&self, f: impl FnOnce(&mut Log) -> R) -> Option<R> {
+    fn with<R>(&self, f: impl FnOnce(&mut RecordingLog) -> R) -> Option<R> {
         self.log.lock().as_mut().map(f)
     }
 
@@ -321,11 +321,9 @@ impl Recorder {
 
     #[cold]
     fn begin(&self, op: &'static str, uses: &[Use<'_>], label: &Label<'_>) -> Option<Box<Launching>> {
-        let never = Moment { stream: StreamId::from_raw(0), tick: 0 };
-        let mut record = CommandRecord::new(op, never, 0, 0);
-        record.kind = label.kind;
-        record.operands = (label.operands)();
-        record.accesses = uses.iter().map(Use::access).collect();
+        let (kind, operands) = (label.kind, (label.operands)());
+        let accesses = uses.iter().map(Use::access).collect();
+        let mut record = CommandRecord { op, kind, operands, accesses, ..CommandRecord::default() };
         let start = Instant::now();
         self.with(|log| {
             let place = log.place();
@@ -452,7 +450,7 @@ impl Device {
             // The host's clock starts when the device's does.
             let _ = origin.synchronize();
         }
-        *recorder.log.lock() = Some(Log::new(origin, options.places));
+        *recorder.log.lock() = Some(RecordingLog::new(origin, options.places));
         recorder.on.store(true, Ordering::Release);
     }
 
@@ -524,7 +522,7 @@ impl Device {
     /// is recorded.
     #[inline]
     pub fn hand_off(&self) -> Option<HandOff> {
-        let hand_off = |log: &mut Log| HandOff { thread: log.thread(), at: Instant::now() };
+        let hand_off = |log: &mut RecordingLog| HandOff { thread: log.thread(), at: Instant::now() };
         if self.is_recording() { self.core().observers.recorder.with(hand_off) } else { None }
     }
 

@@ -40,7 +40,7 @@ pub struct Recording {
 }
 
 /// One command that ran.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct CommandRecord {
     /// The op that launched it.
     pub op: &'static str,
@@ -69,24 +69,9 @@ pub struct CommandRecord {
 impl CommandRecord {
     /// A command that was launched when it started, of which nothing else is known.
     pub fn new(op: &'static str, moment: Moment, start_ns: u64, end_ns: u64) -> CommandRecord {
-        CommandRecord {
-            op,
-            moment,
-            start_ns,
-            end_ns,
-            kind: CommandKind::Compute,
-            launch: LaunchRecord {
-                start_ns,
-                given_ns: start_ns,
-                end_ns: start_ns,
-                ..LaunchRecord::default()
-            },
-            operands: Vec::new(),
-            accesses: Vec::new(),
-            kernels: Vec::new(),
-            library_calls: 0,
-            replayed: Vec::new(),
-        }
+        let launch =
+            LaunchRecord { start_ns, given_ns: start_ns, end_ns: start_ns, ..LaunchRecord::default() };
+        CommandRecord { op, moment, start_ns, end_ns, launch, ..CommandRecord::default() }
     }
 
     /// Whether it does something, other than waits and events.

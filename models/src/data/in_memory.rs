@@ -80,9 +80,9 @@ impl InMemory {
             Error::require(count > 0, "data set", argument, "at least 1", "0")?;
         }
         let rows = labels.len() / labels_per_row;
-        if !labels.len().is_multiple_of(labels_per_row) || Some(inputs.len()) != rows.checked_mul(features) {
-            return Err(Error::shape_mismatch("data set", &[rows, features], &[inputs.len()]));
-        }
+        let is_whole = labels.len().is_multiple_of(labels_per_row);
+        let fit = is_whole && Some(inputs.len()) == rows.checked_mul(features);
+        Error::require_shapes(fit, "data set", &[rows, features], &[inputs.len()])?;
         check_below("data set: labels", &labels, classes)?;
         let shape = [labels_per_row];
         let shape = if labels_per_row == 1 { &[][..] } else { &shape };

@@ -66,8 +66,8 @@ impl Running {
     /// Moves towards a batch of `elements` elements in a channel.
     fn follow(&self, batch: &BatchStatistics, elements: usize, momentum: Option<f64>) -> Result<()> {
         let unbiased = elements as f64 / (elements as f64 - 1.0);
-        let running = [&self.running_mean, &self.running_var];
-        batch.followed_by(running, &self.num_batches_tracked, unbiased, momentum)
+        let (mean, var) = (&self.running_mean, &self.running_var);
+        batch.followed_by(mean, var, &self.num_batches_tracked, unbiased, momentum)
     }
 }
 

@@ -135,7 +135,7 @@ pub(super) fn launch_bound(facts: &Facts<'_>) -> Option<Evidence> {
     let by_place = sums(facts.windows.iter().flat_map(links));
     let ns: u64 = by_place.iter().map(|&(_, ns, _)| ns).sum();
     let (place, ..) = by_place.into_iter().next()?;
-    let commands = facts.windows.iter().flat_map(Stretch::commands).filter(|(_, command)| command.is_work());
+    let commands = facts.windows.iter().flat_map(Stretch::work);
     let launches_us: Vec<f64> = commands.map(|(_, command)| launch_ns(command) as f64 / 1e3).collect();
     let [typical_us, least_us] = quantiles(launches_us.iter().copied(), [0.5, 0.05]);
     let text = format!(

@@ -224,7 +224,8 @@ impl<'a> Facts<'a> {
     /// The streams other than the default one that did something.
     fn side_streams(&self) -> Vec<StreamId> {
         let default = self.default_stream();
-        let mut streams: Vec<StreamId> = self.windows.iter().flat_map(Stretch::working_streams).collect();
+        let work = self.windows.iter().flat_map(Stretch::work);
+        let mut streams: Vec<StreamId> = work.map(|(_, command)| command.moment.stream).collect();
         streams.retain(|stream| Some(*stream) != default);
         streams.sort_unstable();
         streams.dedup();
@@ -249,6 +250,11 @@ impl<'a> Stretch<'a> {
         self.timeline.recording.commands.iter().enumerate()
     }
 
+    /// The commands that do something.
+    fn work(&self) -> impl Iterator<Item = (usize, &'a CommandRecord)> {
+        self.commands().filter(|(_, command)| command.is_work())
+    }
+
     /// How long commands of other streams that count ran while this one did, each by itself.
     fn beside_ns(&self, command: &CommandRecord, counts: impl Fn(&CommandRecord) -> bool) -> u64 {
         let times = (command.start_ns, command.end_ns);
@@ -271,13 +277,6 @@ impl<'a> Stretch<'a> {
         let timeline = &self.timeline;
         let since = timeline.before(waiter).map_or(0, |before| timeline.command(before).end_ns);
         timeline.command(awaited).end_ns.saturating_sub(since.max(timeline.launched_ns(waiter)))
-    }
-
-    fn working_streams(&self) -> Vec<StreamId> {
-        self.commands()
-            .filter(|(_, command)| command.is_work())
-            .map(|(_, command)| command.moment.stream)
-            .collect()
     }
 
     fn place(&self, place: Option<u32>) -> Option<Place> {

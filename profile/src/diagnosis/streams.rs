@@ -18,15 +18,12 @@ pub(super) fn default_stream(facts: &Facts<'_>) -> Vec<Evidence> {
         let step = |command: &CommandRecord| window.step_at(command.launch.start_ns);
         // The first and the last launch on the others in each step.
         let mut launches: HashMap<usize, (u64, u64)> = HashMap::new();
-        for (_, command) in window.commands() {
-            if sides.contains(&command.moment.stream) && command.is_work() {
-                let at = command.launch.start_ns;
-                let (first, last) = launches.entry(step(command)).or_insert((at, at));
-                (*first, *last) = ((*first).min(at), (*last).max(at));
-            }
+        for (_, command) in window.work().filter(|(_, command)| sides.contains(&command.moment.stream)) {
+            let at = command.launch.start_ns;
+            let (first, last) = launches.entry(step(command)).or_insert((at, at));
+            (*first, *last) = ((*first).min(at), (*last).max(at));
         }
-        let of_default =
-            window.commands().filter(|(_, command)| command.moment.stream == default && command.is_work());
+        let of_default = window.work().filter(|(_, command)| command.moment.stream == default);
         for (index, command) in of_default {
             let (step, launch) = (step(command), command.launch.start_ns);
             if launches.get(&step).is_some_and(|&(first, last)| first < launch && launch < last) {

@@ -309,7 +309,7 @@ fn sums() -> Vec<Case> {
         case("layer_norm", &[&[6, 33], &[33], &[33], &[6, 33]], |x| {
             let norm = tensor::Norm::layer(&x[0], &[33], 1e-5)?;
             let y = norm.forward(&x[0], Some(&x[1]), Some(&x[2]))?;
-            let grads = norm.backward(&x[3], &x[0], Some(&x[1]), (y.mean.as_ref(), &y.rstd), [true; 3])?;
+            let grads = norm.backward(&x[3], &x[0], Some(&x[1]), y.mean.as_ref(), &y.rstd, [true; 3])?;
             let grads = [grads.x, grads.weight, grads.bias].into_iter().flatten();
             Ok([y.out, y.rstd].into_iter().chain(y.mean).chain(grads).collect())
         }),
@@ -326,7 +326,7 @@ fn sums() -> Vec<Case> {
         case("attention", &[&[2, 3, 9, 4], &[2, 3, 7, 4], &[2, 3, 7, 5], &[2, 3, 9, 5]], |x| {
             let attention = Attention { is_causal: true, ..Attention::default() };
             let y = attention.forward(&x[0], &x[1], &x[2])?;
-            let grads = attention.backward([&x[0], &x[1], &x[2]], &y, &x[3])?;
+            let grads = attention.backward(&x[0], &x[1], &x[2], &y, &x[3])?;
             Ok([y.out, y.log_sums].into_iter().chain(grads).collect())
         }),
         case("masked_attention", &[&[9, 4], &[7, 4], &[7, 5], &[9, 7]], |x| {

@@ -73,7 +73,8 @@ impl Enqueued {
     /// only, and the caller answers for the operands.
     pub(crate) unsafe fn enqueue(
         &self,
-        (stream, command): (&DriverStream, CommandId),
+        stream: &DriverStream,
+        command: CommandId,
         operands: &Addresses,
         call: impl Fn(&Addresses, sys::CUstream) -> Result<()>,
     ) -> Result<()> {

@@ -15,7 +15,7 @@ use crate::{Error, ErrorKind, Result, StreamId};
 /// `FaultRecord` of the kernels' prelude, in host memory that the device writes.
 #[repr(C)]
 #[derive(Default)]
-struct Record {
+struct FaultRecord {
     set: AtomicU32,
     op: AtomicU32,
     value: AtomicI64,
@@ -26,7 +26,7 @@ struct Record {
 /// the one that the host has waited for: the wait for that kernel's stream finds the report.
 const WRITTEN: u32 = 2;
 
-impl Record {
+impl FaultRecord {
     fn is_written(&self) -> bool {
         self.set.load(Ordering::Acquire) == WRITTEN
     }
@@ -49,7 +49,7 @@ impl FaultArg {
 
 /// One record for a device: the first kernel that finds it empty fills it.
 pub(crate) struct FaultWord {
-    record: NonNull<Record>,
+    record: NonNull<FaultRecord>,
     context: Arc<Context>,
     reporters: RwLock<Reporters>,
     /// The report of a stream that is gone, or of a launch that the driver refused.
@@ -95,7 +95,7 @@ impl Reporters {
 impl FaultWord {
     /// A record in pinned memory.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Arc<FaultWord>> {
-        let record: NonNull<Record> = context.allocate_pinned(size_of::<Record>())?.cast();
+        let record: NonNull<FaultRecord> = context.allocate_pinned(size_of::<FaultRecord>())?.cast();
         // SAFETY: there are that many bytes, which nobody else has; zeros are an empty record.
         unsafe { record.write_bytes(0, 1) };
         Ok(Arc::new(FaultWord {
@@ -107,9 +107,9 @@ impl FaultWord {
     }
 
     /// Bytes of pinned memory.
-    pub(crate) const BYTES: usize = size_of::<Record>();
+    pub(crate) const BYTES: usize = size_of::<FaultRecord>();
 
-    fn record(&self) -> &Record {
+    fn record(&self) -> &FaultRecord {
         // SAFETY: it lives until this value goes; the device and the host change it by atomics only.
         unsafe { self.record.as_ref() }
     }
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_report_counts_once_all_of_it_is_written() {
-        let record = Record::default();
+        let record = FaultRecord::default();
         for (set, counts) in [(0, false), (1, false), (WRITTEN, true)] {
             record.set.store(set, Ordering::Relaxed);
             assert_eq!(record.is_written(), counts, "{set}");

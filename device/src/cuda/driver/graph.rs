@@ -20,7 +20,7 @@ use crate::{Error, Moment, Priority, Result, StreamId};
 pub(crate) struct DriverGraph {
     exec: Exec,
     /// For each command, its kernels in the order in which it enqueues them.
-    kernels: Vec<Kernels>,
+    kernels: Vec<KernelNodes>,
     /// Where commands were captured: it reports what their kernels meet.
     stream: DriverStream,
     /// What uploads read.
@@ -31,7 +31,7 @@ pub(crate) struct DriverGraph {
 }
 
 /// Nodes of kernels.
-pub(crate) type Kernels = SmallVec<[sys::CUgraphNode; 2]>;
+pub(crate) type KernelNodes = SmallVec<[sys::CUgraphNode; 2]>;
 
 // SAFETY: the driver's handles may be used from any thread, one at a time, which the executable's lock sees to.
 unsafe impl Send for DriverGraph {}
@@ -39,7 +39,7 @@ unsafe impl Send for DriverGraph {}
 /// What a command that is captured adds to the graph.
 pub(crate) struct Captured {
     graph: sys::CUgraph,
-    kernels: RefCell<Kernels>,
+    kernels: RefCell<KernelNodes>,
     constants: RefCell<Vec<Staged>>,
 }
 
@@ -97,9 +97,9 @@ impl DriverGraph {
         let graph = Graph::new()?;
         let (mut kernels, mut constants) = (Vec::with_capacity(nodes.len()), Vec::new());
         // The nodes that come last in each command.
-        let mut ends: Vec<Kernels> = Vec::with_capacity(nodes.len());
+        let mut ends: Vec<KernelNodes> = Vec::with_capacity(nodes.len());
         for node in nodes {
-            let mut after: Kernels =
+            let mut after: KernelNodes =
                 node.needs.iter().flat_map(|&need| ends[need as usize].iter().copied()).collect();
             // Commands that enqueue nothing hand on what they come after.
             after.sort_unstable();

@@ -159,11 +159,9 @@ impl IpcMemory {
         let (mut base, mut bytes) = (0, 0);
         // SAFETY: the context is current; the driver writes an address and a size.
         unsafe { call!(cuMemGetAddressRange_v2(&mut base, &mut bytes, address(self.ptr.as_ptr()))) }?;
-        if base == address(self.ptr.as_ptr()) && self.len <= bytes {
-            return Ok(());
-        }
+        let fits = base == address(self.ptr.as_ptr()) && self.len <= bytes;
         let value = format_args!("{} of {bytes} bytes", self.len);
-        Err(Error::invalid("from_ipc_handle", "handle", "no longer than its memory", value))
+        Error::require(fits, "from_ipc_handle", "handle", "no longer than its memory", value)
     }
 
     pub(crate) fn handle(&self) -> Result<[u8; DRIVER_HANDLE]> {

@@ -12,7 +12,6 @@
 use std::hint::spin_loop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
 use super::ffi::sys;
@@ -21,6 +20,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::context::Context;
 use super::enqueue::Call;
 use super::fault::FaultWord;
+use crate::spin::spin_until;
 use crate::{Result, StreamId, Thread};
 
 /// Launches in a row for which the thread is woken: about as long as waking it takes the caller.
@@ -140,11 +140,7 @@ impl Launcher {
     #[inline]
     pub(super) fn wait_for(&self, given: u64) {
         self.shared.run.store(0, Ordering::Relaxed);
-        let mut spins = 0u32;
-        while !self.has_made(given) {
-            spins += 1;
-            if spins.is_multiple_of(64) { yield_now() } else { spin_loop() }
-        }
+        spin_until(|| self.has_made(given));
     }
 
     /// Whether the first `given` calls are made.

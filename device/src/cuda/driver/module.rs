@@ -197,9 +197,10 @@ pub(super) fn refused(name: &str, log: impl Into<Box<str>>) -> Error {
 }
 
 /// What the compiler is asked for: with its version, all that an image depends on besides the source.
-fn options(program: &Program, (major, minor): (i32, i32)) -> Vec<String> {
+fn options(program: &Program, capability: (i32, i32)) -> Vec<String> {
+    let (major, minor) = capability;
     // What no later architecture has is called for by its name.
-    let own = if (major, minor) == WARP_GROUPS { "a" } else { "" };
+    let own = if capability == WARP_GROUPS { "a" } else { "" };
     let mut options = vec![format!("--gpu-architecture=sm_{major}{minor}{own}"), "--std=c++17".into()];
     options.extend(program.each_rounded.then(|| "--fmad=false".into()));
     // Optimises the kernels of a program on all cores, which takes a third of the time. The code is the same.
@@ -236,16 +237,16 @@ fn compile(program: &'static Program, options: &[String]) -> Result<Vec<u8>> {
     // SAFETY: the library is present, the strings end with 0, and there are no headers.
     let code =
         unsafe { nvrtc::nvrtcCreateProgram(&mut raw, source.as_ptr(), name.as_ptr(), 0, none, no_names) };
-    if code != nvrtc::nvrtcResult::NVRTC_SUCCESS {
-        return Err(refused(format!("nvrtcCreateProgram: {code:?}")));
-    }
+    succeeded(code).map_err(|code| refused(format!("nvrtcCreateProgram: {code:?}")))?;
     let compilation = Compilation(raw);
     // SAFETY: the program exists, and the options end with 0.
     let code = unsafe { nvrtc::nvrtcCompileProgram(raw, options.len() as i32, options.as_ptr()) };
-    if code != nvrtc::nvrtcResult::NVRTC_SUCCESS {
-        return Err(refused(format!("{code:?}\n{}", compilation.log())));
-    }
+    succeeded(code).map_err(|code| refused(format!("{code:?}\n{}", compilation.log())))?;
     compilation.image().map_err(|code| refused(format!("nvrtcGetCUBIN: {code:?}")))
+}
+
+fn succeeded(code: nvrtc::nvrtcResult) -> Result<(), nvrtc::nvrtcResult> {
+    if code == nvrtc::nvrtcResult::NVRTC_SUCCESS { Ok(()) } else { Err(code) }
 }
 
 struct Compilation(nvrtc::nvrtcProgram);
@@ -255,7 +256,7 @@ impl Compilation {
         let mut size = 0;
         // SAFETY: the program exists; the library writes a size, and then as many bytes.
         unsafe {
-            if nvrtc::nvrtcGetProgramLogSize(self.0, &mut size) != nvrtc::nvrtcResult::NVRTC_SUCCESS {
+            if succeeded(nvrtc::nvrtcGetProgramLogSize(self.0, &mut size)).is_err() {
                 return String::new();
             }
             let mut log = vec![0u8; size];
@@ -268,15 +269,9 @@ impl Compilation {
         let mut size = 0;
         // SAFETY: the program was compiled; the library writes a size, and then as many bytes.
         unsafe {
-            let code = nvrtc::nvrtcGetCUBINSize(self.0, &mut size);
-            if code != nvrtc::nvrtcResult::NVRTC_SUCCESS {
-                return Err(code);
-            }
+            succeeded(nvrtc::nvrtcGetCUBINSize(self.0, &mut size))?;
             let mut image = vec![0u8; size];
-            match nvrtc::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast()) {
-                nvrtc::nvrtcResult::NVRTC_SUCCESS => Ok(image),
-                code => Err(code),
-            }
+            succeeded(nvrtc::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast())).map(|()| image)
         }
     }
 }

@@ -16,6 +16,7 @@ use super::fault::FaultWord;
 use super::launcher::{CommandId, Launcher};
 use super::timed::{GateWord, TimedEvent};
 use super::{Arg, Grid, Program, Properties, Staged, Target};
+use crate::spin::spin_until;
 use crate::{KernelRecord, Moment, Panicked, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made, or given to the launcher, under the tail of the stream that owns it, but for those
@@ -31,7 +32,7 @@ pub(crate) struct DriverStream {
     /// The newest tick whose work the driver, or the launcher, was given.
     launched: AtomicU64,
     /// The one event that other streams and the host wait for: it marks the stream's end as of some tick.
-    marker: Mutex<Marker>,
+    marker: Mutex<EndMarker>,
     /// Where its kernels report what they meet.
     fault: Arc<FaultWord>,
     /// As whom, once they may.
@@ -39,7 +40,7 @@ pub(crate) struct DriverStream {
     pub(crate) context: Arc<Context>,
 }
 
-struct Marker {
+struct EndMarker {
     event: Option<RawEvent>,
     /// The event comes after the command at this tick, and before later ones.
     tick: u64,
@@ -75,7 +76,7 @@ impl DriverStream {
             given: AtomicU64::new(0),
             here: AtomicBool::new(false),
             launched: AtomicU64::new(0),
-            marker: Mutex::new(Marker { event: None, tick: 0 }),
+            marker: Mutex::new(EndMarker { event: None, tick: 0 }),
             fault: Arc::clone(fault),
             reporter: OnceLock::new(),
             context: Arc::clone(context),
@@ -145,11 +146,7 @@ impl DriverStream {
 
     /// Waits until the driver, or the launcher, has the command at `tick`, which another thread is just launching.
     fn await_launch(&self, tick: u64) {
-        let mut spins = 0u32;
-        while self.launched.load(Ordering::Acquire) < tick {
-            spins += 1;
-            if spins.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
-        }
+        spin_until(|| self.launched.load(Ordering::Acquire) >= tick);
     }
 
     /// Has the marker cover `tick`, and hands it out with the tick that it covers; says whether it was recorded anew.
@@ -409,11 +406,6 @@ impl DriverStream {
         *self.reporter.get_or_init(StreamId::fresh)
     }
 
-    /// Loads programs.
-    pub(crate) fn preload(&self, programs: &[&'static Program]) -> Result<()> {
-        self.context.load(programs)
-    }
-
     /// # Safety
     /// As for [`Queue::copy`](super::Queue::copy).
     pub(crate) unsafe fn copy(
@@ -423,9 +415,6 @@ impl DriverStream {
         from: *const u8,
         bytes: usize,
     ) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
-        }
         // SAFETY: the context is current; the caller answers for the ranges.
         unsafe { self.enqueue(Call::Copy { to, from, bytes }, &mut [], command) }
     }
@@ -484,9 +473,6 @@ impl DriverStream {
         value: u8,
         bytes: usize,
     ) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
-        }
         // SAFETY: the context is current; the caller answers for the range.
         unsafe { self.enqueue(Call::Fill { to, value, bytes }, &mut [], command) }
     }

@@ -47,8 +47,10 @@ impl Tensor {
         }
         let len = self.shape()[normalize_axis("cumsum", axis, self.rank())?];
         self.produce_like(self.shape(), |stream, out| {
-            let memory = Tensor::workspace(stream, kernels::cumsum_workspace(stream, self.elements(), len))?;
-            kernels::cumsum(stream, self.view(), axis, reverse, (memory.as_ref().map(Tensor::view), out))
+            let bytes = kernels::cumsum_workspace(stream, self.elements(), len);
+            Tensor::with_workspace(stream, bytes, |memory| {
+                kernels::cumsum(stream, self.view(), axis, reverse, (memory, out))
+            })
         })
     }
 

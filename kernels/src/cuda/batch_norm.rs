@@ -67,8 +67,9 @@ impl Columns {
     }
 
     /// The same, where all of these addresses are aligned.
-    fn aligned(channels: &Channels, images: &[Address]) -> Option<Columns> {
-        let aligned = images.iter().all(|at| at.0.addr().is_multiple_of(16));
+    fn aligned(channels: &Channels, dtype: DType, images: &[Address]) -> Option<Columns> {
+        let bytes = 16.max(PACK * dtype.size_bytes());
+        let aligned = images.iter().all(|at| at.0.addr().is_multiple_of(bytes));
         Columns::of(channels).filter(|_| aligned)
     }
 
@@ -189,7 +190,8 @@ unsafe fn reduce(
 ) -> Result<()> {
     let read = &images[..images.len() - 1];
     let numbers = numbers(channels, reduction.dtype, read);
-    let columns = Columns::aligned(channels, images).map(|columns| (columns.cut, columns.counts()));
+    let columns =
+        Columns::aligned(channels, reduction.dtype, images).map(|columns| (columns.cut, columns.counts()));
     // SAFETY: the caller's promise.
     unsafe { reduction.enqueue(queue, columns, threads(channels), numbers.arg()) }
 }
@@ -208,7 +210,7 @@ fn enqueue_all(
     args.extend_from_slice(more);
     // SAFETY: the kernels take these arguments, and the channels are those of the operands.
     unsafe {
-        if let Some(columns) = Columns::aligned(channels, images) {
+        if let Some(columns) = Columns::aligned(channels, dtype, images) {
             args.extend(columns.counts().map(|count| Arg::U64(count as u64)));
             return PROGRAMS.kernel(queue, &[name, "columns"], dtype, columns.grid(queue, dtype), &args);
         }

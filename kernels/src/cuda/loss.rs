@@ -32,7 +32,7 @@ pub(crate) fn cross_entropy_grad(
 }
 
 /// Both at once, on the gradient of the logits, the logits, labels, the gradient of the losses, the losses, whose step follows
-/// the classes of the gradient, and the logarithms of sums.
+/// the classes of the gradient, and the logarithms of sums. The gradient or the losses are not made where their address is null.
 pub(crate) fn cross_entropy_both(
     queue: &Queue<'_>,
     dtype: DType,

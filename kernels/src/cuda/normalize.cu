@@ -1,12 +1,12 @@
 // Normalization of contiguous rows and its gradients, of which those of weights and biases are folds along the other axes.
 
-// Where element `i` of those that share a weight lies: side by side in each of `[rows / groups]` stretches.
-struct Shared {
+// Where element `i` of those that share a weight lies: side by side in each of `[rows / groups]` stretches or, ACROSS, one in each.
+template <bool ACROSS> struct Shared {
     u64 weight, weights, inner;
 
     __device__ i64 operator()(u64 i) const {
-        u64 n = quotient(i, inner);
-        return (i64)((n * weights + weight) * inner + (i - n * inner));
+        u64 n = ACROSS ? i : quotient(i, inner);
+        return (i64)(ACROSS ? n * weights + weight : (n * weights + weight) * inner + (i - n * inner));
     }
 };
 
@@ -17,24 +17,20 @@ __device__ inline void weights(ToWeights to, const S* g, const S* x, const T* me
     u64 all = norm.rows / norm.groups * norm.inner;
     auto of = [&](u64 weight, const BlockLane& block) {
         u64 own = norm.groups == 1 ? 0 : weight / norm.channels;
-        Shared place = {weight, norm.groups * norm.channels, norm.inner};
+        Shared<Group::ACROSS> place = {weight, norm.groups * norm.channels, norm.inner};
         bool packed = norm.packed != 0 && norm.inner % PACK == 0;
-        Held<S> xs = Line<const S, Shared>{x, place, packed}.read(block);
-        Held<S> gs = Line<const S, Shared>{g, place, packed}.read(block);
+        Held<S> xs = Line<const S, Shared<Group::ACROSS>>{x, place, packed}.read(block);
+        Held<S> gs = Line<const S, Shared<Group::ACROSS>>{g, place, packed}.read(block);
         Stretch stretch(0, 1);
-        T centre = 0, scale = 0;
         return fold_slots<TwoSums<T>>(block, [&](int slot) {
-            bool is_new = slot % PACK == 0;
-            if (is_new) {
+            // What is behind the last element has a gradient of 0.
+            if (!Group::ACROSS && slot % PACK == 0) {
                 stretch = Stretch(block.at(slot), norm.inner);
-            } else if (slot < block.count) {
-                // What is behind the last element has a gradient of 0.
-                is_new = stretch.next(norm.inner);
+            } else if (!Group::ACROSS && slot < block.count) {
+                stretch.next(norm.inner);
             }
-            if (is_new) {
-                u64 row = stretch.number * norm.groups + own;
-                centre = mean ? mean[row] : 0, scale = rstd[row];
-            }
+            u64 number = Group::ACROSS ? block.at(slot < block.count ? slot : 0) : stretch.number, row = number * norm.groups + own;
+            T centre = mean ? mean[row] : 0, scale = rstd[row];
             T h = (xs[slot] - centre) * scale;
             return Two<T>{mul_rounded(gs[slot], h), gs[slot]};
         });

@@ -25,13 +25,12 @@ struct Norm {
 struct Stretch {
     u64 number, place;
 
-    __device__ Stretch(u64 i, u64 inner) : number(quotient(i, inner)), place(i - number * inner) {}
-    // Goes on to the next element. Whether it is in another stretch.
-    __device__ bool next(u64 inner) {
+    __device__ Stretch(u64 i, u64 inner) : number(inner == 1 ? i : quotient(i, inner)), place(i - number * inner) {}
+    // Goes on to the next element.
+    __device__ void next(u64 inner) {
         bool ends = ++place == inner;
         number += ends;
         place = ends ? 0 : place;
-        return ends;
     }
 };
 // The weights of a row's elements, or the biases; NONE if there are none.

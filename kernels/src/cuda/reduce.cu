@@ -1,5 +1,26 @@
 // The kernels of reductions.
 
+// Folds of columns of elements `along` apart, of which those of a thread lie side by side.
+template <class What, class O>
+__device__ inline void reduce_columns(O* out, const S* x, typename What::Fold::State* states, u64 columns, u64 all, i64 along,
+                                      const Units& cut, f64 divisor) {
+    using Fold = typename What::Fold;
+    auto of = [&](u64 first, const BlockLane& block) {
+        auto state = Each<Fold>::empty();
+        auto load = [&](u64 row) { return pack_of(x + first, (i64)row, along); };
+        for_rows_ahead(block, load, [&](const Pack<S, PACK>& pack) {
+#pragma unroll
+            for (int v = 0; v < PACK; ++v) {
+                state.at[v] = Fold::join(state.at[v], (F)pack.at[v]);
+            }
+        });
+        return state;
+    };
+    fold_columns<Fold>(columns, all, states, cut, of, [&](u64 column, const typename Fold::State& state) {
+        out[column] = What::value(state, all, divisor);
+    });
+}
+
 #define REDUCTION_BY(name, What, O, group, Group)                                                             \
     extern "C" __global__ void __launch_bounds__(threads_of<Group>, blocks_at_once<Group>) NAMED(             \
         name##_##group, DTYPE)(                                                                               \

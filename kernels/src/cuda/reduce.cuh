@@ -16,6 +16,9 @@ template <class T> struct Best {
     T value;
     i64 index;  // -1 for none
 };
+template <class T, class Lane> __device__ inline Best<T> moved(Best<T> x, Lane lane) {
+    return {moved(x.value, lane), moved(x.index, lane)};
+}
 // The first of the largest elements, or of the smallest; NaN wins over all others.
 template <class T, bool LARGEST> struct FirstBest {
     using State = Best<T>;
@@ -137,27 +140,6 @@ __device__ inline void join(O* out, const typename What::Fold::State* states, u6
     using Fold = typename What::Fold;
     join_units<Fold>(rows, cut, lanes, states,
                      [&](u64 row, typename Fold::State state) { out[row] = What::value(state, all, divisor); });
-}
-
-// Folds of columns of elements `along` apart, of which those of a thread lie side by side.
-template <class What, class O>
-__device__ inline void reduce_columns(O* out, const S* x, typename What::Fold::State* states, u64 columns, u64 all, i64 along,
-                                      const Units& cut, f64 divisor) {
-    using Fold = typename What::Fold;
-    auto of = [&](u64 first, const BlockLane& block) {
-        auto state = Each<Fold>::empty();
-        auto load = [&](u64 row) { return pack_of(x + first, (i64)row, along); };
-        for_rows_ahead(block, load, [&](const Pack<S, PACK>& pack) {
-#pragma unroll
-            for (int v = 0; v < PACK; ++v) {
-                state.at[v] = Fold::join(state.at[v], (F)pack.at[v]);
-            }
-        });
-        return state;
-    };
-    fold_columns<Fold>(columns, all, states, cut, of, [&](u64 column, const typename Fold::State& state) {
-        out[column] = What::value(state, all, divisor);
-    });
 }
 
 // Threads of a block, at most: a thread that folds F64 takes twice the registers. Side by side they read more at once in one

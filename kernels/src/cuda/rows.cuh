@@ -20,24 +20,13 @@ template <class T> __device__ inline T shuffle(T x, u32 from) { return __shfl_sy
 // Where a lane takes a state from: `by` lanes further, or one lane of the warp.
 struct Down {
     u32 by;
-    __device__ u32 operator()(u32 word) const { return __shfl_down_sync(FULL, word, by); }
+    template <class T> __device__ T operator()(T x) const { return __shfl_down_sync(FULL, x, by); }
 };
 struct From {
     u32 lane;
-    __device__ u32 operator()(u32 word) const { return shuffle(word, lane); }
+    template <class T> __device__ T operator()(T x) const { return shuffle(x, lane); }
 };
-// The state of that lane, by words.
-template <class T, class Lane> __device__ inline T moved(T x, Lane lane) {
-    union {
-        T state;
-        u32 words[sizeof(T) / sizeof(u32)];
-    } both = {x};
-#pragma unroll
-    for (u32& word : both.words) {
-        word = lane(word);
-    }
-    return both.state;
-}
+template <class T, class Lane> __device__ inline T moved(T x, Lane lane) { return lane(x); }
 
 // What a fold does: `empty` is the value of no elements, `join` that of two parts.
 template <class S> struct Sum {
@@ -70,11 +59,22 @@ template <class F> struct Each {
         return a;
     }
 };
+template <class S, class Lane> __device__ inline Pack<S, PACK> moved(Pack<S, PACK> x, Lane lane) {
+#pragma unroll
+    for (int v = 0; v < PACK; ++v) {
+        x.at[v] = moved(x.at[v], lane);
+    }
+    return x;
+}
+
 // Two sums at once.
 template <class T> struct Two {
     T first;
     T second;
 };
+template <class T, class Lane> __device__ inline Two<T> moved(Two<T> x, Lane lane) {
+    return {moved(x.first, lane), moved(x.second, lane)};
+}
 template <class T> struct TwoSums {
     using State = Two<T>;
     __device__ static State empty() { return {0, 0}; }
@@ -110,6 +110,9 @@ template <class T> struct Deviation {
     // In F64, which holds the squares of all numbers of F32.
     f64 squares;
 };
+template <class T, class Lane> __device__ inline Deviation<T> moved(Deviation<T> x, Lane lane) {
+    return {moved(x.count, lane), moved(x.mean, lane), moved(x.squares, lane)};
+}
 template <class T> struct Deviations {
     using State = Deviation<T>;
     __device__ static State empty() { return {0, 0, 0}; }
@@ -210,10 +213,11 @@ template <class T, class At, class Exp> __device__ inline Two<T> log_sum_slots(c
 }
 template <class T, class At> __device__ inline Deviation<T> deviation_of(const BlockLane& block, At at) {
     return fold_lane<Deviations<T>>(block, [&](int from, int to) -> Deviation<T> {
-        int end = min(to, (int)block.count), count = max(end - from, 0);
+        u32 count = block.count < from ? 0 : min(block.count, (u32)to) - from;
         T mean = count == 0 ? (T)0 : fold_between<Sum<T>>(from, to, block.count, at) / (T)count;
-        auto square = [&](int slot) { return slot < block.count ? square_of(at(slot) - mean) : 0.0; };
-        return {(T)count, mean, fold_between<Sum<f64>>(from, to, block.count, square)};
+        f64 squares = fold_between<Sum<f64>>(
+            from, to, block.count, [&](int slot) { return slot < block.count ? square_of(at(slot) - mean) : 0.0; });
+        return {(T)count, mean, squares};
     });
 }
 
@@ -270,7 +274,7 @@ template <class S, class Place = Step> struct Line {
         if (packed && block.count % PACK == 0) {
 #pragma unroll
             for (int k = 0; k < PACKS; ++k) {
-                if (k >= SHORT && block.lanes < LANES) {
+                if (block.lanes < LANES && k * PACK >= block.count) {
                     break;
                 }
                 held.packs[k] = *(const Pack<Element<S>, PACK>*)pack(block, k * PACK < block.count ? k : 0);
@@ -279,7 +283,7 @@ template <class S, class Place = Step> struct Line {
         }
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
-            if (SPARING ? k * PACK >= block.count : k >= SHORT && block.lanes < LANES) {
+            if ((SPARING || block.lanes < LANES) && k * PACK >= block.count) {
                 break;
             }
 #pragma unroll
@@ -322,8 +326,9 @@ template <class S, class Place = Step> struct Line {
 //
 // `fold_blocks(all, len, of)` folds a row of `len` elements, `all` in every row that exists: `of(block)` is the fold of a lane's
 // elements of a block; `fold_part(start, most, all, len, of)` folds blocks from `start` on, at most `most`, which are up to a part.
-// `each_block(len, body)` visits the thread's blocks. With HOLDS a thread has
-// one block of each row, `near(len)`, whose elements can be kept in registers. ACROSS, rows lie side by side.
+// `each_block(len, body)` visits the thread's blocks. With HOLDS a thread has one block of each row, `near(len)`, whose elements can
+// be kept in registers. ACROSS, rows lie side by side.
+
 // How many blocks there are from `start` on, at most `most`.
 __device__ inline u32 blocks_from(u64 start, u32 most, u64 all) {
     u64 left = (all + BLOCK - 1) / BLOCK - start;
@@ -429,7 +434,7 @@ template <class Group, class S, class From> struct RowOf<Group, S, From, true> {
 };
 
 // Rows side by side, one to each threadIdx.x, for rows whose elements are far apart in memory but near those of other rows.
-// Thread threadIdx.y is lane threadIdx.y and, of 32 lanes, the one that is joined with it first.
+// Thread threadIdx.y is lane threadIdx.y and, of more lanes than there are threads, the one that is joined with it first.
 struct ColumnGroup {
     static constexpr bool HOLDS = false, ACROSS = true;
     u32 lanes;
@@ -459,13 +464,13 @@ struct ColumnGroup {
     __device__ BlockLane block(u64 number, u64 len, u32 lane) const { return BlockLane(lane, lanes, number * BLOCK, len); }
     // Joins the states of `count` turns, which go to lanes one after the other, as the tree over lanes.
     template <class F, class Turn> __device__ static typename F::State join_turns(u64 count, Turn turn) {
-        if (count == 1) {
-            return turn(0);
-        }
         // What this thread's lanes have.
         typename F::State own[2] = {F::empty(), F::empty()};
         for (u64 n = 0; n < count; ++n) {
             typename F::State state = turn(n);
+            if (count == 1) {
+                return state;
+            }
             u32 lane = (u32)(n % LANES);
             if (lane % blockDim.y == threadIdx.y) {
                 typename F::State& to = lane < blockDim.y ? own[0] : own[1];

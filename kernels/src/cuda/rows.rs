@@ -21,7 +21,7 @@ const BUSY: usize = 1 << 16;
 const PART: usize = 32;
 /// Columns of long rows that a block of threads takes.
 const COLUMNS: usize = 32;
-/// Packs of columns that a block of threads has at once where they lie side by side, and threads for one: a lane each.
+/// Packs of columns that a block of threads has at once where they lie side by side, and threads for one, or twice and half as many.
 pub(super) const BESIDE: u32 = 8;
 pub(super) const DOWN: u32 = LANES as u32;
 /// Blocks of threads that leave a device idle, and as many as there may be at once.

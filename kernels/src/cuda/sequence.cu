@@ -28,11 +28,16 @@ struct Run {
     // The sum of the tile, and that of its runs before this one.
     T all, before;
 
-    // `at(place)` is an element; what is not there is 0, which changes no sum.
+    // `at(place)` is an element; instead of what is not there the last one is read, and 0 added, which changes no sum. All have been
+    // read before any lane goes on, and may be written.
     template <class At> __device__ Run(u64 first, u64 len, At at) {
 #pragma unroll
         for (u32 k = 0; k < RUN; ++k) {
-            elements[k] = first + k < len ? (T)at(first + k) : (T)0;
+            elements[k] = at(min(first + k, len - 1));
+        }
+#pragma unroll
+        for (u32 k = 0; k < RUN; ++k) {
+            elements[k] = first + k < len ? elements[k] : (T)0;
         }
         u32 lane = threadIdx.x % LANES;
         T sum = 0;
@@ -69,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) NAMED(cumsum, DTYPE)
         auto run_of = [&](u32 t) {
             return Run((group * GROUP + t) * TILE + threadIdx.x % LANES * RUN, scan.len, [&](u64 i) { return x[place_of(i, 1)]; });
         };
-        if (tiles > 1) {
+        if (tiles > 1 && (warps > 1 || only_sums)) {
             for (u32 t = rank; t < count; t += warps) {
                 nodes[t] = run_of(t).all;
             }
@@ -96,6 +101,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) NAMED(cumsum, DTYPE)
                 if (first + k < scan.len) {
                     out[place_of(first + k, 0)] = add(base, next);
                 }
+            }
+            if (warps == 1) {
+                for (u32 half = 1; t & half; half *= 2) {
+                    run.all = add(nodes[t - half], run.all);
+                }
+                nodes[t] = run.all;
+                __syncwarp();
             }
         }
         __syncthreads();

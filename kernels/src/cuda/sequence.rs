@@ -15,7 +15,7 @@ const _: () = assert!(ScanOrder::RUN == 16 && ScanOrder::TILE_RUNS == WARP as us
 /// Tiles of a group, and warps of a block; as in the program.
 const GROUP: usize = 64;
 const WARPS: usize = 8;
-/// Rows of which each warp has one.
+/// Rows, or their groups, of which each warp has one.
 const MANY: usize = 2048;
 
 /// Groups of tiles in a row of `len` elements.

@@ -12,6 +12,8 @@ struct Rows {
     template <class O> __device__ Line<O> line(O* at, int operand) const { return {at, {steps[operand]}, packed != 0}; }
 };
 
+// Called, as it is long.
+template <> __device__ __noinline__ f64 exp_of<f64>(f64 x) { return exp(x); }
 // exp(x). Where elements have 16 bits it may be off by (2 + |x|) 2^-23 of itself, far less than they are rounded by, and is 0 below
 // 2^-126.
 struct Quick {
@@ -80,36 +82,6 @@ __device__ inline void softmax_grad(S* out, const S* y, const S* g, const Walk<3
     });
 }
 
-// The fold of a row's exponentials.
-template <class Group, class Line>
-__device__ inline Two<T> log_sum_of(const Group& group, const Line& from, u64 all, u64 len) {
-    return group.template fold_blocks<LogSum<T>>(all, len, [&](const BlockLane& block) {
-        Held<S> x = from.read(block, least());
-        return log_sum_slots<T>(block, [&](int slot) -> T { return x[slot]; }, Quick());
-    });
-}
-// The loss of a row, by one of its threads, from the fold and the logit of its label.
-__device__ inline void write_loss(T* loss, const Two<T>& state, const S* logits, i64 step, i64 label, u64 classes, Fault fault) {
-    if (in_range(label, (i64)classes)) {
-        // Not by way of the sum, whose error is that of a number as large as the largest logit.
-        *loss = add_rounded(state.first - logits[label * step], log_of(state.second));
-    } else {
-        raise(fault, label, (i64)classes);
-    }
-}
-// The gradient of a row's logits.
-template <class Group, class To, class From>
-__device__ inline void write_slopes(const Group& group, const To& to, const From& from, u64 len, T log_sum, i64 label, T slope) {
-    group.each_block(len, [&](const BlockLane& block) {
-        Held<S> x = from.read(block);
-        int own = block.slot_of((u64)label);
-        to.write(block, [&](int slot) {
-            T p = Quick()(x[slot] - log_sum);
-            return (slot == own ? add_rounded(p, (T)-1) : p) * slope;
-        });
-    });
-}
-
 // log_sums = log(sum exp(x)), losses = log_sums - x[label] of each row, out[i, j] = (exp(x[i, j] - log_sums[i]) - (j == labels[i])) g[i].
 // Operands of `kept` are out, logits, labels, g, losses. Without losses, `log_sums` are given; without `out`, no gradient is made; with
 // both, it lies apart from the others. A label that is no class is a fault, and its loss is not written.
@@ -122,21 +94,36 @@ __device__ inline void cross_entropy(S* out, const S* logits, const i64* labels,
         const S* x = logits + at.at[1];
         auto from = rows.line(x, 1);
         i64 label = labels[at.at[2]];
+        bool is_class = in_range(label, (i64)rows.len), leads = exists && group.leads();
         u64 len = exists ? rows.len : 0;
         T log_sum = losses ? (T)0 : log_sums[row];
         if (losses) {
-            Two<T> state = log_sum_of(group, from, rows.len, len);
+            Two<T> state = group.template fold_blocks<LogSum<T>>(rows.len, len, [&](const BlockLane& block) {
+                Held<S> x = from.read(block, least());
+                return log_sum_slots<T>(block, [&](int slot) -> T { return x[slot]; }, Quick());
+            });
             log_sum = LogSum<T>::value(state);
-            if (exists && group.leads()) {
+            if (leads) {
                 log_sums[row] = log_sum;
-                write_loss(losses + at.at[4], state, x, rows.steps[1], label, rows.len, fault);
             }
-        } else if (exists && group.leads() && !in_range(label, (i64)rows.len)) {
+            if (leads && is_class) {
+                // Not by way of the sum, whose error is that of a number as large as the largest logit.
+                losses[at.at[4]] = add_rounded(state.first - x[label * rows.steps[1]], log_of(state.second));
+            }
+        }
+        if (leads && !is_class) {
             raise(fault, label, (i64)rows.len);
         }
-        if (out) {
-            write_slopes(group, rows.line(out + at.at[0], 0), from, len, log_sum, label, g[at.at[3]]);
-        }
+        auto to = rows.line(out + at.at[0], 0);
+        T slope = out ? g[at.at[3]] : (T)0;
+        group.each_block(out ? len : 0, [&](const BlockLane& block) {
+            Held<S> x = from.read(block);
+            int own = block.slot_of((u64)label);
+            to.write(block, [&](int slot) {
+                T p = Quick()(x[slot] - log_sum);
+                return (slot == own ? add_rounded(p, (T)-1) : p) * slope;
+            });
+        });
     });
 }
 

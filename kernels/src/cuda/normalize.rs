@@ -56,13 +56,16 @@ pub(crate) fn workspace(rows: &(NormRows, usize)) -> usize {
     of(weight_threads(rows).1).max(columns(rows).map_or(0, of))
 }
 
-/// Of elements, or of a sum of two terms, of which each begins again behind so many rows. The sum goes where `sum` says.
+/// A term of a sum, and the rows behind which it begins again.
+type Term = (Address, usize);
+
+/// Of elements, or of a sum of two terms. The sum goes where `sum` says.
 pub(crate) fn normalize(
     queue: &Queue<'_>,
     dtype: DType,
     rows: &(NormRows, usize),
     eps: f64,
-    (out, first, second, sum): (Address, (Address, usize), Option<(Address, usize)>, Option<Address>),
+    (out, first, second, sum): (Address, Term, Option<Term>, Option<Address>),
     affine: [Option<Address>; 2],
     (mean, rstd): (Option<Address>, Address),
 ) -> Result<()> {

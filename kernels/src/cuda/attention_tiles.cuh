@@ -240,8 +240,8 @@ __device__ inline void multiply(Sums<STRIPS, EIGHTS>& sums, const Own<WIDTH, STR
             rows_fragment<WIDTH>(b, rows + n * 8 * ROW_BYTES<WIDTH>, k * STEP);
 #pragma unroll
             for (int m = 0; m < STRIPS; ++m) {
-                add_product<false>(sums.at[m][n], a[m], b[0], b[1]);
-                add_product<false>(sums.at[m][n + 1], a[m], b[2], b[3]);
+                multiply_add(sums.at[m][n], a[m], b[0], b[1]);
+                multiply_add(sums.at[m][n + 1], a[m], b[2], b[3]);
             }
         }
     }
@@ -281,8 +281,8 @@ __device__ inline void accumulate(Sums<STRIPS, EIGHTS>& sums, const Sums<STRIPS,
             columns_fragment<WIDTH>(b, rows + k * 8 * ROW_BYTES<WIDTH>, n * 8);
 #pragma unroll
             for (int m = 0; m < STRIPS; ++m) {
-                add_product<false>(sums.at[m][n], a[m], b[0], b[1]);
-                add_product<false>(sums.at[m][n + 1], a[m], b[2], b[3]);
+                multiply_add(sums.at[m][n], a[m], b[0], b[1]);
+                multiply_add(sums.at[m][n + 1], a[m], b[2], b[3]);
             }
         }
 #endif

@@ -169,8 +169,8 @@ __device__ inline void sums_of(void* memory, S* out, const S* weight, const S* x
                         load_rows(b, begins[n] + ahead + at * sizeof(S));
 #pragma unroll
                         for (u32 m = 0; m < 2; ++m) {
-                            add_product<true>(sums[m][2 * n], a[m], b[0], b[1]);
-                            add_product<true>(sums[m][2 * n + 1], a[m], b[2], b[3]);
+                            add_product(sums[m][2 * n], a[m], b[0], b[1]);
+                            add_product(sums[m][2 * n + 1], a[m], b[2], b[3]);
                         }
                     }
                 }
@@ -267,8 +267,8 @@ extern "C" __global__ void __launch_bounds__(GRAD_PLACES, 3)
                     });
 #pragma unroll
                     for (u32 m = 0; m < 2; ++m) {
-                        add_product<true>(sums[tap][m][2 * n], a[m], b[0], b[2]);
-                        add_product<true>(sums[tap][m][2 * n + 1], a[m], b[1], b[3]);
+                        add_product(sums[tap][m][2 * n], a[m], b[0], b[2]);
+                        add_product(sums[tap][m][2 * n + 1], a[m], b[1], b[3]);
                     }
                 }
             }

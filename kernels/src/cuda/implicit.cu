@@ -197,7 +197,7 @@ __device__ inline void multiply(f32 (&sums)[2][4][4], const S (*left)[PITCH], co
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
                 u32 b0 = b[j / 2][j % 2 * 2], b1 = b[j / 2][j % 2 * 2 + 1];
-                add_product<true>(sums[i][j], a[i], b0, b1);
+                add_product(sums[i][j], a[i], b0, b1);
             }
         }
     }

@@ -220,16 +220,17 @@ __device__ inline void left_of(u32 (&to)[4], const f32 (&c0)[4], const f32 (&c1)
     }
 }
 
-// c += a b in sums of any length: tensor cores cut off what does not fit, hence sums of F32 are added here, rounded.
-template <bool ARE_FACTORS> __device__ inline void add_product(f32 (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+// The same with factors that are rounded already, in sums of any length: tensor cores cut off what does not fit, hence sums of F32 are
+// added here, rounded.
+__device__ inline void add_product(f32 (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     if constexpr (IS_SAME<S, f32>) {
         f32 made[4] = {};
-        multiply_add<ARE_FACTORS>(made, a, b0, b1);
+        multiply_add<true>(made, a, b0, b1);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             sums[i] += made[i];
         }
     } else {
-        multiply_add<ARE_FACTORS>(sums, a, b0, b1);
+        multiply_add<true>(sums, a, b0, b1);
     }
 }

@@ -95,7 +95,7 @@ impl CachingAllocator {
         pool.downcast_ref()
     }
 
-    /// Hands out `bytes` bytes to whoever comes after the newest command of `asker`.
+    /// Allocates `bytes` bytes for uses that come after the newest command of `asker`.
     #[inline]
     #[track_caller]
     pub(crate) fn grant(&self, asker: &impl Asker, bytes: usize) -> Result<Grant> {

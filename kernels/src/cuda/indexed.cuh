@@ -1,6 +1,5 @@
-// Indexed sums: out[row] += the values of all entries with this row, in order. The first RUN of them are added to what is there
-// one by one. Others are summed in runs of as many, and the runs are added in order. So a sum's bits depend on nothing but its own
-// entries.
+// Indexed sums: out[row] += the values of all entries with this row, in order. The first RUN values are added to out[row] one by one.
+// The rest are summed in runs of RUN, and these sums are added in order, so the bits of a row depend on its own entries only.
 
 // FEW entries are sorted by every block. A block has up to SPAN positions, and a run more.
 constexpr u32 RUN = 128, FEW = 1024, SPAN = 512 + RUN;
@@ -184,9 +183,9 @@ __device__ inline void join_runs(S* out, const Opmath<S>* parts, const u32* orde
         const __grid_constant__ Walk<2> columns, ARGS) {                                                             \
         BODY;                                                                                                        \
     }
-#define INDEXED_SUMS(name, ARGS, SOURCE)                                                                                         \
-    INDEXED_KERNEL(name, ARGS(), sum_runs<1>(out, parts, order, tile, width, columns, SOURCE()))                                 \
-    INDEXED_KERNEL(name##_vector, ARGS(), sum_runs<16 / sizeof(S)>(out, parts, order, tile, width, columns, SOURCE()))           \
+#define INDEXED_SUMS(name, ARGS, SOURCE)                                                                                               \
+    INDEXED_KERNEL(name, ARGS(), sum_runs<1>(out, parts, order, tile, width, columns, SOURCE()))                                       \
+    INDEXED_KERNEL(name##_vector, ARGS(), sum_runs<16 / sizeof(S)>(out, parts, order, tile, width, columns, SOURCE()))                 \
     INDEXED_KERNEL(name##_few, ARGS(), sum_few<1>(out, parts, order, tile, width, bits, columns, SOURCE(), fault))                     \
     INDEXED_KERNEL(name##_few_vector, ARGS(), sum_few<16 / sizeof(S)>(out, parts, order, tile, width, bits, columns, SOURCE(), fault)) \
     INDEXED_KERNEL(name##_join, ARGS(), join_runs(out, parts, order, columns, SOURCE()))

@@ -80,7 +80,7 @@ impl Columns {
         // SAFETY: the kernel takes these arguments, and the caller promises that `x`, the output and the workspace
         // have what the axes and units ask for.
         unsafe { PROGRAMS.kernel(queue, &[op, "columns"], dtype, grid, &args)? };
-        // SAFETY: as above.
+        // SAFETY: the first kernel has written the states, and the caller promises room for all outputs.
         unsafe { join(queue, (op, dtype), (cut, axes, 0.0), [out, states]) }
     }
 }

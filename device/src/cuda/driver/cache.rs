@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::Program;
 use super::ffi::nvrtc;
-use crate::file;
+use crate::{file, foreign};
 
 /// The largest image that is read, and more than any program has.
 const MOST: u64 = 256 << 20;
@@ -128,7 +128,7 @@ fn fingerprint(bytes: &[u8]) -> u64 {
 pub(super) fn compiler_version() -> (i32, i32) {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the library is present; it writes two numbers.
-    unsafe { nvrtc::nvrtcVersion(&mut major, &mut minor) };
+    unsafe { foreign!(nvrtc::nvrtcVersion(&mut major, &mut minor)) };
     (major, minor)
 }
 

@@ -1,16 +1,17 @@
 //! The driver's answers as errors.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_char};
+use std::mem::transmute;
 use std::ptr;
 
 use super::ffi::sys;
 
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, foreign};
 
 /// Calls a function of the driver, by its name; an error unless it succeeded.
 macro_rules! call {
     ($name:ident($($argument:expr),* $(,)?)) => {
-        $crate::cuda::driver::call::check(stringify!($name), $crate::cuda::driver::ffi::sys::$name($($argument),*))
+        $crate::cuda::driver::call::check(stringify!($name), $crate::foreign!(sys::$name($($argument),*)))
     };
 }
 pub(super) use call;
@@ -24,9 +25,13 @@ pub(super) fn check(call: &'static str, code: sys::CUresult) -> Result<()> {
 #[cold]
 fn failure(call: &'static str, code: sys::CUresult) -> Error {
     let mut name = ptr::null();
-    // SAFETY: the driver is loaded, since it answered, and writes the address of a constant string.
-    let known = unsafe { sys::cuGetErrorName(code, &mut name) } == sys::CUresult::CUDA_SUCCESS;
-    let name = if known && !name.is_null() {
+    // SAFETY: the driver is loaded, since it answered, takes any number as a code, and writes the address of a constant string.
+    let known = unsafe {
+        let get_name = foreign!(sys::cuGetErrorName as fn(_, _));
+        let get_name: unsafe extern "C" fn(i32, *mut *const c_char) -> sys::CUresult = transmute(get_name);
+        get_name(code.0, &mut name)
+    };
+    let name = if known == sys::CUresult::CUDA_SUCCESS && !name.is_null() {
         // SAFETY: the driver's string is constant and ends with 0.
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into()
     } else {

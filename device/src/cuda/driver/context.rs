@@ -21,7 +21,7 @@ use super::pinned::PinnedPool;
 use super::probe::probe;
 use super::{Program, Properties};
 use crate::stream::host_is_held;
-use crate::{AddressSpace, Error, ErrorKind, HeldOutside, MemoryDriver, Result, fork};
+use crate::{AddressSpace, Error, ErrorKind, HeldOutside, MemoryDriver, Result, foreign, fork};
 
 /// Memory that is no longer used.
 pub(crate) enum Freed {
@@ -158,7 +158,9 @@ impl Context {
         let mut current = std::ptr::null_mut();
         // SAFETY: the driver is initialised; it writes a handle to the address, and ours is retained.
         unsafe {
-            if sys::cuCtxGetCurrent(&mut current) == sys::CUresult::CUDA_SUCCESS && current == self.raw {
+            if foreign!(sys::cuCtxGetCurrent(&mut current)) == sys::CUresult::CUDA_SUCCESS
+                && current == self.raw
+            {
                 return Ok(());
             }
             call!(cuCtxSetCurrent(self.raw))
@@ -188,7 +190,7 @@ impl Context {
         let mut ptr = std::ptr::null_mut();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the context is current; the driver writes an address.
-        obtained("cuMemHostAlloc", bytes, unsafe { sys::cuMemHostAlloc(&mut ptr, bytes, flags) })?;
+        obtained("cuMemHostAlloc", bytes, unsafe { foreign!(sys::cuMemHostAlloc(&mut ptr, bytes, flags)) })?;
         NonNull::new(ptr.cast()).ok_or_else(|| no_memory(bytes))
     }
 
@@ -236,8 +238,8 @@ impl Context {
             // SAFETY: `release` was promised that each came from the driver, is freed once and unused.
             unsafe {
                 match freed {
-                    Freed::Device(ptr) => sys::cuMemFree_v2(address(ptr.as_ptr())),
-                    Freed::Host(ptr) => sys::cuMemFreeHost(ptr.as_ptr().cast()),
+                    Freed::Device(ptr) => foreign!(sys::cuMemFree_v2(address(ptr.as_ptr()))),
+                    Freed::Host(ptr) => foreign!(sys::cuMemFreeHost(ptr.as_ptr().cast())),
                 }
             };
         }
@@ -301,7 +303,7 @@ impl Context {
     fn free_bytes(&self) -> usize {
         let (mut free, mut total) = (0, 0);
         // SAFETY: a context is current; the driver writes two numbers.
-        let code = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
+        let code = unsafe { foreign!(sys::cuMemGetInfo_v2(&mut free, &mut total)) };
         if check("cuMemGetInfo", code).is_ok() { free } else { 0 }
     }
 
@@ -358,7 +360,7 @@ impl Drop for Context {
             }
         }
         // SAFETY: retained once by this context, and nothing of it is used any more.
-        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+        unsafe { foreign!(sys::cuDevicePrimaryCtxRelease_v2(self.device)) };
     }
 }
 
@@ -369,7 +371,7 @@ unsafe impl MemoryDriver for Context {
         self.free_released();
         let mut ptr = 0;
         // SAFETY: the context is current; the driver writes an address.
-        obtained("cuMemAlloc", bytes, unsafe { sys::cuMemAlloc_v2(&mut ptr, bytes) })?;
+        obtained("cuMemAlloc", bytes, unsafe { foreign!(sys::cuMemAlloc_v2(&mut ptr, bytes)) })?;
         NonNull::new(ptr as *mut u8).ok_or_else(|| no_memory(bytes))
     }
 

@@ -10,7 +10,7 @@ use super::call::{address, call, check};
 use super::fault::FaultArg;
 use super::module::Function;
 use super::{Arg, Grid};
-use crate::{ErrorKind, Result};
+use crate::{ErrorKind, Result, foreign};
 
 /// Something to enqueue on a stream. Whoever makes one answers for it that the memory which it names may be used until it has run.
 pub(super) enum Call {
@@ -153,7 +153,7 @@ impl Kernel {
         // before it returns. The caller answers for what they mean.
         unsafe {
             if attributes.is_empty() {
-                let code = sys::cuLaunchKernel(
+                let code = foreign!(sys::cuLaunchKernel(
                     function,
                     bx,
                     by,
@@ -165,7 +165,7 @@ impl Kernel {
                     stream,
                     params,
                     extra,
-                );
+                ));
                 return check("cuLaunchKernel", code);
             }
             let config = sys::CUlaunchConfig {

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use super::call::{call, check};
 use super::ffi::sys;
-use crate::Result;
+use crate::{Result, foreign};
 
 /// An event of the driver, destroyed when dropped.
 pub(crate) struct RawEvent(pub(super) sys::CUevent);
@@ -26,7 +26,7 @@ impl RawEvent {
     /// Whether the stream has passed it; the context is current.
     pub(super) fn is_complete(&self) -> Result<bool> {
         // SAFETY: the event is live.
-        match unsafe { sys::cuEventQuery(self.0) } {
+        match unsafe { foreign!(sys::cuEventQuery(self.0)) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             code => check("cuEventQuery", code).map(|()| true),
         }
@@ -42,7 +42,7 @@ impl RawEvent {
 impl Drop for RawEvent {
     fn drop(&mut self) {
         // SAFETY: created once, destroyed once; the driver keeps what still waits for it.
-        unsafe { sys::cuEventDestroy_v2(self.0) };
+        unsafe { foreign!(sys::cuEventDestroy_v2(self.0)) };
     }
 }
 

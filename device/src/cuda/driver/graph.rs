@@ -14,7 +14,7 @@ use super::stream::DriverStream;
 use super::{Grid, Queue, Target};
 use crate::core::Core;
 use crate::graph::Node;
-use crate::{Error, Moment, Priority, Result, StreamId};
+use crate::{Error, Moment, Priority, Result, StreamId, foreign};
 
 /// A graph that the driver launches, and what its nodes use beside the memory of the plan.
 pub(crate) struct DriverGraph {
@@ -65,7 +65,7 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         // SAFETY: created once, destroyed once.
-        unsafe { sys::cuGraphDestroy(self.0) };
+        unsafe { foreign!(sys::cuGraphDestroy(self.0)) };
     }
 }
 
@@ -80,7 +80,7 @@ impl Drop for Exec {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             // SAFETY: created once, destroyed once; the driver lets a launch under way run to its end.
-            unsafe { sys::cuGraphExecDestroy(self.raw) };
+            unsafe { foreign!(sys::cuGraphExecDestroy(self.raw)) };
         }
     }
 }
@@ -125,7 +125,7 @@ impl DriverGraph {
         }
         let mut raw = std::ptr::null_mut();
         // SAFETY: the context is current; the driver writes a handle.
-        let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, graph.0, 0) };
+        let code = unsafe { foreign!(sys::cuGraphInstantiateWithFlags(&mut raw, graph.0, 0)) };
         check("cuGraphInstantiate", code)?;
         // Not uploaded here: the driver does not order a launch on another stream after `cuGraphUpload`. The first launch
         // uploads the graph on its own stream.

@@ -11,7 +11,7 @@ use super::event::RawEvent;
 use super::stream::DriverStream;
 use super::timed::TimedEvent;
 use crate::ipc::DRIVER_HANDLE;
-use crate::{Device, Error, ErrorKind, MemoryDriver, Result};
+use crate::{Device, Error, ErrorKind, MemoryDriver, Result, foreign};
 
 /// Memory that other processes open takes whole units of this: what is smaller may share its unit, all of which they would see.
 const UNIT: usize = 2 << 20;
@@ -108,7 +108,7 @@ impl TimedEvent {
             call!(cuStreamCreate(&mut stream, flags))?;
             let waits = call!(cuStreamWaitEvent(stream, self.event.0, 0));
             let recorded = waits.and_then(|()| call!(cuEventRecord(shared.raw.0, stream)));
-            sys::cuStreamDestroy_v2(stream);
+            foreign!(sys::cuStreamDestroy_v2(stream));
             recorded.map(|()| shared)
         }
     }
@@ -200,7 +200,7 @@ impl IpcMemory {
             }
             call!(cuEventRecord(self.used.raw.0, raw)).inspect_err(|_| {
                 // Nothing else would say when the memory may go.
-                sys::cuStreamSynchronize(raw);
+                foreign!(sys::cuStreamSynchronize(raw));
             })
         }
     }
@@ -219,7 +219,7 @@ impl Drop for IpcMemory {
         // SAFETY: it came from `open` or from `allocate` with these bytes, is returned once, and its use has run.
         unsafe {
             if self.opened {
-                sys::cuIpcCloseMemHandle(address(self.ptr.as_ptr()));
+                foreign!(sys::cuIpcCloseMemHandle(address(self.ptr.as_ptr())));
             } else {
                 self.used.context.free(self.ptr, rounded(self.len));
             }

@@ -8,7 +8,7 @@ use super::ffi::sys;
 use parking_lot::Mutex;
 
 use super::call::{call, check, no_memory, obtained};
-use crate::{AddressSpace, ErrorKind, Result};
+use crate::{AddressSpace, ErrorKind, Result, foreign};
 
 /// Ranges of a device's addresses.
 ///
@@ -72,16 +72,16 @@ impl Pages {
         // SAFETY: the driver reads the properties and writes a handle, which is released once; the page is in a reserved
         // range and has no memory.
         unsafe {
-            let code = sys::cuMemCreate(&mut handle, bytes, &properties(self.location), 0);
+            let code = foreign!(sys::cuMemCreate(&mut handle, bytes, &properties(self.location), 0));
             obtained("cuMemCreate", bytes, code)?;
-            let mapped = sys::cuMemMap(page as sys::CUdeviceptr, bytes, 0, handle, 0);
+            let mapped = foreign!(sys::cuMemMap(page as sys::CUdeviceptr, bytes, 0, handle, 0));
             if mapped == sys::CUresult::CUDA_SUCCESS {
                 self.held.lock().mapped.insert(page);
             }
             let released = call!(cuMemRelease(handle));
             if released.is_err() {
                 // With its handle the memory would outlive the page's.
-                sys::cuMemRelease(handle);
+                foreign!(sys::cuMemRelease(handle));
             }
             obtained("cuMemMap", bytes, mapped).and(released)
         }
@@ -90,7 +90,7 @@ impl Pages {
     /// Takes the memory of neighbouring pages.
     fn unmap(&self, start: usize, bytes: usize) -> Result<()> {
         // SAFETY: whoever calls this names pages with memory, which nobody uses.
-        check("cuMemUnmap", unsafe { sys::cuMemUnmap(start as sys::CUdeviceptr, bytes) })
+        check("cuMemUnmap", unsafe { foreign!(sys::cuMemUnmap(start as sys::CUdeviceptr, bytes)) })
     }
 
     /// Takes the memory of pages in ascending order, with a call for each run of neighbours: the runs that lost it and
@@ -130,7 +130,7 @@ impl Pages {
         let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = sys::CUmemAccessDesc { location: self.location, flags };
         // SAFETY: the driver reads one description.
-        let code = unsafe { sys::cuMemSetAccess(start as sys::CUdeviceptr, bytes, &access, 1) };
+        let code = unsafe { foreign!(sys::cuMemSetAccess(start as sys::CUdeviceptr, bytes, &access, 1)) };
         obtained("cuMemSetAccess", bytes, code)
     }
 
@@ -140,7 +140,7 @@ impl Pages {
             return;
         }
         // SAFETY: this is a reserved range, without memory, which nobody uses.
-        let code = unsafe { sys::cuMemAddressFree(start as sys::CUdeviceptr, bytes) };
+        let code = unsafe { foreign!(sys::cuMemAddressFree(start as sys::CUdeviceptr, bytes)) };
         if code == sys::CUresult::CUDA_SUCCESS {
             self.held.lock().ranges.remove(&start);
         }
@@ -173,7 +173,7 @@ unsafe impl AddressSpace for Pages {
     fn reserve(&self, bytes: usize) -> Result<NonNull<u8>> {
         let mut start = 0;
         // SAFETY: the driver writes an address.
-        let code = unsafe { sys::cuMemAddressReserve(&mut start, bytes, self.page_bytes, 0, 0) };
+        let code = unsafe { foreign!(sys::cuMemAddressReserve(&mut start, bytes, self.page_bytes, 0, 0)) };
         obtained("cuMemAddressReserve", bytes, code)?;
         self.held.lock().ranges.insert(start as usize, bytes);
         NonNull::new(start as *mut u8).ok_or_else(|| no_memory(bytes))

@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use super::cache::{CachedImage, compiler_version};
 use super::call::{call, check, obtained};
 use super::{Grid, Program};
-use crate::{Error, ErrorKind, KernelRecord, Result, Team};
+use crate::{Error, ErrorKind, KernelRecord, Result, Team, foreign};
 
 /// The one compute capability whose groups of four warps multiply together.
 pub(super) const WARP_GROUPS: (i32, i32) = (9, 0);
@@ -87,7 +87,7 @@ impl Module {
         let mut raw = std::ptr::null_mut();
         // SAFETY: a context is current; the image is whole, as the compiler gave it, and is only read.
         unsafe {
-            let code = sys::cuModuleLoadData(&mut raw, image.as_ptr().cast::<c_void>());
+            let code = foreign!(sys::cuModuleLoadData(&mut raw, image.as_ptr().cast::<c_void>()));
             obtained("cuModuleLoadData", image.len(), code)?;
         }
         let module = Module { raw, bytes: image.len(), functions: RwLock::default() };
@@ -105,7 +105,7 @@ impl Module {
             call!(cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.raw))?;
             functions
                 .into_iter()
-                .try_for_each(|function| obtained("cuFuncLoad", 0, sys::cuFuncLoad(function)))
+                .try_for_each(|function| obtained("cuFuncLoad", 0, foreign!(sys::cuFuncLoad(function))))
         }
     }
 
@@ -118,7 +118,7 @@ impl Module {
         let mut raw = std::ptr::null_mut();
         let c_name = c_string(name)?;
         // SAFETY: the module is loaded, and the name ends with 0.
-        let code = unsafe { sys::cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr()) };
+        let code = unsafe { foreign!(sys::cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr())) };
         if code == sys::CUresult::CUDA_ERROR_NOT_FOUND {
             return Err(refused(name, "the program has no such kernel"));
         }
@@ -164,7 +164,7 @@ impl Function {
         // SAFETY: the handle is live; the driver writes a number to the address.
         let code = unsafe {
             let shared = grid.shared_bytes as usize;
-            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.0, threads, shared)
+            foreign!(sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.0, threads, shared))
         };
         check("cuOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
         Ok(KernelRecord {
@@ -183,7 +183,7 @@ impl Function {
 impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: loaded once, and no kernel of it runs any more: the context goes, which outlives its streams.
-        unsafe { sys::cuModuleUnload(self.raw) };
+        unsafe { foreign!(sys::cuModuleUnload(self.raw)) };
     }
 }
 
@@ -235,12 +235,13 @@ fn compile(program: &'static Program, options: &[String]) -> Result<Vec<u8>> {
     let mut raw = std::ptr::null_mut();
     let (none, no_names) = (std::ptr::null(), std::ptr::null());
     // SAFETY: the library is present, the strings end with 0, and there are no headers.
-    let code =
-        unsafe { nvrtc::nvrtcCreateProgram(&mut raw, source.as_ptr(), name.as_ptr(), 0, none, no_names) };
+    let code = unsafe {
+        foreign!(nvrtc::nvrtcCreateProgram(&mut raw, source.as_ptr(), name.as_ptr(), 0, none, no_names))
+    };
     succeeded(code).map_err(|code| refused(format!("nvrtcCreateProgram: {code:?}")))?;
     let compilation = Compilation(raw);
     // SAFETY: the program exists, and the options end with 0.
-    let code = unsafe { nvrtc::nvrtcCompileProgram(raw, options.len() as i32, options.as_ptr()) };
+    let code = unsafe { foreign!(nvrtc::nvrtcCompileProgram(raw, options.len() as i32, options.as_ptr())) };
     succeeded(code).map_err(|code| refused(format!("{code:?}\n{}", compilation.log())))?;
     compilation.image().map_err(|code| refused(format!("nvrtcGetCUBIN: {code:?}")))
 }
@@ -256,11 +257,11 @@ impl Compilation {
         let mut size = 0;
         // SAFETY: the program exists; the library writes a size, and then as many bytes.
         unsafe {
-            if succeeded(nvrtc::nvrtcGetProgramLogSize(self.0, &mut size)).is_err() {
+            if succeeded(foreign!(nvrtc::nvrtcGetProgramLogSize(self.0, &mut size))).is_err() {
                 return String::new();
             }
             let mut log = vec![0u8; size];
-            nvrtc::nvrtcGetProgramLog(self.0, log.as_mut_ptr().cast());
+            foreign!(nvrtc::nvrtcGetProgramLog(self.0, log.as_mut_ptr().cast()));
             String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_owned()
         }
     }
@@ -269,9 +270,9 @@ impl Compilation {
         let mut size = 0;
         // SAFETY: the program was compiled; the library writes a size, and then as many bytes.
         unsafe {
-            succeeded(nvrtc::nvrtcGetCUBINSize(self.0, &mut size))?;
+            succeeded(foreign!(nvrtc::nvrtcGetCUBINSize(self.0, &mut size)))?;
             let mut image = vec![0u8; size];
-            succeeded(nvrtc::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast())).map(|()| image)
+            succeeded(foreign!(nvrtc::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast()))).map(|()| image)
         }
     }
 }
@@ -279,6 +280,6 @@ impl Compilation {
 impl Drop for Compilation {
     fn drop(&mut self) {
         // SAFETY: created once, destroyed once.
-        unsafe { nvrtc::nvrtcDestroyProgram(&mut self.0) };
+        unsafe { foreign!(nvrtc::nvrtcDestroyProgram(&mut self.0)) };
     }
 }

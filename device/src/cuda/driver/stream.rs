@@ -17,7 +17,7 @@ use super::launcher::{CommandId, Launcher};
 use super::timed::{GateWord, TimedEvent};
 use super::{Arg, Grid, Program, Properties, Staged, Target};
 use crate::spin::spin_until;
-use crate::{KernelRecord, Moment, Panicked, Priority, Result, StreamId};
+use crate::{KernelRecord, Moment, Panicked, Priority, Result, StreamId, foreign};
 
 /// A stream of the driver. Its calls are made, or given to the launcher, under the tail of the stream that owns it, but for those
 /// that wait for it or look at it, which any thread makes.
@@ -224,7 +224,7 @@ impl DriverStream {
             return Ok(None);
         }
         // SAFETY: the context is current, and the stream is live.
-        match unsafe { sys::cuStreamQuery(self.raw) } {
+        match unsafe { foreign!(sys::cuStreamQuery(self.raw)) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(None),
             code => check("cuStreamQuery", code).map(|()| Some(launched)),
         }
@@ -371,7 +371,7 @@ impl DriverStream {
             Err(error) => {
                 if let Ok(graph) = ended {
                     // SAFETY: it was made by this capture, and nobody else has it.
-                    unsafe { sys::cuGraphDestroy(graph) };
+                    unsafe { foreign!(sys::cuGraphDestroy(graph)) };
                 }
                 Err(error)
             }
@@ -380,13 +380,13 @@ impl DriverStream {
 
     /// The nodes that come last in what was captured so far.
     pub(crate) fn captured_nodes(&self) -> Result<smallvec::SmallVec<[sys::CUgraphNode; 2]>> {
-        let (mut status, mut id, mut graph, mut count) = (0, 0, std::ptr::null_mut(), 0);
+        let (mut status, mut id, mut graph, mut count) = (0u32, 0, std::ptr::null_mut(), 0);
         let (mut nodes, mut edges) = (std::ptr::null(), std::ptr::null());
         // SAFETY: the stream is live; the driver writes to each address.
         unsafe {
             call!(cuStreamGetCaptureInfo_v3(
                 self.raw(),
-                &mut status,
+                (&raw mut status).cast(),
                 &mut id,
                 &mut graph,
                 &mut nodes,
@@ -435,8 +435,9 @@ impl DriverStream {
         }
         let (ours, theirs) = (self.context.raw, theirs.raw);
         // SAFETY: the context is current, and both are retained; the caller answers for the ranges.
-        let code =
-            unsafe { sys::cuMemcpyPeerAsync(address(to), ours, address(from), theirs, bytes, self.raw()) };
+        let code = unsafe {
+            foreign!(sys::cuMemcpyPeerAsync(address(to), ours, address(from), theirs, bytes, self.raw()))
+        };
         check("cuMemcpyPeerAsync", code)
     }
 
@@ -485,7 +486,7 @@ impl Drop for DriverStream {
         }
         if self.bind().is_ok() {
             // SAFETY: created once, destroyed once; the driver lets it run dry.
-            unsafe { sys::cuStreamDestroy_v2(self.raw()) };
+            unsafe { foreign!(sys::cuStreamDestroy_v2(self.raw())) };
         }
     }
 }

@@ -8,6 +8,7 @@ use super::Staged;
 use super::call::call;
 use super::context::Context;
 use super::event::RawEvent;
+use super::ffi::sys;
 use crate::Result;
 
 /// A user's event, or one of a profile. Goes back to its device's pool when dropped.

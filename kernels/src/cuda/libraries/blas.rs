@@ -1,12 +1,13 @@
 //! Products by cuBLASLt. An algorithm is chosen once for each form of product, and kept.
 
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use blas::cublasLtMatmulDescAttributes_t as Of;
 use device::cuda::ffi::blas;
 use device::cuda::{Addresses, Enqueued, Queue, Workspace};
-use device::{DType, Error, ErrorKind, Result};
+use device::{DType, Error, ErrorKind, Result, foreign};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
@@ -63,17 +64,16 @@ unsafe impl Send for Algorithm {}
 unsafe impl Sync for Algorithm {}
 
 /// A descriptor of the library, with the function that destroys it.
-struct Owned<T: Copy>(T, unsafe fn(T) -> blas::cublasStatus_t);
+struct Owned<T: Copy>(T, unsafe extern "C" fn(T) -> blas::cublasStatus_t);
 
 impl<T: Copy> Owned<*mut T> {
     /// The descriptor that `create` writes.
     fn new(
-        call: &'static str,
-        create: impl FnOnce(&mut *mut T) -> blas::cublasStatus_t,
-        destroy: unsafe fn(*mut T) -> blas::cublasStatus_t,
+        create: impl FnOnce(&mut *mut T) -> Result<()>,
+        destroy: unsafe extern "C" fn(*mut T) -> blas::cublasStatus_t,
     ) -> Result<Owned<*mut T>> {
         let mut raw = std::ptr::null_mut();
-        done(call, create(&mut raw))?;
+        create(&mut raw)?;
         Ok(Owned(raw, destroy))
     }
 }
@@ -83,6 +83,13 @@ impl<T: Copy> Drop for Owned<T> {
         // SAFETY: created once, destroyed once; the library keeps none of it.
         unsafe { (self.1)(self.0) };
     }
+}
+
+/// Calls a function of the library, by its name; an error unless it succeeded.
+macro_rules! call {
+    ($name:ident($($argument:expr),* $(,)?)) => {
+        done(stringify!($name), foreign!(blas::$name($($argument),*)))
+    };
 }
 
 fn done(call: &'static str, status: blas::cublasStatus_t) -> Result<()> {
@@ -165,7 +172,7 @@ impl Blas {
         queue.handle("cuBLASLt", || {
             let mut handle = std::ptr::null_mut();
             // SAFETY: the library is present, since there is a device, whose context is current; the call writes a handle.
-            unsafe { done("cublasLtCreate", blas::cublasLtCreate(&mut handle))? };
+            unsafe { call!(cublasLtCreate(&mut handle))? };
             Ok(Blas { handle, chosen: RwLock::default() })
         })
     }
@@ -211,8 +218,8 @@ impl Blas {
         let [of_a, of_b, of_c] = algorithm.layouts.each_ref().map(|layout| layout.0);
         // SAFETY: handle and descriptions are live, the scalars are read before the call returns, and the caller answers for
         // the rest.
-        let status = unsafe {
-            blas::cublasLtMatmul(
+        unsafe {
+            call!(cublasLtMatmul(
                 self.handle,
                 algorithm.operation.0,
                 alpha,
@@ -229,16 +236,15 @@ impl Blas {
                 workspace.cast(),
                 algorithm.workspace,
                 stream.cast(),
-            )
-        };
-        done("cublasLtMatmul", status)
+            ))
+        }
     }
 }
 
 impl Drop for Blas {
     fn drop(&mut self) {
         // SAFETY: made once, destroyed once; whoever used it last has run.
-        unsafe { blas::cublasLtDestroy(self.handle) };
+        unsafe { foreign!(blas::cublasLtDestroy(self.handle)) };
     }
 }
 
@@ -258,9 +264,12 @@ impl Algorithm {
             _ => (Compute::CUBLAS_COMPUTE_32F, blas::cudaDataType::CUDA_R_32F),
         };
         let Ok(batch) = i32::try_from(form.batch) else { return Ok(None) };
-        // SAFETY: the call writes a handle.
-        let create = |raw: &mut _| unsafe { blas::cublasLtMatmulDescCreate(raw, compute, of_scalars) };
-        let operation = Owned::new("cublasLtMatmulDescCreate", create, blas::cublasLtMatmulDescDestroy)?;
+        // SAFETY: the call writes a handle, which the other one destroys.
+        let operation = unsafe {
+            let create = |raw: &mut _| call!(cublasLtMatmulDescCreate(raw, compute, of_scalars));
+            let destroy = foreign!(blas::cublasLtMatmulDescDestroy as fn(_));
+            Owned::new(create, destroy)?
+        };
         // As `cublasOperation_t` has it: 0 for a matrix as it is, 1 for its transpose.
         set(&operation, Of::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(form.transposed[0]))?;
         set(&operation, Of::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(form.transposed[1]))?;
@@ -284,15 +293,15 @@ impl Algorithm {
             layout(dtype, [rows, columns, form.leading[i]], (batch, form.steps[i]))
         };
         let layouts = [layout(0)?, layout(1)?, layout(2)?];
-        // SAFETY: the call writes a handle.
-        let create = |raw: &mut _| unsafe { blas::cublasLtMatmulPreferenceCreate(raw) };
-        let preference =
-            Owned::new("cublasLtMatmulPreferenceCreate", create, blas::cublasLtMatmulPreferenceDestroy)?;
+        // SAFETY: the call writes a handle, which the other one destroys.
+        let preference = unsafe {
+            let create = |raw: &mut _| call!(cublasLtMatmulPreferenceCreate(raw));
+            let destroy = foreign!(blas::cublasLtMatmulPreferenceDestroy as fn(_));
+            Owned::new(create, destroy)?
+        };
         let prefer = |attribute, (at, bytes): (*const c_void, usize)| {
             // SAFETY: the preference is live, and the call reads the value.
-            let status =
-                unsafe { blas::cublasLtMatmulPreferenceSetAttribute(preference.0, attribute, at, bytes) };
-            done("cublasLtMatmulPreferenceSetAttribute", status)
+            unsafe { call!(cublasLtMatmulPreferenceSetAttribute(preference.0, attribute, at, bytes)) }
         };
         prefer(Wanted::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, value(&(WORKSPACE as u64)))?;
         // Parts of a sum are kept as what it is computed in, also if the result has 16 bits, and added in a fixed order.
@@ -303,20 +312,13 @@ impl Algorithm {
         prefer(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, value(&b))?;
         prefer(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, value(&c))?;
         prefer(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, value(&c))?;
-        let success = blas::cublasStatus_t::CUBLAS_STATUS_SUCCESS;
-        let nothing = blas::cublasLtMatmulHeuristicResult_t {
-            algo: blas::cublasLtMatmulAlgo_t { data: [0; 8] },
-            workspaceSize: 0,
-            state: success,
-            wavesCount: 0.0,
-            reserved: [0; 4],
-        };
-        let mut found = [nothing; CANDIDATES];
+        let mut found =
+            [const { MaybeUninit::<blas::cublasLtMatmulHeuristicResult_t>::uninit() }; CANDIDATES];
         let (mut count, [a, b, c]) = (0, layouts.each_ref().map(|layout| layout.0));
         // SAFETY: handle and descriptions are live; the call writes as many results as there is room for, and how many there
         // are.
         let status = unsafe {
-            blas::cublasLtMatmulAlgoGetHeuristic(
+            foreign!(blas::cublasLtMatmulAlgoGetHeuristic(
                 handle,
                 operation.0,
                 a,
@@ -325,9 +327,9 @@ impl Algorithm {
                 c,
                 preference.0,
                 CANDIDATES as i32,
-                found.as_mut_ptr(),
+                found.as_mut_ptr().cast(),
                 &mut count,
-            )
+            ))
         };
         if status == blas::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
             return Ok(None);
@@ -335,11 +337,17 @@ impl Algorithm {
         done("cublasLtMatmulAlgoGetHeuristic", status)?;
         let count = usize::try_from(count).unwrap_or(0).min(CANDIDATES);
         // SAFETY: the library is present.
-        let version = unsafe { blas::cublasLtGetVersion() } / 100;
-        let fits = |result: &blas::cublasLtMatmulHeuristicResult_t| {
-            result.state == success && (!form.relu || traits(result).keeps_nan(version))
+        let version = unsafe { foreign!(blas::cublasLtGetVersion()) } / 100;
+        let success = blas::cublasStatus_t::CUBLAS_STATUS_SUCCESS;
+        let succeeded = |result: &&MaybeUninit<blas::cublasLtMatmulHeuristicResult_t>| {
+            // SAFETY: written by the call; the status may be one that cudarc does not know, and is read as a number.
+            unsafe { (&raw const (*result.as_ptr()).state).cast::<blas::cublasStatus_t>().read() == success }
         };
-        let usable: Vec<_> = found[..count].iter().filter(|result| fits(result)).collect();
+        // SAFETY: written by the call, with a status that is known.
+        let results =
+            found[..count].iter().filter(succeeded).map(|result| unsafe { result.assume_init_ref() });
+        let usable: Vec<_> =
+            results.filter(|result| !form.relu || traits(result).keeps_nan(version)).collect();
         let best = match form.dtype {
             DType::F32 if !form.tf32 => {
                 choose(&usable.iter().map(|result| traits(result)).collect::<Vec<_>>(), form.sizes)
@@ -363,8 +371,7 @@ impl Algorithm {
 fn set<T>(operation: &Owned<blas::cublasLtMatmulDesc_t>, attribute: Of, of: &T) -> Result<()> {
     let (at, bytes) = value(of);
     // SAFETY: the description is live, and the call reads the value.
-    let status = unsafe { blas::cublasLtMatmulDescSetAttribute(operation.0, attribute, at, bytes) };
-    done("cublasLtMatmulDescSetAttribute", status)
+    unsafe { call!(cublasLtMatmulDescSetAttribute(operation.0, attribute, at, bytes)) }
 }
 
 /// How a matrix is stored: its rows, columns and leading dimension, and how many of them follow at which step.
@@ -375,17 +382,18 @@ fn layout(
 ) -> Result<Owned<blas::cublasLtMatrixLayout_t>> {
     use blas::cublasLtMatrixLayoutAttribute_t as Of;
     let (rows, columns, leading) = (rows as u64, columns as u64, leading as i64);
-    // SAFETY: the call writes a handle.
-    let create =
-        |raw: &mut _| unsafe { blas::cublasLtMatrixLayoutCreate(raw, dtype, rows, columns, leading) };
-    let layout = Owned::new("cublasLtMatrixLayoutCreate", create, blas::cublasLtMatrixLayoutDestroy)?;
+    // SAFETY: the call writes a handle, which the other one destroys.
+    let layout = unsafe {
+        let create = |raw: &mut _| call!(cublasLtMatrixLayoutCreate(raw, dtype, rows, columns, leading));
+        let destroy = foreign!(blas::cublasLtMatrixLayoutDestroy as fn(_));
+        Owned::new(create, destroy)?
+    };
     for (attribute, (at, bytes)) in [
         (Of::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, value(&batch)),
         (Of::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, value(&step)),
     ] {
         // SAFETY: the description is live, and the call reads the value.
-        let status = unsafe { blas::cublasLtMatrixLayoutSetAttribute(layout.0, attribute, at, bytes) };
-        done("cublasLtMatrixLayoutSetAttribute", status)?;
+        unsafe { call!(cublasLtMatrixLayoutSetAttribute(layout.0, attribute, at, bytes))? };
     }
     Ok(layout)
 }
@@ -399,13 +407,13 @@ fn traits(found: &blas::cublasLtMatmulHeuristicResult_t) -> Traits {
         // SAFETY: the call writes one number of 32 bits.
         let status = unsafe {
             let at = std::ptr::from_mut(&mut to).cast();
-            blas::cublasLtMatmulAlgoConfigGetAttribute(
+            foreign!(blas::cublasLtMatmulAlgoConfigGetAttribute(
                 &found.algo,
                 attribute,
                 at,
                 size_of::<i32>(),
                 &mut written,
-            )
+            ))
         };
         if status == blas::cublasStatus_t::CUBLAS_STATUS_SUCCESS { to } else { otherwise }
     };

@@ -11,7 +11,7 @@ use crate::cuda::driver::call::{call, check};
 use crate::cuda::driver::enqueue::{Arguments, Cluster, END, Kernel, POINTER, SIZE, append};
 use crate::cuda::driver::graph::Graph;
 use crate::cuda::driver::module::Function;
-use crate::{KernelRecord, Result};
+use crate::{KernelRecord, Result, foreign};
 
 /// A node of a graph that was captured.
 pub(super) struct CapturedNode {
@@ -83,9 +83,9 @@ impl CapturedKernel {
     /// # Safety
     /// The node is live.
     unsafe fn of(node: sys::CUgraphNode) -> Result<Option<CapturedKernel>> {
-        let mut kind = 0;
+        let mut kind = 0u32;
         // SAFETY: the node is live; the driver writes a number.
-        unsafe { call!(cuGraphNodeGetType(node, &mut kind))? };
+        unsafe { call!(cuGraphNodeGetType(node, (&raw mut kind).cast()))? };
         if kind != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32 {
             return Ok(None);
         }
@@ -149,7 +149,8 @@ unsafe fn listed(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Result<(SmallVec<[u16
     loop {
         let (mut offset, mut bytes) = (0, 0);
         // SAFETY: the function is live; the driver writes two numbers.
-        let code = unsafe { sys::cuFuncGetParamInfo(params.func, begins.len(), &mut offset, &mut bytes) };
+        let code =
+            unsafe { foreign!(sys::cuFuncGetParamInfo(params.func, begins.len(), &mut offset, &mut bytes)) };
         if code == sys::CUresult::CUDA_ERROR_INVALID_VALUE {
             // There are no more.
             return Ok((begins, words));

@@ -28,34 +28,12 @@ pub struct CachingAllocator {
     recent: [AtomicU64; RECENT],
     streams: Mutex<HashMap<StreamId, u32>>,
     pub(crate) config: RwLock<AllocatorConfig>,
-    /// The most that may be reserved, `usize::MAX` for no limit.
-    pub(crate) limit: AtomicUsize,
     /// Bytes held or asked for, which is what the limit is about.
     pub(crate) reserved: AtomicUsize,
-    pub(crate) held: AtomicUsize,
-    peak_held: AtomicUsize,
-    pub(crate) counters: Counters,
+    /// The limit, the bytes that are held and their peak, and counts of what is slow and rare.
+    pub(crate) counted: SpinLock<MemoryStats>,
     history_capacity: AtomicUsize,
     history_clock: Arc<AtomicU64>,
-}
-
-/// Counts of what is slow and rare.
-#[derive(Default)]
-pub(crate) struct Counters {
-    pub(crate) driver_allocations: AtomicU64,
-    pub(crate) driver_refusals: AtomicU64,
-    pub(crate) driver_frees: AtomicU64,
-    pub(crate) polls: AtomicU64,
-    pub(crate) waits: AtomicU64,
-    pub(crate) host_waits: AtomicU64,
-    pub(crate) borrowed: AtomicU64,
-    pub(crate) out_of_memory: AtomicU64,
-}
-
-impl Counters {
-    pub(crate) fn count(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
 }
 
 const RECENT: usize = 64;
@@ -74,11 +52,8 @@ impl CachingAllocator {
             recent: [const { AtomicU64::new(0) }; RECENT],
             streams: Mutex::default(),
             config: RwLock::default(),
-            limit: AtomicUsize::new(usize::MAX),
             reserved: AtomicUsize::new(0),
-            held: AtomicUsize::new(0),
-            peak_held: AtomicUsize::new(0),
-            counters: Counters::default(),
+            counted: SpinLock::new(MemoryStats::default()),
             history_capacity: AtomicUsize::new(0),
             history_clock: Arc::default(),
         }
@@ -285,20 +260,14 @@ impl CachingAllocator {
     }
 
     pub(crate) fn set_limit(&self, bytes: Option<usize>) {
-        self.limit.store(bytes.unwrap_or(usize::MAX), Ordering::Relaxed);
+        self.counted.lock().limit_bytes = bytes;
     }
 
-    /// Counts `bytes` as reserved, if the limit allows it.
-    pub(crate) fn reserve(&self, bytes: usize) -> bool {
-        let limit = self.limit.load(Ordering::Relaxed);
+    /// Counts `bytes` as reserved, or returns the limit that does not allow it.
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<(), usize> {
+        let limit = self.counted.lock().limit_bytes.unwrap_or(usize::MAX);
         let add = |reserved: usize| reserved.checked_add(bytes).filter(|&sum| sum <= limit);
-        self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
-    }
-
-    /// Counts bytes that the driver gave.
-    pub(crate) fn note_obtained(&self, bytes: usize) {
-        let held = self.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.peak_held.fetch_max(held, Ordering::Relaxed);
+        self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).map(drop).map_err(|_| limit)
     }
 
     /// What [`reserve`](Self::reserve) counted is not held any more.
@@ -308,21 +277,7 @@ impl CachingAllocator {
 
     /// The statistics of now.
     pub fn stats(&self) -> MemoryStats {
-        let counter = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let limit = self.limit.load(Ordering::Relaxed);
-        let mut stats = MemoryStats {
-            peak_reserved_bytes: self.peak_held.load(Ordering::Relaxed),
-            limit_bytes: (limit != usize::MAX).then_some(limit),
-            driver_allocations: counter(&self.counters.driver_allocations),
-            driver_refusals: counter(&self.counters.driver_refusals),
-            driver_frees: counter(&self.counters.driver_frees),
-            polls: counter(&self.counters.polls),
-            waits: counter(&self.counters.waits),
-            host_waits: counter(&self.counters.host_waits),
-            borrowed: counter(&self.counters.borrowed),
-            out_of_memory: counter(&self.counters.out_of_memory),
-            ..MemoryStats::default()
-        };
+        let mut stats = MemoryStats { reserved_bytes: 0, ..*self.counted.lock() };
         self.arenas().for_each(|arena| stats.add(&arena.lock()));
         stats
     }
@@ -334,7 +289,8 @@ impl CachingAllocator {
             arena.counts.peak_live_units = arena.counts.live_units;
             arena.counts.peak_live_blocks = arena.counts.live_blocks;
         }
-        self.peak_held.store(self.held.load(Ordering::Relaxed), Ordering::Relaxed);
+        let counted = &mut *self.counted.lock();
+        counted.peak_reserved_bytes = counted.reserved_bytes;
     }
 
     /// A picture of all blocks.
@@ -346,7 +302,7 @@ impl CachingAllocator {
 
     #[cold]
     pub(crate) fn out_of_memory(&self, asker: &impl Asker, bytes: usize, refusal: &str) -> Error {
-        Counters::count(&self.counters.out_of_memory);
+        self.counted.lock().out_of_memory += 1;
         if let Some(history) = &mut self.arena_of(asker).lock().history {
             history.note(Action::OutOfMemory, 0, bytes, asker.id());
         }

@@ -1,7 +1,9 @@
 //! How the allocator decides where it has a choice.
 
+use serde::Serialize;
+
 /// When a stream waits for memory that another stream still uses, and when it takes new memory instead.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub enum ReusePolicy {
     /// New memory, as long as what is pending for the stream is not more than what is live in its arena, or
     /// than 2 MiB; beyond that, wait. The default: it keeps streams apart and a host that runs far ahead in
@@ -15,7 +17,7 @@ pub enum ReusePolicy {
 }
 
 /// The allocator's settings.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AllocatorConfig {
     /// Decide from the order of the program's calls only, never from how far the device got: the same program
     /// then gets the same addresses and peaks at any timing. If several host threads allocate, the order of

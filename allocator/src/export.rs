@@ -26,65 +26,13 @@ impl MemoryReport {
     /// As JSON: `stats`, `config`, `segments` with their `blocks` and these with their `uses`, and `history`. Addresses
     /// and sizes are in bytes; `home` and the streams of uses are stream numbers.
     pub fn to_json(&self) -> String {
-        let stats = &self.stats;
-        let segments = self.snapshot.segments.iter().map(|segment| {
-            let blocks = segment.blocks.iter().map(|block| {
-                let uses = block.uses.iter().map(|used| json!({"stream": used.stream.as_u64(), "tick": used.tick}));
-                let [state, _] = names_of_state(block.state);
-                json!({"address": block.address, "bytes": block.bytes, "state": state, "uses": uses.collect::<Value>()})
-            });
-            json!({
-                "address": segment.address,
-                "bytes": segment.bytes,
-                "home": segment.home.as_u64(),
-                "pool": segment.pool,
-                "blocks": blocks.collect::<Value>(),
-            })
-        });
-        let history = self.history.iter().map(|entry| {
-            json!({
-                "sequence": entry.sequence,
-                "time_us": entry.time_us,
-                "action": names_of_action(entry.action).0,
-                "address": entry.address,
-                "bytes": entry.bytes,
-                "stream": entry.stream.as_u64(),
-            })
-        });
+        let mut stats = json!(self.stats);
+        stats["fragmentation"] = json!(self.stats.fragmentation());
         json!({
-            "stats": {
-                "allocated_bytes": stats.allocated_bytes,
-                "peak_allocated_bytes": stats.peak_allocated_bytes,
-                "reserved_bytes": stats.reserved_bytes,
-                "peak_reserved_bytes": stats.peak_reserved_bytes,
-                "pending_bytes": stats.pending_bytes,
-                "cached_bytes": stats.cached_bytes,
-                "limit_bytes": stats.limit_bytes,
-                "live_blocks": stats.live_blocks,
-                "peak_live_blocks": stats.peak_live_blocks,
-                "allocations": stats.allocations,
-                "frees": stats.frees,
-                "total_allocated_bytes": stats.total_allocated_bytes,
-                "total_freed_bytes": stats.total_freed_bytes,
-                "segments": stats.segments,
-                "free_blocks": stats.free_blocks,
-                "largest_free_bytes": stats.largest_free_bytes,
-                "fragmentation": stats.fragmentation(),
-                "driver_allocations": stats.driver_allocations,
-                "driver_refusals": stats.driver_refusals,
-                "driver_frees": stats.driver_frees,
-                "polls": stats.polls,
-                "waits": stats.waits,
-                "host_waits": stats.host_waits,
-                "borrowed": stats.borrowed,
-                "out_of_memory": stats.out_of_memory,
-                "pinned_bytes": stats.outside.pinned_bytes,
-                "code_bytes": stats.outside.code_bytes,
-                "library_bytes": stats.outside.library_bytes,
-            },
+            "stats": stats,
             "config": self.config_tree(),
-            "segments": segments.collect::<Value>(),
-            "history": history.collect::<Value>(),
+            "segments": self.snapshot.segments,
+            "history": self.history,
         })
         .to_string()
     }
@@ -100,12 +48,11 @@ impl MemoryReport {
             };
             let allocated = of(&[BlockState::Live]);
             let blocks = segment.blocks.iter().map(|block| {
-                let [_, state] = names_of_state(block.state);
                 json!({
                     "address": block.address,
                     "size": block.bytes,
                     "requested_size": if block.state == BlockState::Live { block.bytes } else { 0 },
-                    "state": state,
+                    "state": name_of(block.state),
                     "frames": [],
                 })
             });
@@ -125,7 +72,7 @@ impl MemoryReport {
             })
         });
         let traces = self.history.iter().flat_map(|entry| {
-            names_of_action(entry.action).1.iter().map(|action| {
+            names_of(entry.action).iter().map(|action| {
                 let mut trace = json!({
                     "action": action,
                     "addr": entry.address,
@@ -134,8 +81,8 @@ impl MemoryReport {
                     "time_us": entry.time_us,
                     "frames": [],
                 });
-                if let Some(fields) = trace.as_object_mut().filter(|_| entry.action == Action::OutOfMemory) {
-                    fields.insert("device_free".to_owned(), json!(0));
+                if entry.action == Action::OutOfMemory {
+                    trace["device_free"] = json!(0);
                 }
                 trace
             })
@@ -149,31 +96,28 @@ impl MemoryReport {
     }
 
     fn config_tree(&self) -> Value {
-        json!({
-            "deterministic": self.config.deterministic,
-            "release_threshold": self.config.release_threshold,
-            "reuse": format!("{:?}", self.config.reuse),
-            "limit_bytes": self.stats.limit_bytes,
-        })
+        let mut config = json!(self.config);
+        config["limit_bytes"] = json!(self.stats.limit_bytes);
+        config
     }
 }
 
-/// A state in JSON, and PyTorch's name for it.
-fn names_of_state(state: BlockState) -> [&'static str; 2] {
+/// PyTorch's name of a state.
+fn name_of(state: BlockState) -> &'static str {
     match state {
-        BlockState::Live => ["live", "active_allocated"],
-        BlockState::Pending => ["pending", "active_pending_free"],
-        BlockState::Cached => ["cached", "inactive"],
+        BlockState::Live => "active_allocated",
+        BlockState::Pending => "active_pending_free",
+        BlockState::Cached => "inactive",
     }
 }
 
-/// An action in JSON, and PyTorch's names for what it stands for.
-fn names_of_action(action: Action) -> (&'static str, &'static [&'static str]) {
+/// PyTorch's names for what an action stands for.
+fn names_of(action: Action) -> &'static [&'static str] {
     match action {
-        Action::Allocate => ("allocate", &["alloc"]),
-        Action::Free => ("free", &["free_requested", "free_completed"]),
-        Action::Obtain => ("obtain", &["segment_map"]),
-        Action::Release => ("release", &["segment_unmap"]),
-        Action::OutOfMemory => ("out_of_memory", &["oom"]),
+        Action::Allocate => &["alloc"],
+        Action::Free => &["free_requested", "free_completed"],
+        Action::Obtain => &["segment_map"],
+        Action::Release => &["segment_unmap"],
+        Action::OutOfMemory => &["oom"],
     }
 }

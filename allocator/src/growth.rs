@@ -1,11 +1,10 @@
 //! Memory from the driver and back. No lock is held during a call of the driver.
 
 use std::num::NonZero;
-use std::sync::atomic::Ordering;
 
 use device::{AddressSpace, Moment, SpinGuard};
 
-use crate::allocator::{CachingAllocator, Counters};
+use crate::allocator::CachingAllocator;
 use crate::arena::{Arena, Obtained, Pages, SMALLEST_ARENA, Segment, SharedArena};
 use crate::block::{Address, NONE, UNIT};
 use crate::order::{Asker, Frontier};
@@ -170,20 +169,18 @@ impl CachingAllocator {
 
     /// A call that obtains `bytes` bytes, within the limit and counted.
     fn counted<T>(&self, bytes: usize, call: impl FnOnce() -> device::Result<T>) -> Result<T, Box<str>> {
-        if !self.reserve(bytes) {
-            let limit = self.limit.load(Ordering::Relaxed);
+        if let Err(limit) = self.reserve(bytes) {
             return Err(format!("the limit is {}", crate::report::size(limit)).into());
         }
         let outcome = call();
-        match &outcome {
-            Ok(_) => {
-                Counters::count(&self.counters.driver_allocations);
-                self.note_obtained(bytes);
-            }
-            Err(_) => {
-                Counters::count(&self.counters.driver_refusals);
-                self.unreserve(bytes);
-            }
+        let counted = &mut *self.counted.lock();
+        if outcome.is_ok() {
+            counted.driver_allocations += 1;
+            counted.reserved_bytes += bytes;
+            counted.peak_reserved_bytes = counted.peak_reserved_bytes.max(counted.reserved_bytes);
+        } else {
+            counted.driver_refusals += 1;
+            self.unreserve(bytes);
         }
         outcome.map_err(|error| format!("the driver refused {}: {error}", crate::report::size(bytes)).into())
     }
@@ -216,7 +213,7 @@ impl CachingAllocator {
     fn frontier_of(&self, arena: &SharedArena, reached: impl Fn(Moment) -> bool) -> Frontier {
         let moments = tidy(arena).free_moments();
         Frontier::find(moments, |moment| {
-            Counters::count(&self.counters.polls);
+            self.counted.lock().polls += 1;
             reached(moment)
         })
     }
@@ -243,8 +240,9 @@ impl CachingAllocator {
     }
 
     fn note_given_back(&self, bytes: usize) {
-        Counters::count(&self.counters.driver_frees);
-        self.held.fetch_sub(bytes, Ordering::Relaxed);
+        let counted = &mut *self.counted.lock();
+        counted.driver_frees += 1;
+        counted.reserved_bytes -= bytes;
         self.unreserve(bytes);
     }
 

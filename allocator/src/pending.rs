@@ -3,7 +3,7 @@
 use device::{Moment, Result};
 use smallvec::SmallVec;
 
-use crate::allocator::{CachingAllocator, Counters};
+use crate::allocator::CachingAllocator;
 use crate::block::UNIT;
 use crate::growth::tidy;
 use crate::order::{Asker, Frontier};
@@ -52,7 +52,7 @@ impl CachingAllocator {
         moments.sort_unstable_by_key(|moment| (moment.stream, std::cmp::Reverse(moment.tick)));
         moments.dedup_by_key(|moment| moment.stream);
         asker.wait_for_memory(&moments)?;
-        Counters::count(&self.counters.host_waits);
+        self.counted.lock().host_waits += 1;
         Ok(true)
     }
 
@@ -88,7 +88,7 @@ impl CachingAllocator {
     /// Bytes that the limit leaves for new memory; `None` without a limit.
     fn room(&self) -> Option<usize> {
         use std::sync::atomic::Ordering::Relaxed;
-        let limit = self.limit.load(Relaxed);
-        (limit != usize::MAX).then(|| limit.saturating_sub(self.reserved.load(Relaxed)))
+        let limit = self.counted.lock().limit_bytes?;
+        Some(limit.saturating_sub(self.reserved.load(Relaxed)))
     }
 }

@@ -2,7 +2,7 @@
 
 use device::{Moment, Result};
 
-use crate::allocator::{CachingAllocator, Counters};
+use crate::allocator::CachingAllocator;
 use crate::arena::{Arena, Grant, SharedArena};
 use crate::block::UNIT;
 use crate::classes::units_for;
@@ -39,7 +39,7 @@ impl CachingAllocator {
         }
         if !config.deterministic {
             let reached = |moment| {
-                Counters::count(&self.counters.polls);
+                self.counted.lock().polls += 1;
                 asker.reached(moment)
             };
             if self.promote(asker, arena, reached, false)
@@ -106,7 +106,7 @@ impl CachingAllocator {
         }
         let found = self.find_passed(asker, own, units, false)?;
         own.lock().borrowed += 1;
-        Counters::count(&self.counters.borrowed);
+        self.counted.lock().borrowed += 1;
         Some(found)
     }
 
@@ -168,7 +168,7 @@ impl CachingAllocator {
                 }
                 return Err(error);
             }
-            Counters::count(&self.counters.waits);
+            self.counted.lock().waits += 1;
         }
         Ok(taken)
     }

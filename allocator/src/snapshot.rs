@@ -1,14 +1,16 @@
 //! A picture of all blocks.
 
 use device::{Moment, StreamId};
+use serde::Serialize;
 
 use crate::MemoryStats;
 use crate::arena::Arena;
 use crate::block::{Block, State, UNIT};
 
 /// What a block is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
+#[serde(rename_all = "snake_case")]
 pub enum BlockState {
     /// A buffer owns it.
     Live,
@@ -19,7 +21,7 @@ pub enum BlockState {
 }
 
 /// One block.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct BlockSnapshot {
     /// Address of its first byte.
@@ -33,7 +35,7 @@ pub struct BlockSnapshot {
 }
 
 /// One range of memory from the driver.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SegmentSnapshot {
     /// Address of its first byte.

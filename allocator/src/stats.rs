@@ -1,6 +1,7 @@
 //! What the allocator counts.
 
 use device::HeldOutside;
+use serde::Serialize;
 
 use crate::Snapshot;
 use crate::arena::Arena;
@@ -11,7 +12,7 @@ use crate::block::UNIT;
 /// `reserved_bytes = allocated_bytes + pending_bytes + cached_bytes`. Sizes are those of blocks: a request is
 /// rounded up to 256 bytes and by less than one part in 32. While other threads allocate, the parts of one
 /// reading may be of slightly different times.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct MemoryStats {
     /// Bytes of live buffers.
@@ -65,6 +66,7 @@ pub struct MemoryStats {
     /// Requests that failed.
     pub out_of_memory: u64,
     /// What the device holds outside the allocator: none of it is in the numbers above, nor does the limit count it.
+    #[serde(flatten)]
     pub outside: HeldOutside,
 }
 

@@ -3,6 +3,8 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
+use serde::Serialize;
+
 use crate::{Error, ErrorKind, Result};
 
 /// The calls that obtain and return a device's memory: slow, counted, and never made under a lock.
@@ -125,7 +127,7 @@ pub unsafe trait AddressSpace: Send + Sync {
 ///
 /// All of a CUDA device's handles in the process share it, but for a few bytes. Not known to the library, and not in here, are
 /// what the driver takes for its context, streams and executable graphs, and NCCL for its communicators.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct HeldOutside {
     /// Pinned host memory: blocks through which uploads and downloads go, kept for the next ones until

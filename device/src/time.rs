@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::Serialize;
 use smallvec::SmallVec;
 
 /// The name of a stream, unique in the process and never used again. The default is no stream's.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct StreamId(u64);
 
 impl StreamId {
@@ -52,7 +53,7 @@ impl fmt::Display for StreamId {
 }
 
 /// A point in a stream: just after its command number `tick`.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug, Serialize)]
 pub struct Moment {
     /// The stream.
     pub stream: StreamId,

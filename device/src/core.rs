@@ -66,7 +66,7 @@ pub(crate) struct Cuda {
 impl Cuda {
     /// A new stream.
     pub(crate) fn stream(&self, priority: Priority) -> Result<DriverStream> {
-        DriverStream::new(&self.context, &self.fault, priority, self.launcher.clone())
+        self.context.stream(&self.fault, priority, self.launcher.clone())
     }
 }
 
@@ -229,7 +229,7 @@ impl Core {
         if let Some(made) = cuda.reads.get() {
             return Ok(made);
         }
-        let stream = DriverStream::new(&cuda.context, &cuda.fault, Priority::High, None)?;
+        let stream = cuda.context.stream(&cuda.fault, Priority::High, None)?;
         let made = Fifo::new(Runner::Driver(stream), Placement::Caller, 1, &self.observers.audit);
         // If two threads make one at once, the second drops its own, which did nothing.
         Ok(cuda.reads.get_or_init(|| made))

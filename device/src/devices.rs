@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use crate::core::{Backend, Core, Cuda};
-use crate::cuda::{Context, FaultWord, Launcher, PinnedMemory};
+use crate::cuda::{Context, FaultWord, PinnedMemory};
 use crate::delay::Delays;
 use crate::explorer::{Choice, Explorer};
 use crate::fifo::{Fifo, Runner, reached};
@@ -111,12 +111,12 @@ impl Device {
         let context = Context::open(ordinal)?;
         let blocking = or_variable(config.blocking, environment::blocking)?.unwrap_or(false);
         let cudnn = or_variable(config.cudnn, environment::cudnn)?.unwrap_or(true);
-        let fault = FaultWord::new(&context)?;
+        let fault = context.fault_word()?;
         let launcher = match launches(config.launcher)? {
             _ if blocking => None,
-            Some(true) => Some(Launcher::new(&context, &fault, true)?),
+            Some(true) => Some(context.launcher(&fault, true)?),
             // Without a thread whoever launches makes the calls.
-            Some(false) => Launcher::new(&context, &fault, false).ok(),
+            Some(false) => context.launcher(&fault, false).ok(),
             None => None,
         };
         let memory = config.memory.unwrap_or_else(|| Arc::clone(&context) as Arc<dyn MemoryDriver>);

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crate::core::Core;
-use crate::cuda::{Context, TimedEvent};
+use crate::cuda::{Context, DriverEvent};
 use crate::fifo::{Fifo, bump};
 use crate::graph::capture::Capture;
 use crate::recorder::{CommandKind, Label};
@@ -33,7 +33,7 @@ pub(crate) struct Marker {
     pub(crate) moment: Moment,
     pub(crate) stamp: Arc<OnceLock<Instant>>,
     /// The event of a driver's stream.
-    pub(crate) timed: Option<TimedEvent>,
+    pub(crate) timed: Option<DriverEvent>,
     /// Whether it was recorded within a captured step, in which nothing runs.
     pub(crate) captured: bool,
 }

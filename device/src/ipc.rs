@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use crate::cuda::{Context, IpcMemory, SharedEvent};
+use crate::cuda::{Context, DriverEvent, IpcMemory};
 use crate::{Buffer, Device, Error, Event, Result, Stream, Use};
 
 /// What another process of the machine opens an event or a copy of device memory by: bytes to be sent there, whichever way.
@@ -14,7 +14,7 @@ use crate::{Buffer, Device, Error, Event, Result, Stream, Use};
 pub struct IpcHandle {
     bytes: Vec<u8>,
     // What goes with it.
-    _event: Option<SharedEvent>,
+    _event: Option<DriverEvent>,
     _memory: Option<IpcMemory>,
 }
 
@@ -29,7 +29,7 @@ debug_fields!(IpcHandle {});
 
 /// An event that another process recorded.
 #[derive(Clone)]
-pub struct IpcEvent(Arc<SharedEvent>);
+pub struct IpcEvent(Arc<DriverEvent>);
 
 #[derive::located]
 impl IpcEvent {
@@ -43,7 +43,7 @@ impl IpcEvent {
         if parsed.memory.is_some() {
             return Err(malformed("from_ipc_handle", bytes));
         }
-        open_event("from_ipc_handle", device, &parsed).map(IpcEvent)
+        cuda_context("from_ipc_handle", device)?.open_event(parsed.event).map(Arc::new).map(IpcEvent)
     }
 
     /// Whether the other process's stream has passed the event. Does not block.
@@ -75,12 +75,14 @@ impl Event {
     /// `Driver`.
     pub fn ipc_handle(&self) -> Result<IpcHandle> {
         const OP: &str = "ipc_handle";
-        self.0.device().0.not_captured(OP, "nothing has run that another process could wait for")?;
+        let device = self.0.device();
+        device.0.not_captured(OP, "nothing has run that another process could wait for")?;
         let Some(timed) = &self.0.timed else {
             return Err(Error::invalid(OP, "self", "an event of a CUDA device", format_args!("{self:?}")));
         };
         let event = timed.shared()?;
-        Ok(IpcHandle { bytes: write(&event, None, &[])?, _event: Some(event), _memory: None })
+        let bytes = write(cuda_context(OP, &device)?, event.handle()?, None, &[])?;
+        Ok(IpcHandle { bytes, _event: Some(event), _memory: None })
     }
 }
 
@@ -95,7 +97,7 @@ impl Stream {
         const OP: &str = "wait_ipc";
         self.not_captured(OP, "another process's event is waited for once")?;
         event.0.check_device(OP, self.device())?;
-        self.launch_driver(OP, &[], true, |driver| event.0.delay(driver))
+        self.launch_driver(OP, &[], true, |driver| driver.wait_event(&event.0))
     }
 
     /// A handle of what these bytes of `buffer` are at this point of the stream: they are copied to memory of their own,
@@ -115,12 +117,13 @@ impl Stream {
         self.not_captured(op, "another process opens a handle once")?;
         in_bounds(op, buffer, &range)?;
         let context = cuda_context(op, self.device())?;
-        let memory = self.core().with_room(|| IpcMemory::allocate(context, range.len()))?;
-        let bytes = write(memory.used(), Some(&memory), note)?;
+        let memory = self.core().with_room(|| context.allocate_shared(range.len()))?;
+        let [handle, event] = memory.handles()?;
+        let bytes = write(context, event, Some((handle, range.len())), note)?;
         let from = buffer.ptr().wrapping_add(range.start);
         self.launch_driver(op, &[Use::read(buffer)], false, |driver| {
             // SAFETY: the range is inside the buffer, and the memory was allocated for it.
-            unsafe { memory.copy(driver, from, range.len(), true) }
+            unsafe { memory.copy_shared(driver, from, range.len(), true) }
         })?;
         Ok(IpcHandle { bytes, _event: None, _memory: Some(memory) })
     }
@@ -136,12 +139,12 @@ impl Stream {
         let parsed = Parsed::of(op, handle, self.device())?;
         let Some((memory, len)) = parsed.memory else { return Err(malformed(op, handle)) };
         in_bounds(op, buffer, &(0..len))?;
-        let event = open_event(op, self.device(), &parsed)?;
-        let memory = IpcMemory::open(cuda_context(op, self.device())?, memory, len)?;
+        let context = cuda_context(op, self.device())?;
+        let (event, memory) = (context.open_event(parsed.event)?, context.open_shared(memory, len)?);
         self.launch_driver(op, &[Use::write(buffer)], true, |driver| {
-            event.delay(driver)?;
+            driver.wait_event(&event)?;
             // SAFETY: the buffer and the other process's memory were found to be that long.
-            unsafe { memory.copy(driver, buffer.ptr(), len, false) }
+            unsafe { memory.copy_shared(driver, buffer.ptr(), len, false) }
         })?;
         // Closing waits for the copy anyway, and the other process may free the memory once this returns.
         self.synchronize()
@@ -169,10 +172,6 @@ fn cuda_context<'a>(op: &'static str, device: &'a Device) -> Result<&'a Arc<Cont
     cuda.map(|cuda| &cuda.context).ok_or_else(|| Error::invalid(op, "device", "a CUDA device", device))
 }
 
-fn open_event(op: &'static str, device: &Device, parsed: &Parsed<'_>) -> Result<Arc<SharedEvent>> {
-    SharedEvent::open(cuda_context(op, device)?, parsed.event).map(Arc::new)
-}
-
 /// The driver's handles are so many bytes.
 pub(crate) const DRIVER_HANDLE: usize = 64;
 const MAGIC: &[u8; 8] = b"strgipc1";
@@ -187,16 +186,17 @@ struct Parsed<'a> {
     note: &'a [u8],
 }
 
-fn write(event: &SharedEvent, memory: Option<&IpcMemory>, note: &[u8]) -> Result<Vec<u8>> {
-    let mut bytes = MAGIC.to_vec();
-    bytes.extend(this_process().to_le_bytes());
-    bytes.extend(event.gpu()?);
-    bytes.extend(event.handle()?);
-    bytes.push(u8::from(memory.is_some()));
-    bytes.extend(memory.map_or(Ok([0; DRIVER_HANDLE]), IpcMemory::handle)?);
-    bytes.extend(memory.map_or(0, |memory| memory.len() as u64).to_le_bytes());
-    bytes.extend(note);
-    Ok(bytes)
+fn write(
+    context: &Context,
+    event: [u8; DRIVER_HANDLE],
+    memory: Option<([u8; DRIVER_HANDLE], usize)>,
+    note: &[u8],
+) -> Result<Vec<u8>> {
+    let (process, gpu, has_memory) =
+        (this_process().to_le_bytes(), context.uuid()?, u8::from(memory.is_some()));
+    let (handle, len) = memory.unwrap_or(([0; DRIVER_HANDLE], 0));
+    Ok([MAGIC, &process[..], &gpu, &event, &[has_memory], &handle, &(len as u64).to_le_bytes(), note]
+        .concat())
 }
 
 impl<'a> Parsed<'a> {

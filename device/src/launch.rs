@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::barrier::{Barrier, Gate};
 use crate::core::Core;
-use crate::cuda::{DriverStream, GateWord, Queue, Target, TimedEvent};
+use crate::cuda::{DriverEvent, DriverStream, GateWord, Queue, Target};
 use crate::explorer::Ready;
 use crate::fifo::{Fifo, Item, Job, Tail, bump, find};
 use crate::graph::capture::Capture;
@@ -163,7 +163,7 @@ impl Stream {
     }
 
     /// As [`wait_for`](Self::wait_for); if the driver has an event at the only moment, it is the one to wait for.
-    pub(crate) fn wait_exactly(&self, moments: &[Moment], event: Option<&TimedEvent>) -> Result<()> {
+    pub(crate) fn wait_exactly(&self, moments: &[Moment], event: Option<&DriverEvent>) -> Result<()> {
         const OP: &str = "wait";
         // A plan has its own edges.
         if Capture::of(self.core()).is_some() {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use crate::cuda::{DriverStream, TimedEvent};
+use crate::cuda::{DriverEvent, DriverStream};
 use crate::fifo::{Fifo, Tail, bump, find, reached};
 use crate::threads::spawn;
 use crate::{Clock, Error, Moment, Result, Use};
@@ -81,7 +81,7 @@ impl Fifo {
         &self,
         tail: &mut Tail,
         mut needs: Moments,
-        event: Option<&TimedEvent>,
+        event: Option<&DriverEvent>,
     ) -> Result<()> {
         let total = needs.len();
         // The newest moment of each stream implies its older ones.

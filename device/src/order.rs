@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use crate::cuda::TimedEvent;
+use crate::cuda::DriverEvent;
 use crate::fifo::{Tail, find};
 use crate::log::Log;
 use crate::needs::Moments;
@@ -113,7 +113,7 @@ impl Stream {
         op: &'static str,
         uses: &[Use<'_>],
         needs: Moments,
-        event: Option<&TimedEvent>,
+        event: Option<&DriverEvent>,
         may_run_here: bool,
     ) -> Result<RunsOn> {
         let (fifo, core) = (self.fifo(), self.core());
@@ -176,7 +176,7 @@ impl Stream {
     /// Waits for the needs of the newest command. A driver that refuses leaves the command behind, launched without
     /// work.
     #[cold]
-    fn commit(&self, tail: &mut Tail, needs: Moments, event: Option<&TimedEvent>) -> Result<()> {
+    fn commit(&self, tail: &mut Tail, needs: Moments, event: Option<&DriverEvent>) -> Result<()> {
         let fifo = self.fifo();
         let Some(driver) = fifo.driver_stream() else { return fifo.commit(tail, needs, event) };
         driver.bind().and_then(|()| fifo.commit(tail, needs, event)).map_err(|error| {

@@ -16,8 +16,8 @@ pub use driver::ffi;
 #[cfg(feature = "cuda")]
 pub use driver::{Addresses, Enqueued};
 pub(crate) use driver::{
-    Captured, Context, DriverGraph, DriverStream, FaultWord, GateWord, IpcMemory, Launcher, SharedEvent,
-    Staged, TimedEvent, Updated, in_host_function,
+    Captured, Context, DriverEvent, DriverGraph, DriverStream, FaultWord, GateWord, IpcMemory, Launcher,
+    Staged, Updated, in_host_function,
 };
 
 use crate::core::Core;
@@ -353,7 +353,7 @@ impl<'a> Queue<'a> {
         // SAFETY: the caller's promise.
         unsafe { self.stream.kernel(self.command(), program, name, grid, args, self.target)? };
         if let Some(noted) = self.noted.filter(|_| !grid.blocks.contains(&0)) {
-            noted.borrow_mut().add([self.stream.describe(program, name, grid)?]);
+            noted.borrow_mut().add([self.stream.describe_kernel(program, name, grid)?]);
         }
         Ok(())
     }

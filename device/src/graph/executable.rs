@@ -159,10 +159,8 @@ impl Plan {
         let device = self.device.clone();
         let nodes = self.nodes(layout, &mut moved);
         let waits = nodes.iter().any(|node| node.work.waits());
-        let graph = match device.runs_on_host() {
-            true => None,
-            false => Some(DriverGraph::new(device.core(), &nodes)?),
-        };
+        let driver = device.core().default.driver_stream();
+        let graph = driver.map(|driver| driver.graph(device.core(), &nodes)).transpose()?;
         let (changed, helpers) = (Vec::new(), Vec::new());
         let nodes = Mutex::new(Nodes { nodes, bound, changed, helpers, graph, ignored: None });
         let (used, shuffle) = (Mutex::new(used), AtomicU64::new(0));

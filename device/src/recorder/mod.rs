@@ -16,7 +16,7 @@ pub use records::{
 };
 
 use crate::core::Core;
-use crate::cuda::{DriverStream, TimedEvent};
+use crate::cuda::{DriverEvent, DriverStream};
 use crate::{Device, Moment, OnDrop, Result, Stream, Use, nvtx};
 use stack::Stacks;
 
@@ -38,8 +38,8 @@ struct RecordingLog {
     /// When commands ran on threads of the host.
     ran: Vec<Ran>,
     /// The commands of driver's streams between two events, and the event at which the recording began.
-    timed: Vec<(Moment, TimedEvent, TimedEvent)>,
-    began: Option<TimedEvent>,
+    timed: Vec<(Moment, DriverEvent, DriverEvent)>,
+    began: Option<DriverEvent>,
     /// For commands that enqueued several things, where each but the first began.
     parts: HashMap<Moment, Vec<KernelMark>>,
     /// None where nobody wants to know the lines of the program.
@@ -51,7 +51,7 @@ struct RecordingLog {
 }
 
 /// Something that a command enqueued: its first kernel among those of the command, and when it began.
-type KernelMark = (usize, TimedEvent);
+type KernelMark = (usize, DriverEvent);
 
 /// When a command ran on a thread of the host.
 struct Ran {
@@ -86,7 +86,7 @@ pub(crate) struct NotedKernels {
     /// A kernel of this library, or those of a call of another one, none if they are not known.
     noted: Vec<Vec<KernelRecord>>,
     /// Where each but the first began.
-    marks: Vec<TimedEvent>,
+    marks: Vec<DriverEvent>,
 }
 
 impl NotedKernels {
@@ -174,7 +174,7 @@ impl CurrentRange {
 }
 
 impl RecordingLog {
-    fn new(began: Option<TimedEvent>, places: bool) -> RecordingLog {
+    fn new(began: Option<DriverEvent>, places: bool) -> RecordingLog {
         RecordingLog {
             origin: Instant::now(),
             recording: Recording::default(),
@@ -273,7 +273,7 @@ impl RecordingLog {
     }
 
     /// When an event of a driver's stream came, which it has.
-    fn event_ns(&self, event: &TimedEvent) -> Option<u64> {
+    fn event_ns(&self, event: &DriverEvent) -> Option<u64> {
         let ms = self.began.as_ref()?.elapsed_ms(event).ok()?;
         Some((ms * 1e6).max(0.0) as u64)
     }
@@ -371,7 +371,7 @@ impl Recorder {
 
     /// A command of a driver's stream runs between two events.
     #[cold]
-    pub(crate) fn timed(&self, moment: Moment, start: TimedEvent, end: TimedEvent) {
+    pub(crate) fn timed(&self, moment: Moment, start: DriverEvent, end: DriverEvent) {
         self.with(|log| log.timed.push((moment, start, end)));
     }
 

@@ -92,20 +92,22 @@ impl Reporters {
     }
 }
 
-impl FaultWord {
+impl Context {
     /// A record in pinned memory.
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Arc<FaultWord>> {
-        let record: NonNull<FaultRecord> = context.allocate_pinned(size_of::<FaultRecord>())?.cast();
+    pub(crate) fn fault_word(self: &Arc<Self>) -> Result<Arc<FaultWord>> {
+        let record: NonNull<FaultRecord> = self.allocate_pinned(size_of::<FaultRecord>())?.cast();
         // SAFETY: there are that many bytes, which nobody else has; zeros are an empty record.
         unsafe { record.write_bytes(0, 1) };
         Ok(Arc::new(FaultWord {
             record,
-            context: Arc::clone(context),
+            context: Arc::clone(self),
             reporters: RwLock::default(),
             kept: Mutex::default(),
         }))
     }
+}
 
+impl FaultWord {
     /// Bytes of pinned memory.
     pub(crate) const BYTES: usize = size_of::<FaultRecord>();
 

@@ -14,7 +14,7 @@ use super::stream::DriverStream;
 use super::{Grid, Queue, Target};
 use crate::core::Core;
 use crate::graph::Node;
-use crate::{Error, Moment, Priority, Result, StreamId, foreign};
+use crate::{Error, Moment, Result, StreamId, foreign};
 
 /// A graph that the driver launches, and what its nodes use beside the memory of the plan.
 pub(crate) struct DriverGraph {
@@ -85,13 +85,10 @@ impl Drop for Exec {
     }
 }
 
-impl DriverGraph {
-    /// A graph of `nodes`, each after those that it needs.
-    pub(crate) fn new(core: &Arc<Core>, nodes: &[Node]) -> Result<DriverGraph> {
-        let Some(cuda) = core.cuda() else {
-            return Err(Error::no_cuda("a graph of a device that is no CUDA device"));
-        };
-        let stream = DriverStream::new(&cuda.context, &cuda.fault, Priority::Normal, None)?;
+impl DriverStream {
+    /// A graph of `nodes`, each after those that it needs. The stream is one of the core.
+    pub(crate) fn graph(&self, core: &Arc<Core>, nodes: &[Node]) -> Result<DriverGraph> {
+        let stream = self.sibling()?;
         let never = Moment { stream: StreamId::fresh(), tick: 0 };
         stream.bind()?;
         let graph = Graph::new()?;
@@ -129,10 +126,12 @@ impl DriverGraph {
         check("cuGraphInstantiate", code)?;
         // Not uploaded here: the driver does not order a launch on another stream after `cuGraphUpload`. The first launch
         // uploads the graph on its own stream.
-        let exec = Exec { raw, _graph: graph, context: Arc::clone(&cuda.context) };
+        let exec = Exec { raw, _graph: graph, context: Arc::clone(&self.context) };
         Ok(DriverGraph { exec, kernels, stream, constants, core: Arc::downgrade(core), tf32: core.tf32() })
     }
+}
 
+impl DriverGraph {
     /// Has later launches run the kernels of a command with the arguments that it has now.
     pub(crate) fn update(&self, command: usize, node: &Node) -> Result<()> {
         let Some(core) = self.core.upgrade() else { return Ok(()) };

@@ -1,5 +1,6 @@
 //! Events and memory that other processes open.
 
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use super::Context;
 use super::call::{address, call};
 use super::event::RawEvent;
 use super::stream::DriverStream;
-use super::timed::TimedEvent;
+use super::timed::DriverEvent;
 use crate::ipc::DRIVER_HANDLE;
 use crate::{Device, Error, ErrorKind, MemoryDriver, Result, foreign};
 
@@ -33,42 +34,55 @@ impl Context {
         unsafe { call!(cuDeviceGetUuid_v2(&mut uuid, self.device))? };
         Ok(uuid.bytes.map(|byte| byte as u8))
     }
-}
 
-/// An event that several processes share.
-pub(crate) struct SharedEvent {
-    raw: RawEvent,
-    context: Arc<Context>,
-}
-
-impl SharedEvent {
-    /// One of this process, not recorded yet.
-    pub(crate) fn new(context: &Arc<Context>) -> Result<SharedEvent> {
-        context.bind()?;
-        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32
-            | sys::CUevent_flags_enum::CU_EVENT_INTERPROCESS as u32;
-        Ok(SharedEvent { raw: RawEvent::new(flags)?, context: Arc::clone(context) })
-    }
-
-    /// One of another process.
-    pub(crate) fn open(context: &Arc<Context>, bytes: [u8; DRIVER_HANDLE]) -> Result<SharedEvent> {
-        context.bind()?;
+    /// An event of another process.
+    pub(crate) fn open_event(self: &Arc<Self>, bytes: [u8; DRIVER_HANDLE]) -> Result<DriverEvent> {
+        self.bind()?;
         let (mut raw, handle) = (std::ptr::null_mut(), sys::CUipcEventHandle { reserved: from_bytes(bytes) });
         // SAFETY: the context is current; the driver writes a handle, and looks at the bytes before it believes them.
         unsafe { call!(cuIpcOpenEventHandle(&mut raw, handle))? };
-        Ok(SharedEvent { raw: RawEvent(raw), context: Arc::clone(context) })
+        Ok(DriverEvent::shareable(RawEvent(raw), self))
+    }
+
+    /// Memory of this process that another one can open.
+    pub(crate) fn allocate_shared(self: &Arc<Self>, len: usize) -> Result<IpcMemory> {
+        let used = DriverEvent::new(self)?;
+        let ptr = self.allocate(rounded(len))?;
+        Ok(IpcMemory { ptr, len, opened: false, used })
+    }
+
+    /// Memory of another process.
+    pub(crate) fn open_shared(self: &Arc<Self>, bytes: [u8; DRIVER_HANDLE], len: usize) -> Result<IpcMemory> {
+        let used = DriverEvent::new(self)?;
+        let (mut ptr, handle) = (0, sys::CUipcMemHandle { reserved: from_bytes(bytes) });
+        let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        // SAFETY: the context is current; the driver writes an address, and looks at the bytes before it believes them.
+        unsafe { call!(cuIpcOpenMemHandle_v2(&mut ptr, handle, flags))? };
+        let ptr = NonNull::new(ptr as *mut u8).ok_or_else(|| super::call::no_memory(len))?;
+        let memory = IpcMemory { ptr, len, opened: true, used };
+        memory.check_len().map(|()| memory)
+    }
+}
+
+impl DriverEvent {
+    fn shareable(event: RawEvent, context: &Arc<Context>) -> DriverEvent {
+        DriverEvent { event: ManuallyDrop::new(event), context: Arc::clone(context), is_timed: false }
+    }
+
+    /// One that other processes can open, not recorded yet.
+    fn new(context: &Arc<Context>) -> Result<DriverEvent> {
+        context.bind()?;
+        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32
+            | sys::CUevent_flags_enum::CU_EVENT_INTERPROCESS as u32;
+        Ok(DriverEvent::shareable(RawEvent::new(flags)?, context))
     }
 
     pub(crate) fn handle(&self) -> Result<[u8; DRIVER_HANDLE]> {
         self.context.bind()?;
         let mut handle = sys::CUipcEventHandle { reserved: [0; DRIVER_HANDLE] };
         // SAFETY: the context is current, the event is live, and the driver writes 64 bytes.
-        unsafe { call!(cuIpcGetEventHandle(&mut handle, self.raw.0))? };
+        unsafe { call!(cuIpcGetEventHandle(&mut handle, self.event.0))? };
         Ok(to_bytes(handle.reserved))
-    }
-
-    pub(crate) fn gpu(&self) -> Result<[u8; 16]> {
-        self.context.uuid()
     }
 
     pub(crate) fn check_device(&self, op: &'static str, device: &Device) -> Result<()> {
@@ -80,34 +94,16 @@ impl SharedEvent {
         Err(Error::new(ErrorKind::DeviceMismatch { op, lhs, rhs: device.to_string().into() }))
     }
 
-    /// Makes later work of a stream of the event's device, which is current, come after it.
-    pub(crate) fn delay(&self, stream: &DriverStream) -> Result<()> {
-        // SAFETY: the context is current, and both handles are live.
-        unsafe { call!(cuStreamWaitEvent(stream.raw(), self.raw.0, 0)) }
-    }
-
-    pub(crate) fn is_complete(&self) -> Result<bool> {
-        self.context.bind()?;
-        self.raw.is_complete()
-    }
-
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        self.context.bind()?;
-        self.raw.synchronize()
-    }
-}
-
-impl TimedEvent {
     /// An event for other processes that comes when this one has.
-    pub(crate) fn shared(&self) -> Result<SharedEvent> {
-        let shared = SharedEvent::new(&self.context)?;
+    pub(crate) fn shared(&self) -> Result<DriverEvent> {
+        let shared = DriverEvent::new(&self.context)?;
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current, and all handles are live. A stream that is destroyed still runs what it was given.
         unsafe {
             call!(cuStreamCreate(&mut stream, flags))?;
             let waits = call!(cuStreamWaitEvent(stream, self.event.0, 0));
-            let recorded = waits.and_then(|()| call!(cuEventRecord(shared.raw.0, stream)));
+            let recorded = waits.and_then(|()| call!(cuEventRecord(shared.event.0, stream)));
             foreign!(sys::cuStreamDestroy_v2(stream));
             recorded.map(|()| shared)
         }
@@ -121,7 +117,7 @@ pub(crate) struct IpcMemory {
     /// Whether it is another process's.
     opened: bool,
     /// Comes after its only use here.
-    used: Arc<SharedEvent>,
+    used: DriverEvent,
 }
 
 // SAFETY: the address is only followed by launched commands, and the driver frees it on any thread.
@@ -130,30 +126,6 @@ unsafe impl Send for IpcMemory {}
 unsafe impl Sync for IpcMemory {}
 
 impl IpcMemory {
-    /// Of this process.
-    pub(crate) fn allocate(context: &Arc<Context>, len: usize) -> Result<IpcMemory> {
-        let used = Arc::new(SharedEvent::new(context)?);
-        let ptr = context.allocate(rounded(len))?;
-        Ok(IpcMemory { ptr, len, opened: false, used })
-    }
-
-    /// Another process's.
-    pub(crate) fn open(context: &Arc<Context>, bytes: [u8; DRIVER_HANDLE], len: usize) -> Result<IpcMemory> {
-        let used = Arc::new(SharedEvent::new(context)?);
-        let (mut ptr, handle) = (0, sys::CUipcMemHandle { reserved: from_bytes(bytes) });
-        let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
-        // SAFETY: the context is current; the driver writes an address, and looks at the bytes before it believes them.
-        unsafe { call!(cuIpcOpenMemHandle_v2(&mut ptr, handle, flags))? };
-        let ptr = NonNull::new(ptr as *mut u8).ok_or_else(|| super::call::no_memory(len))?;
-        let memory = IpcMemory { ptr, len, opened: true, used };
-        memory.check_len().map(|()| memory)
-    }
-
-    /// The event that comes after its use, for other processes.
-    pub(crate) fn used(&self) -> &Arc<SharedEvent> {
-        &self.used
-    }
-
     /// That the memory has the length that the handle says.
     fn check_len(&self) -> Result<()> {
         let (mut base, mut bytes) = (0, 0);
@@ -164,17 +136,14 @@ impl IpcMemory {
         Error::require(fits, "from_ipc_handle", "handle", "no longer than its memory", value)
     }
 
-    pub(crate) fn handle(&self) -> Result<[u8; DRIVER_HANDLE]> {
-        self.used.context.bind()?;
+    /// The handles of the memory and of the event that comes after its use.
+    pub(crate) fn handles(&self) -> Result<[[u8; DRIVER_HANDLE]; 2]> {
+        let event = self.used.handle()?;
         let mut handle = sys::CUipcMemHandle { reserved: [0; DRIVER_HANDLE] };
         let ptr = address(self.ptr.as_ptr());
         // SAFETY: the context is current, the memory is live, and the driver writes 64 bytes.
         unsafe { call!(cuIpcGetMemHandle(&mut handle, ptr))? };
-        Ok(to_bytes(handle.reserved))
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.len
+        Ok([to_bytes(handle.reserved), event])
     }
 
     /// Enqueues its one use: a copy between it and `bytes` bytes of a buffer, to it if `fill`.
@@ -182,7 +151,7 @@ impl IpcMemory {
     /// # Safety
     /// The bytes are inside the buffer, which the stream's newest command uses, and no more than this memory has. The device is
     /// current.
-    pub(crate) unsafe fn copy(
+    pub(crate) unsafe fn copy_shared(
         &self,
         stream: &DriverStream,
         buffer: *mut u8,
@@ -198,7 +167,7 @@ impl IpcMemory {
             if bytes > 0 {
                 call!(cuMemcpyDtoDAsync_v2(address(to), address(from), bytes, raw))?;
             }
-            call!(cuEventRecord(self.used.raw.0, raw)).inspect_err(|_| {
+            call!(cuEventRecord(self.used.event.0, raw)).inspect_err(|_| {
                 // Nothing else would say when the memory may go.
                 foreign!(sys::cuStreamSynchronize(raw));
             })

@@ -93,12 +93,12 @@ pub(super) struct Awake<'a> {
     backlog: &'a AtomicBool,
 }
 
-impl Launcher {
-    /// One that is given `all` launches, or those of long runs.
+impl Context {
+    /// A launcher that is given `all` launches, or those of long runs.
     ///
     /// # Errors
     /// `Io` if the system gives no thread.
-    pub(crate) fn new(context: &Arc<Context>, fault: &Arc<FaultWord>, all: bool) -> Result<Arc<Launcher>> {
+    pub(crate) fn launcher(self: &Arc<Self>, fault: &Arc<FaultWord>, all: bool) -> Result<Arc<Launcher>> {
         let shared = Arc::new(State {
             queue: Mutex::default(),
             backlog: AtomicBool::new(false),
@@ -108,11 +108,13 @@ impl Launcher {
             made: CacheLine(AtomicU64::new(0)),
             fault: Arc::clone(fault),
         });
-        let (theirs, context) = (Arc::clone(&shared), Arc::clone(context));
+        let (theirs, context) = (Arc::clone(&shared), Arc::clone(self));
         let thread = Thread::new("launches", move || theirs.work(&context))?;
         Ok(Arc::new(Launcher { shared, _thread: thread }))
     }
+}
 
+impl Launcher {
     /// The launcher, if it is up or takes every call.
     #[inline]
     pub(super) fn awake(&self) -> Option<Awake<'_>> {

@@ -24,10 +24,10 @@ pub use enqueued::{Addresses, Enqueued};
 pub(crate) use event::in_host_function;
 pub(crate) use fault::FaultWord;
 pub(crate) use graph::{Captured, DriverGraph, Updated};
-pub(crate) use ipc::{IpcMemory, SharedEvent};
+pub(crate) use ipc::IpcMemory;
 pub(crate) use launcher::Launcher;
 pub(crate) use pinned::Staged;
 pub(crate) use stream::DriverStream;
-pub(crate) use timed::{GateWord, TimedEvent};
+pub(crate) use timed::{DriverEvent, GateWord};
 
 use super::{Arg, Grid, Program, Properties, Queue, Target};

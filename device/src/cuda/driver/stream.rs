@@ -14,7 +14,7 @@ use super::enqueue::{Call, Kernel};
 use super::event::{IN_HOST_FUNCTION, RawEvent};
 use super::fault::FaultWord;
 use super::launcher::{CommandId, Launcher};
-use super::timed::{GateWord, TimedEvent};
+use super::timed::{DriverEvent, GateWord};
 use super::{Arg, Grid, Program, Properties, Staged, Target};
 use crate::spin::spin_until;
 use crate::{KernelRecord, Moment, Panicked, Priority, Result, StreamId, foreign};
@@ -51,16 +51,16 @@ unsafe impl Send for DriverStream {}
 // SAFETY: the driver takes calls with one handle from several threads at once; all else is `Sync` by itself.
 unsafe impl Sync for DriverStream {}
 
-impl DriverStream {
+impl Context {
     /// A stream that no other one, the driver's default stream included, waits for by itself.
-    pub(crate) fn new(
-        context: &Arc<Context>,
+    pub(crate) fn stream(
+        self: &Arc<Self>,
         fault: &Arc<FaultWord>,
         priority: Priority,
         launcher: Option<Arc<Launcher>>,
     ) -> Result<DriverStream> {
-        context.bind()?;
-        let (least, greatest) = context.priorities;
+        self.bind()?;
+        let (least, greatest) = self.priorities;
         let priority = match priority {
             Priority::Low => least,
             Priority::Normal => (least + greatest) / 2,
@@ -79,10 +79,12 @@ impl DriverStream {
             marker: Mutex::new(EndMarker { event: None, tick: 0 }),
             fault: Arc::clone(fault),
             reporter: OnceLock::new(),
-            context: Arc::clone(context),
+            context: Arc::clone(self),
         })
     }
+}
 
+impl DriverStream {
     /// Has whoever launches make the calls of the next command, or not.
     pub(crate) fn launch_here(&self, here: bool) {
         self.here.store(here, Ordering::Relaxed);
@@ -127,7 +129,7 @@ impl DriverStream {
 
     /// A new one of the same device, which is current then.
     pub(crate) fn sibling(&self) -> Result<DriverStream> {
-        DriverStream::new(&self.context, &self.fault, Priority::Normal, None)
+        self.context.stream(&self.fault, Priority::Normal, None)
     }
 
     pub(crate) fn properties(&self) -> &Properties {
@@ -186,7 +188,7 @@ impl DriverStream {
     }
 
     /// Makes later work of this stream come after a user's event.
-    pub(crate) fn wait_event(&self, event: &TimedEvent) -> Result<()> {
+    pub(crate) fn wait_event(&self, event: &DriverEvent) -> Result<()> {
         // SAFETY: the context is current, and both handles are live.
         unsafe { call!(cuStreamWaitEvent(self.raw(), event.event.0, 0)) }
     }
@@ -231,7 +233,7 @@ impl DriverStream {
     }
 
     /// Records an event that can be timed.
-    pub(crate) fn record_timed(&self) -> Result<TimedEvent> {
+    pub(crate) fn record_timed(&self) -> Result<DriverEvent> {
         let pooled = self.context.events.lock().pop();
         let event = match pooled {
             Some(event) => event,
@@ -239,7 +241,11 @@ impl DriverStream {
         };
         // SAFETY: the context is current, and both handles are live.
         unsafe { call!(cuEventRecord(event.0, self.raw()))? };
-        Ok(TimedEvent { event: ManuallyDrop::new(event), context: Arc::clone(&self.context) })
+        Ok(DriverEvent {
+            event: ManuallyDrop::new(event),
+            context: Arc::clone(&self.context),
+            is_timed: true,
+        })
     }
 
     /// Enqueues a function of the host, which must not call the driver.
@@ -330,7 +336,12 @@ impl DriverStream {
     }
 
     /// A kernel of such a grid, and what the driver says of it; the context is current.
-    pub(crate) fn describe(&self, program: &'static Program, name: &str, grid: Grid) -> Result<KernelRecord> {
+    pub(crate) fn describe_kernel(
+        &self,
+        program: &'static Program,
+        name: &str,
+        grid: Grid,
+    ) -> Result<KernelRecord> {
         let function = self.context.function(program, name)?;
         function.describe(name, grid)
     }

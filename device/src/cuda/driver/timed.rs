@@ -11,13 +11,15 @@ use super::event::RawEvent;
 use super::ffi::sys;
 use crate::Result;
 
-/// A user's event, or one of a profile. Goes back to its device's pool when dropped.
-pub(crate) struct TimedEvent {
+/// An event of a user, of a profile, or of several processes.
+pub(crate) struct DriverEvent {
     pub(super) event: ManuallyDrop<RawEvent>,
     pub(super) context: Arc<Context>,
+    /// Whether it has a time, and goes back to its device's pool when dropped.
+    pub(super) is_timed: bool,
 }
 
-impl TimedEvent {
+impl DriverEvent {
     /// Whether the stream has passed it.
     pub(crate) fn is_complete(&self) -> Result<bool> {
         self.context.bind()?;
@@ -30,8 +32,8 @@ impl TimedEvent {
         self.event.synchronize()
     }
 
-    /// Milliseconds from this event to `end`; both have passed.
-    pub(crate) fn elapsed_ms(&self, end: &TimedEvent) -> Result<f64> {
+    /// Milliseconds from this event to `end`; both have a time, and have passed.
+    pub(crate) fn elapsed_ms(&self, end: &DriverEvent) -> Result<f64> {
         self.context.bind()?;
         let mut ms = 0.0;
         // SAFETY: the context is current, both events are live, and the driver writes a number.
@@ -40,12 +42,14 @@ impl TimedEvent {
     }
 }
 
-impl Drop for TimedEvent {
+impl Drop for DriverEvent {
     fn drop(&mut self) {
         // SAFETY: taken once, here.
         let event = unsafe { ManuallyDrop::take(&mut self.event) };
-        // A wait that was enqueued keeps the record that it was enqueued for.
-        self.context.events.lock().push(event);
+        if self.is_timed {
+            // A wait that was enqueued keeps the record that it was enqueued for.
+            self.context.events.lock().push(event);
+        }
     }
 }
 

@@ -1,10 +1,9 @@
 //! What launchers say to the processes that they start.
 
 use std::fmt;
-use std::fs::OpenOptions;
-use std::io::Read;
+use std::fs::Metadata;
+use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::path::Path;
 use std::time::Duration;
 
 use super::Rendezvous;
@@ -161,38 +160,29 @@ fn address(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<(String, u16)>
 
 fn token(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<String>> {
     let Some(path) = get("STREAMGRAD_TOKEN_FILE") else { return Ok(get("STREAMGRAD_TOKEN")) };
-    let token = read_token(Path::new(&path));
-    token.map(Some).map_err(|reason| unavailable(format_args!("STREAMGRAD_TOKEN_FILE={path:?}: {reason}")))
+    let refused = |reason: &dyn fmt::Display| unavailable(format_args!("STREAMGRAD_TOKEN_FILE={reason}"));
+    let bytes = device::file::read_if(&path, check_token).map_err(|error| refused(&error))?;
+    let token = std::str::from_utf8(&bytes).map_err(|error| refused(&format_args!("{path}: {error}")))?;
+    Ok(Some(token.trim().to_owned()))
 }
 
-/// What a regular file contains that nobody but its owner can read or change; why it will not do.
-fn read_token(path: &Path) -> std::result::Result<String, String> {
-    let mut options = OpenOptions::new();
-    // Opening a FIFO would wait for a writer.
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
-    let file = options.read(true).open(path).map_err(|error| error.to_string())?;
-    let metadata = file.metadata().map_err(|error| error.to_string())?;
-    if !metadata.is_file() {
-        return Err("is no regular file".into());
+/// That a file has no more bytes than a token, and that nobody but its owner can read or change it.
+fn check_token(found: &Metadata) -> io::Result<()> {
+    // White space around it is not part of it.
+    let most = 2 * MAX_TOKEN as u64;
+    if found.len() > most {
+        return Err(io::Error::other(format!("has more than {most} bytes")));
     }
     #[cfg(unix)]
     {
-        let mode = std::os::unix::fs::MetadataExt::mode(&metadata) & 0o777;
+        let mode = std::os::unix::fs::MetadataExt::mode(found) & 0o777;
         if mode & 0o066 != 0 {
-            return Err(format!(
+            return Err(io::Error::other(format!(
                 "has mode {mode:03o}, so that others than its owner can read or change it: use 600"
-            ));
+            )));
         }
     }
-    let mut token = String::new();
-    // White space around it is not part of it.
-    let most = 2 * MAX_TOKEN as u64;
-    let read = file.take(most + 1).read_to_string(&mut token).map_err(|error| error.to_string())?;
-    if read as u64 > most {
-        return Err(format!("has more than {most} bytes"));
-    }
-    Ok(token.trim().to_owned())
+    Ok(())
 }
 
 /// The socket that a launcher has left open for this process; `None` if the descriptor is not one that listens at `address`.
@@ -337,9 +327,11 @@ mod tests {
         std::fs::write(&file, [b'x'; 1000]).unwrap();
         let fifo = path("fifo");
         assert!(std::process::Command::new("mkfifo").args(["-m", "600", &fifo]).status().unwrap().success());
-        for (path, reason) in
-            [(&*file, "more than 512 bytes"), (&*fifo, "no regular file"), ("/dev/zero", "no regular file")]
-        {
+        for (path, reason) in [
+            (&*file, "more than 512 bytes"),
+            (&*fifo, "not a regular file"),
+            ("/dev/zero", "not a regular file"),
+        ] {
             let error = token(path).unwrap_err().to_string();
             assert!(error.contains(reason), "{path}: {error}");
         }

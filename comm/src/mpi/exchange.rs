@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::abi::Reduction;
 use super::group::Group;
-use super::library::{Functions, Pattern, Started};
+use super::library::{Operation, Pattern};
 use crate::sums::{self, Inputs};
 use crate::{Call, Collective, Memory, Reduce, ReduceOrder, Result};
 
@@ -89,7 +89,7 @@ impl Exchange<'_> {
         &mut self,
         reduce: Reduce,
         range: Range<usize>,
-        library: Reduction,
+        reduction: Reduction,
     ) -> Result<()> {
         let (count, out) = (range.len(), self.output(range.start));
         self.room(count, count);
@@ -97,9 +97,7 @@ impl Exchange<'_> {
         // and writes. `range` lies in both operands, as the caller promises, and `Staging` is aligned for any type.
         unsafe {
             self.give(range.start, 0, count);
-            self.operate(|functions, staging, comm| {
-                functions.iallreduce(staging.from(), staging.to(), count as c_int, library, comm)
-            })?;
+            self.operate(|from, to| Operation::AllReduce { from, to, count: count as c_int, reduction })?;
             let sum = self.staging.to();
             sums::reduce(self.call.dtype, reduce, &[sum], count, out, self.group.size());
         }
@@ -166,9 +164,7 @@ impl Exchange<'_> {
                     let from = self.input(range.start);
                     std::ptr::copy_nonoverlapping(from, self.staging.to(), bytes as usize);
                 }
-                self.operate(|functions, staging, comm| {
-                    functions.ibcast(staging.to(), bytes, root as c_int, comm)
-                })?;
+                self.operate(|_, at| Operation::Broadcast { at, bytes, root: root as c_int })?;
                 self.take(0, range.start, range.len());
             }
         }
@@ -180,11 +176,7 @@ impl Exchange<'_> {
         let bytes = self.bytes(count) as c_int;
         // SAFETY: the library reads `count` elements of the sending staging, per rank for an all-to-all, and writes `count`
         // per rank to the receiving one. The caller made both that long with `room`.
-        unsafe {
-            self.operate(|functions, staging, comm| {
-                functions.iexchange(pattern, staging.from(), staging.to(), bytes, comm)
-            })
-        }
+        unsafe { self.operate(|from, to| Operation::Exchange { pattern, from, to, bytes }) }
     }
 
     /// Reduces the `count` elements that came from each rank.
@@ -197,16 +189,14 @@ impl Exchange<'_> {
         unsafe { sums::reduce(self.call.dtype, reduce, &inputs, count, out, size) };
     }
 
-    /// Has the library do an operation with the staging.
-    unsafe fn operate(
-        &mut self,
-        start: impl FnOnce(&dyn Functions, &mut Staging, usize) -> Started,
-    ) -> Result<()> {
+    /// Has the library do an operation from the one staging to the other.
+    unsafe fn operate(&mut self, operation: impl FnOnce(*mut u8, *mut u8) -> Operation) -> Result<()> {
         let (group, staging) = (self.group, std::mem::take(&mut self.staging));
         // SAFETY: callers start operations on `staging` only, within its length. `start` keeps it alive until the
         // operation has ended.
-        let pending =
-            unsafe { group.mpi.start(staging, |functions, staging| start(functions, staging, group.data)) };
+        let pending = unsafe {
+            group.mpi.start(staging, group.data, |staging| operation(staging.from(), staging.to()))
+        };
         self.staging = group.end(self.call.op(), pending.map_err(|error| group.fail(error))?)?;
         Ok(())
     }

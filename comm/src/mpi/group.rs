@@ -174,9 +174,10 @@ impl Group {
 
     /// The next message that `from` has sent.
     pub(super) fn message(&self, op: &'static str, from: usize) -> Result<Record> {
-        let come = |inboxes: &mut Vec<Inbox>| inboxes[from].messages.pop_front();
-        let missing =
-            |inboxes: &mut Vec<Inbox>, rank: usize| rank == from && inboxes[rank].messages.is_empty();
+        let come = |inboxes: &mut Vec<Inbox>| inboxes[from].of(Kind::Message).pop_front();
+        let missing = |inboxes: &mut Vec<Inbox>, rank: usize| {
+            rank == from && inboxes[rank].of(Kind::Message).is_empty()
+        };
         self.wait(op, come, missing)
     }
 

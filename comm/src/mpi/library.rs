@@ -26,30 +26,21 @@ pub(super) trait Functions: Send + Sync {
     unsafe fn begin(&self) -> Result<Begun, Code>;
     unsafe fn finalize(&self) -> Result<(), Code>;
     unsafe fn split(&self, comm: Word, color: c_int, key: c_int) -> Result<Word, Code>;
-    unsafe fn isend(&self, at: *const u8, bytes: c_int, to: c_int, tag: c_int, comm: Word) -> Started;
-    unsafe fn irecv(&self, at: *mut u8, bytes: c_int, from: c_int, tag: c_int, comm: Word) -> Started;
+    unsafe fn start(&self, operation: Operation, comm: Word) -> Result<Word, Code>;
     /// Receives a message, of at most so many bytes, if there is one.
     unsafe fn poll(&self, at: *mut u8, bytes: c_int, tag: c_int, comm: Word) -> Result<bool, Code>;
     unsafe fn test(&self, request: &mut Word) -> Result<bool, Code>;
-    /// Starts an all-to-all or an all-gather of `bytes` bytes of each rank.
-    unsafe fn iexchange(
-        &self,
-        pattern: Pattern,
-        from: *const u8,
-        to: *mut u8,
-        bytes: c_int,
-        comm: Word,
-    ) -> Started;
-    unsafe fn ibcast(&self, at: *mut u8, bytes: c_int, root: c_int, comm: Word) -> Started;
-    unsafe fn iallreduce(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: c_int,
-        reduction: Reduction,
-        comm: Word,
-    ) -> Started;
     fn error_string(&self, code: Code) -> String;
+}
+
+/// What the library starts, with addresses in memory that lives until it has ended. An exchange is of `bytes` bytes with each
+/// rank, a reduction of `count` elements.
+pub(super) enum Operation {
+    Send { at: *const u8, bytes: c_int, to: c_int, tag: c_int },
+    Recv { at: *mut u8, bytes: c_int, from: c_int, tag: c_int },
+    Exchange { pattern: Pattern, from: *const u8, to: *mut u8, bytes: c_int },
+    Broadcast { at: *mut u8, bytes: c_int, root: c_int },
+    AllReduce { from: *const u8, to: *mut u8, count: c_int, reduction: Reduction },
 }
 
 /// Which bytes the ranks exchange.
@@ -68,9 +59,6 @@ pub(super) struct Begun {
     pub(super) rank: usize,
     pub(super) size: usize,
 }
-
-/// An operation that was started.
-pub(super) type Started = Result<Word, Code>;
 
 /// A library with its functions.
 pub(super) struct Loaded {
@@ -151,7 +139,7 @@ fn written<T>(mut value: T, call: impl FnOnce(*mut T) -> c_int) -> Result<T, Cod
 }
 
 /// The operation that a function starts.
-fn started<H: Handle>(call: impl FnOnce(*mut H) -> c_int) -> Started {
+fn started<H: Handle>(call: impl FnOnce(*mut H) -> c_int) -> Result<Word, Code> {
     written(H::from_word(0), call).map(H::word)
 }
 
@@ -185,27 +173,42 @@ impl<H: Handle> Functions for Calls<H> {
         started(|made| unsafe { (self.symbols.comm_split)(H::from_word(comm), color, key, made) })
     }
 
-    unsafe fn isend(&self, at: *const u8, bytes: c_int, to: c_int, tag: c_int, comm: Word) -> Started {
-        let comm = H::from_word(comm);
+    unsafe fn start(&self, operation: Operation, comm: Word) -> Result<Word, Code> {
+        let (symbols, byte, comm) = (&self.symbols, H::from_word(self.names.byte), H::from_word(comm));
         started(|request| unsafe {
-            (self.symbols.isend)(at.cast(), bytes, self.byte(), to, tag, comm, request)
-        })
-    }
-
-    unsafe fn irecv(&self, at: *mut u8, bytes: c_int, from: c_int, tag: c_int, comm: Word) -> Started {
-        let comm = H::from_word(comm);
-        started(|request| unsafe {
-            (self.symbols.irecv)(at.cast(), bytes, self.byte(), from, tag, comm, request)
+            match operation {
+                Operation::Send { at, bytes, to, tag } => {
+                    (symbols.isend)(at.cast(), bytes, byte, to, tag, comm, request)
+                }
+                Operation::Recv { at, bytes, from, tag } => {
+                    (symbols.irecv)(at.cast(), bytes, byte, from, tag, comm, request)
+                }
+                Operation::Exchange { pattern, from, to, bytes } => {
+                    let call = match pattern {
+                        Pattern::AllToAll => symbols.ialltoall,
+                        Pattern::AllGather => symbols.iallgather,
+                    };
+                    call(from.cast(), bytes, byte, to.cast(), bytes, byte, comm, request)
+                }
+                Operation::Broadcast { at, bytes, root } => {
+                    (symbols.ibcast)(at.cast(), bytes, byte, root, comm, request)
+                }
+                Operation::AllReduce { from, to, count, reduction } => {
+                    let [dtype, op] = [reduction.dtype, reduction.op].map(H::from_word);
+                    (symbols.iallreduce)(from.cast(), to.cast(), count, dtype, op, comm, request)
+                }
+            }
         })
     }
 
     unsafe fn poll(&self, at: *mut u8, bytes: c_int, tag: c_int, comm: Word) -> Result<bool, Code> {
-        let (comm, from, mut status) = (H::from_word(comm), self.names.any_source, Status::default());
+        let [byte, comm] = [self.names.byte, comm].map(H::from_word);
+        let (from, mut status) = (self.names.any_source, Status::default());
         let status = &raw mut status;
         if written(0, |flag| unsafe { (self.symbols.iprobe)(from, tag, comm, flag, status) })? == 0 {
             return Ok(false);
         }
-        checked(unsafe { (self.symbols.recv)(at.cast(), bytes, self.byte(), from, tag, comm, status) })?;
+        checked(unsafe { (self.symbols.recv)(at.cast(), bytes, byte, from, tag, comm, status) })?;
         Ok(true)
     }
 
@@ -216,43 +219,6 @@ impl<H: Handle> Functions for Calls<H> {
         ended.map(|flag| flag != 0)
     }
 
-    unsafe fn iexchange(
-        &self,
-        pattern: Pattern,
-        from: *const u8,
-        to: *mut u8,
-        bytes: c_int,
-        comm: Word,
-    ) -> Started {
-        let call = match pattern {
-            Pattern::AllToAll => self.symbols.ialltoall,
-            Pattern::AllGather => self.symbols.iallgather,
-        };
-        let (byte, comm) = (self.byte(), H::from_word(comm));
-        started(|request| unsafe { call(from.cast(), bytes, byte, to.cast(), bytes, byte, comm, request) })
-    }
-
-    unsafe fn ibcast(&self, at: *mut u8, bytes: c_int, root: c_int, comm: Word) -> Started {
-        let comm = H::from_word(comm);
-        started(|request| unsafe {
-            (self.symbols.ibcast)(at.cast(), bytes, self.byte(), root, comm, request)
-        })
-    }
-
-    unsafe fn iallreduce(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: c_int,
-        reduction: Reduction,
-        comm: Word,
-    ) -> Started {
-        let [dtype, op, comm] = [reduction.dtype, reduction.op, comm].map(H::from_word);
-        started(|request| unsafe {
-            (self.symbols.iallreduce)(from.cast(), to.cast(), count, dtype, op, comm, request)
-        })
-    }
-
     fn error_string(&self, code: Code) -> String {
         // More than any library's MPI_MAX_ERROR_STRING.
         let mut text = [0_u8; 4096];
@@ -260,11 +226,5 @@ impl<H: Handle> Functions for Calls<H> {
             written(0, |len| unsafe { (self.symbols.error_string)(code.0, text.as_mut_ptr().cast(), len) });
         let len = len.ok().and_then(|len| usize::try_from(len).ok()).unwrap_or_default();
         String::from_utf8_lossy(&text[..len.min(text.len())]).into_owned()
-    }
-}
-
-impl<H: Handle> Calls<H> {
-    fn byte(&self) -> H {
-        H::from_word(self.names.byte)
     }
 }

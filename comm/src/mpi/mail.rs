@@ -83,9 +83,8 @@ impl Record {
 /// What a rank has told, in its order.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
-    pub(super) calls: VecDeque<Record>,
-    pub(super) splits: VecDeque<Record>,
-    pub(super) messages: VecDeque<Record>,
+    /// Calls, splits and messages.
+    awaited: [VecDeque<Record>; 3],
     /// That it has left: the rank whose fault that is, and why.
     pub(super) left: Option<(usize, String)>,
     /// Whether it is there, at a collective that does not end.
@@ -93,18 +92,14 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// The records of a kind that is waited for.
+    /// The records of a kind that is waited for: a call, a split or a message.
     pub(super) fn of(&mut self, kind: Kind) -> &mut VecDeque<Record> {
-        match kind {
-            Kind::Split => &mut self.splits,
-            Kind::Message => &mut self.messages,
-            _ => &mut self.calls,
-        }
+        &mut self.awaited[kind as usize]
     }
 
     /// Whether the rank has told anything after the collective that this one waits in.
     pub(super) fn is_alive(&self) -> bool {
-        self.is_stuck || self.left.is_some() || !self.calls.is_empty()
+        self.is_stuck || self.left.is_some() || !self.awaited[Kind::Call as usize].is_empty()
     }
 }
 

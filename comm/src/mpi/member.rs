@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::exchange::{Exchange, Staging};
 use super::group::{Group, blame};
+use super::library::Operation;
 use super::mail::Kind;
 use super::process::{Mpi, TAG_MESSAGE};
 use crate::failure::{Failure, Side, late, mismatch, reason_of_drop};
@@ -67,8 +68,11 @@ impl Member {
             // SAFETY: the operation writes at most `len` bytes to `bytes`, which has `len`. `start` keeps it alive
             // until the operation has ended.
             let pending = unsafe {
-                group.mpi.start(vec![0_u8; len], |functions, bytes| {
-                    functions.irecv(bytes.as_mut_ptr(), len as c_int, from as c_int, TAG_MESSAGE, group.data)
+                group.mpi.start(vec![0_u8; len], group.data, |bytes| Operation::Recv {
+                    at: bytes.as_mut_ptr(),
+                    bytes: len as c_int,
+                    from: from as c_int,
+                    tag: TAG_MESSAGE,
                 })
             };
             let bytes = group.end(call.op(), pending.map_err(|error| group.fail(error))?)?;

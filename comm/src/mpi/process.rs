@@ -11,7 +11,7 @@ use device::Thread;
 use parking_lot::{Condvar, Mutex};
 
 use super::abi::{Family, Names, Word};
-use super::library::{Begun, Code, Functions, Loaded, Started, load};
+use super::library::{Begun, Code, Functions, Loaded, Operation, load};
 use super::mail::MOST;
 use crate::failure::{expect_available, unavailable};
 use crate::{Error, Launch, Result};
@@ -113,15 +113,17 @@ impl Mpi {
     pub(super) unsafe fn start<M>(
         &'static self,
         mut memory: M,
-        call: impl FnOnce(&dyn Functions, &mut M) -> Started,
+        comm: Word,
+        operation: impl FnOnce(&mut M) -> Operation,
     ) -> Result<Pending<M>> {
+        let operation = operation(&mut memory);
         let turn = self.lock.lock();
-        let started = call(&*self.functions, &mut memory);
+        // SAFETY: the caller answers for the operation, and `Pending` keeps the memory. `comm` is a communicator of this process
+        // that is never freed. The lock makes this the only call.
+        let started = unsafe { self.functions.start(operation, comm) };
         drop(turn);
-        match started {
-            Ok(request) => Ok(Pending { mpi: self, request, memory: Some(memory) }),
-            Err(code) => Err(self.error(code)),
-        }
+        let request = started.map_err(|code| self.error(code))?;
+        Ok(Pending { mpi: self, request, memory: Some(memory) })
     }
 
     /// Sends a copy of `bytes`, and waits for nobody.
@@ -130,8 +132,11 @@ impl Mpi {
         // SAFETY: the operation reads `len` bytes of the boxed copy, which has at least that many. `start` keeps the
         // copy alive until the operation has ended.
         let mut pending = unsafe {
-            self.start(Box::from(bytes), |functions, bytes: &mut Box<[u8]>| {
-                functions.isend(bytes.as_ptr(), len, to as c_int, tag, comm)
+            self.start(Box::from(bytes), comm, |bytes: &mut Box<[u8]>| Operation::Send {
+                at: bytes.as_ptr(),
+                bytes: len,
+                to: to as c_int,
+                tag,
             })?
         };
         if pending.ended()?.is_none() {

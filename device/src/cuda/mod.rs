@@ -104,15 +104,20 @@ impl Program {
 
 /// What a device is made of, for kernels that choose by it and for recordings.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Properties {
-    pub(crate) multiprocessors: u32,
+#[non_exhaustive]
+pub struct Properties {
+    /// How many multiprocessors there are.
+    pub multiprocessors: u32,
     /// Threads for which a multiprocessor has room.
-    pub(crate) multiprocessor_threads: u32,
-    pub(crate) copy_engines: u32,
-    /// The most shared memory that a block may have.
-    pub(crate) shared_bytes: u32,
-    pub(crate) has_tensor_cores: bool,
-    pub(crate) has_warp_groups: bool,
+    pub multiprocessor_threads: u32,
+    /// How many units copy to and from the host.
+    pub copy_engines: u32,
+    /// The most shared memory that a block of threads may have, in bytes.
+    pub shared_bytes: u32,
+    /// See [`Stream::has_tensor_cores`](crate::Stream::has_tensor_cores).
+    pub has_tensor_cores: bool,
+    /// Whether groups of four warps multiply by reading shared memory at once (compute capability 9.0).
+    pub has_warp_groups: bool,
 }
 
 /// How many threads run a kernel.
@@ -303,24 +308,9 @@ impl<'a> Queue<'a> {
         self.op
     }
 
-    /// How many multiprocessors the device has.
-    pub fn multiprocessors(&self) -> u32 {
-        self.stream.properties().multiprocessors
-    }
-
-    /// The most shared memory that a block of threads may have, in bytes.
-    pub fn shared_bytes(&self) -> u32 {
-        self.stream.properties().shared_bytes
-    }
-
-    /// See [`Stream::has_tensor_cores`](crate::Stream::has_tensor_cores).
-    pub fn has_tensor_cores(&self) -> bool {
-        self.stream.properties().has_tensor_cores
-    }
-
-    /// Whether groups of four warps multiply by reading shared memory at once (compute capability 9.0).
-    pub fn has_warp_groups(&self) -> bool {
-        self.stream.properties().has_warp_groups
+    /// What the device is made of.
+    pub fn properties(&self) -> &Properties {
+        self.stream.properties()
     }
 
     /// Whether factors in F32 may be rounded to TF32, see [`Device::set_tf32`](crate::Device::set_tf32).

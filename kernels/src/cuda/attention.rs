@@ -211,7 +211,8 @@ impl Launch<'_> {
         let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
         // Several strips, and products by groups, leave no registers for masks.
         let direct = !self.masked && factor(problem) > 0.0;
-        let grouped = direct && queue.has_warp_groups() && (33..=64).contains(&width.max(value_width));
+        let grouped =
+            direct && queue.properties().has_warp_groups && (33..=64).contains(&width.max(value_width));
         let kept_from = self.kept_from();
         let tilings = match dtype {
             DType::BF16 | DType::F16 if grouped => &GROUPED[..],
@@ -220,7 +221,7 @@ impl Launch<'_> {
             _ => return None,
         };
         let rows = problem.batch.elements.saturating_mul(queries.max(keys));
-        if !queue.has_tensor_cores() || rows > MAX_ROWS || kept_from > MOST_KEPT_FROM {
+        if !queue.properties().has_tensor_cores || rows > MAX_ROWS || kept_from > MOST_KEPT_FROM {
             return None;
         }
         let fits = |tiling: &&Tiling| {
@@ -228,7 +229,7 @@ impl Launch<'_> {
                 let (tiles, own) = tiling.tiles(pass);
                 tiles.shared_bytes(own, tiling.width, dtype)
             };
-            let have_room = PASSES.into_iter().all(|pass| bytes(pass) <= queue.shared_bytes());
+            let have_room = PASSES.into_iter().all(|pass| bytes(pass) <= queue.properties().shared_bytes);
             // With dropout, several strips pay only where warp groups multiply.
             let pays = kept_from == 0 || tiling.grouped || tiling.forward.strips == 1;
             pays && tiling.width >= width.max(value_width) && have_room
@@ -236,7 +237,8 @@ impl Launch<'_> {
         let mut tilings = tilings.iter().filter(fits);
         let least = tilings.next()?;
         // Several strips read a tile for more rows at a time, but leave fewer blocks.
-        let wanted = if matches!(pass, Pass::Forward) { 4 } else { 1 } * queue.multiprocessors() as usize;
+        let wanted =
+            if matches!(pass, Pass::Forward) { 4 } else { 1 } * queue.properties().multiprocessors as usize;
         let blocks = problem.batch.elements * self.shape(pass).0.div_ceil(2 * STRIP);
         let strips = |tiling: &Tiling| tiling.tiles(pass).0.strips;
         let several = |tiling: &&Tiling| tiling.width == least.width && strips(tiling) > strips(least);

@@ -151,7 +151,7 @@ impl Entries {
         let vectors = self.columns.elements / lanes;
         let width = vectors.next_power_of_two().min(THREADS as usize);
         let across = vectors.div_ceil(width).min(MAX_Y);
-        let wanted = (queue.multiprocessors() as usize * BLOCKS).div_ceil(across);
+        let wanted = (queue.properties().multiprocessors as usize * BLOCKS).div_ceil(across);
         let shared = THREADS as usize / width;
         let tile = self.count().div_ceil(wanted).next_power_of_two().clamp(shared, MOST);
         let grid = |down: usize, across: usize| Grid {

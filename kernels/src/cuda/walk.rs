@@ -123,7 +123,7 @@ impl<const N: usize> Walk<N> {
 
 /// As many blocks of `threads` threads as are wanted, up to what keeps the device busy.
 pub(super) fn blocks(queue: &Queue<'_>, wanted: u64, threads: u32) -> Grid {
-    let most = queue.multiprocessors() * WAVES * (THREADS / threads).max(1);
+    let most = queue.properties().multiprocessors * WAVES * (THREADS / threads).max(1);
     Grid::linear(wanted.clamp(1, u64::from(most)) as u32, threads)
 }
 

@@ -342,9 +342,8 @@ impl Buffer {
                 break (fifo, staged, moment);
             }
         };
-        syncing.iter_mut().for_each(|syncing| syncing.awaits(moment));
-        fifo.may_wait("download", moment.tick)?;
-        fifo.wait_until(moment.tick).map_err(|error| error.met_by("download", moment.stream))?;
+        syncing.iter_mut().for_each(|syncing| syncing.awaited = vec![moment]);
+        fifo.wait_or_fail("download", core, moment.tick)?;
         self.log.lock().forget_read(moment);
         core.take_fault()?;
         // SAFETY: the copy has run.

@@ -208,7 +208,7 @@ pub(super) fn has_begun(code: c_int) -> bool {
 }
 
 /// As the library counts.
-pub(super) fn number(argument: &'static str, value: usize) -> Result<c_int> {
+fn number(argument: &'static str, value: usize) -> Result<c_int> {
     c_int::try_from(value)
         .map_err(|_| Error::invalid("nccl", argument, "at most 2147483647", format_args!("{value}")))
 }

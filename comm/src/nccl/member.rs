@@ -10,7 +10,7 @@ use device::{Buffer, DType, Device, Shared};
 use kernels::{Dims, join_parts};
 
 use super::group::Patience;
-use super::handle::{has_begun, number};
+use super::handle::has_begun;
 use super::library::{Library, RawComm, RawStream};
 use super::rank::WatchedRank;
 use super::watch;
@@ -209,24 +209,15 @@ impl Calls<'_> {
                 Collective::AllReduce(reduce) | Collective::ReduceScatter(reduce) => self.reduce(reduce),
                 Collective::AllGather => self.all_gather(memory.output),
                 Collective::AllToAll => self.exchange(|rank| self.part(rank), memory.output),
-                Collective::Broadcast { root } => {
-                    let root = number("root", root)?;
-                    self.enqueue("ncclBroadcast", |library, comm, stream| {
-                        (library.broadcast)(input, output, count, dtype, root, comm, stream)
-                    })
-                }
-                Collective::Send { to } => {
-                    let to = number("rank", to)?;
-                    self.enqueue("ncclSend", |library, comm, stream| {
-                        (library.send)(input, count, dtype, to, comm, stream)
-                    })
-                }
-                Collective::Recv { from } => {
-                    let from = number("rank", from)?;
-                    self.enqueue("ncclRecv", |library, comm, stream| {
-                        (library.recv)(output, count, dtype, from, comm, stream)
-                    })
-                }
+                Collective::Broadcast { root } => self.enqueue("ncclBroadcast", |library, comm, stream| {
+                    (library.broadcast)(input, output, count, dtype, root as c_int, comm, stream)
+                }),
+                Collective::Send { to } => self.enqueue("ncclSend", |library, comm, stream| {
+                    (library.send)(input, count, dtype, to as c_int, comm, stream)
+                }),
+                Collective::Recv { from } => self.enqueue("ncclRecv", |library, comm, stream| {
+                    (library.recv)(output, count, dtype, from as c_int, comm, stream)
+                }),
                 Collective::Barrier => {
                     self.queue.fill_bytes(memory.workspace, 0, 1)?;
                     self.all_reduce(Reduce::Sum, 1, memory.workspace, memory.workspace)

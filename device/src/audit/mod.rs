@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-pub(crate) use range_uses::RangeUses;
+pub(crate) use range_uses::{LastUses, RangeUses};
 
 use crate::{Access, Device, Moment, StreamId};
 

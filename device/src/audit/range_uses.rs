@@ -3,16 +3,40 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
+/// The newest write and the reads since, as numbers of commands.
+#[derive(Clone, Default)]
+pub(crate) struct LastUses {
+    write: Option<usize>,
+    reads: SmallVec<[usize; 4]>,
+}
+
+impl LastUses {
+    pub(crate) fn is_none(&self) -> bool {
+        self.write.is_none() && self.reads.is_empty()
+    }
+
+    /// Logs a use by `command`, and names what it has to come after.
+    pub(crate) fn record(&mut self, command: usize, write: bool, mut need: impl FnMut(usize)) {
+        self.write.into_iter().for_each(&mut need);
+        if write {
+            self.reads.drain(..).for_each(&mut need);
+            self.write = Some(command);
+        } else {
+            self.reads.push(command);
+        }
+    }
+}
+
 /// Ranges by their start, cut where accesses begin and end.
 #[derive(Default)]
 pub(crate) struct RangeUses(BTreeMap<usize, Uses>);
 
-/// The uses of one range: its newest write, and the reads since, as numbers of commands.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Uses {
     end: usize,
-    write: Option<usize>,
-    reads: Vec<usize>,
+    last: LastUses,
 }
 
 impl RangeUses {
@@ -31,18 +55,16 @@ impl RangeUses {
         while at < range.end {
             let next = self.0.range(at..range.end).next().map_or(range.end, |(&next, _)| next);
             // Nothing used the bytes before `next` yet.
-            let uses = self.0.entry(at).or_insert_with(|| Uses { end: next, ..Uses::default() });
-            let readers = uses.reads.iter().filter(|_| write);
-            uses.write.iter().chain(readers).for_each(|&earlier| meet(earlier, at..uses.end));
-            at = uses.end;
-            if !write {
-                uses.reads.push(command);
-            }
+            let Uses { end, last } =
+                self.0.entry(at).or_insert_with(|| Uses { end: next, last: LastUses::default() });
+            last.record(command, write, |earlier| meet(earlier, at..*end));
+            at = *end;
         }
         if write && !range.is_empty() {
             let replaced: Vec<usize> = self.0.range(range.clone()).map(|(&start, _)| start).collect();
             replaced.iter().for_each(|start| _ = self.0.remove(start));
-            self.0.insert(range.start, Uses { end: range.end, write: Some(command), reads: Vec::new() });
+            let last = LastUses { write: Some(command), reads: SmallVec::new() };
+            self.0.insert(range.start, Uses { end: range.end, last });
         }
     }
 

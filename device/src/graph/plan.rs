@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use super::commands::{StepCommand, StepMemory};
 use super::node::cost;
 use super::reach::Reach;
+use crate::audit::LastUses;
 use crate::{Device, Error, Result, StreamId};
 
 /// Which commands of a captured step a replay keeps in order.
@@ -107,30 +108,6 @@ pub(super) struct Layout {
     /// For each memory that is planned, where it starts.
     pub(super) offsets: Vec<Option<usize>>,
     pub(super) bytes: usize,
-}
-
-/// Who used a memory last, while commands are gone through in the program's order.
-#[derive(Clone, Default)]
-struct LastUses {
-    write: Option<usize>,
-    reads: SmallVec<[usize; 4]>,
-}
-
-impl LastUses {
-    fn is_none(&self) -> bool {
-        self.write.is_none() && self.reads.is_empty()
-    }
-
-    /// Logs a use by `command`, and names what it has to come after.
-    fn record(&mut self, command: usize, write: bool, mut need: impl FnMut(usize)) {
-        self.write.into_iter().for_each(&mut need);
-        if write {
-            self.reads.drain(..).for_each(&mut need);
-            self.write = Some(command);
-        } else {
-            self.reads.push(command);
-        }
-    }
 }
 
 impl Plan {

@@ -135,7 +135,7 @@ impl Label<'_> {
 pub(crate) struct Syncing<'a> {
     recorder: &'a Recorder,
     op: &'static str,
-    awaited: Vec<Moment>,
+    pub(crate) awaited: Vec<Moment>,
     start: Instant,
 }
 
@@ -392,13 +392,6 @@ impl Recorder {
             awaited: awaited.into_iter().collect(),
             start: Instant::now(),
         })
-    }
-}
-
-impl Syncing<'_> {
-    /// It is for another command.
-    pub(crate) fn awaits(&mut self, awaited: Moment) {
-        self.awaited = vec![awaited];
     }
 }
 

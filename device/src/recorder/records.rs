@@ -146,11 +146,7 @@ impl CommandKind {
             CommandKind::Upload { bytes, .. }
             | CommandKind::Download { bytes }
             | CommandKind::Across { bytes } => Some(bytes),
-            CommandKind::Compute
-            | CommandKind::Collective { .. }
-            | CommandKind::Host
-            | CommandKind::Wait
-            | CommandKind::Marker => None,
+            _ => None,
         }
     }
 }

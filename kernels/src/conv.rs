@@ -296,7 +296,7 @@ impl<'a> Conv2d<'a> {
             let conv = cuda::Convolution::of(queue, &self.geometry, (dtype, self.how(way)), workspace)?;
             conv.enqueue(self.pass, to, from, bias)
         })?;
-        Ok(measured.map_or(0, |((), bytes)| bytes))
+        Ok(measured.map_or(0, |((), measured)| measured.workspace))
     }
 
     /// Applies an activation to the results.

@@ -122,7 +122,7 @@ impl<'a> MatrixProduct<'a> {
         let row = bias.map(|bias| (bias.first(), bias.layout.strides()[0]));
         let measured = stream
             .dry_run(op, |queue| cuda::products(queue, dtype, batch, at, row, (how, Workspace::NONE)))?;
-        Ok(measured.map_or(0, |((), bytes)| bytes))
+        Ok(measured.map_or(0, |((), measured)| measured.workspace))
     }
 
     /// Bytes of the workspace that the device's library needs; mostly none.

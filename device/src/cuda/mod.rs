@@ -22,7 +22,7 @@ pub(crate) use driver::{
 
 use crate::core::Core;
 use crate::recorder::NotedKernels;
-use crate::{Device, Error, MemoryDriver, Moment, Result, Stream, StreamId, Work};
+use crate::{Device, Error, MemoryDriver, Moment, Result, Stream, StreamId};
 
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]
@@ -211,8 +211,8 @@ impl Stream {
         self.core().with_room(|| cuda.context.load(programs))
     }
 
-    /// Calls `enqueue` with a queue that enqueues nothing. Returns what `enqueue` returns, and the size of the
-    /// [workspace](Workspace) that its library calls need. `None` on a CPU, where `enqueue` is not called.
+    /// Calls `enqueue` with a queue that enqueues nothing. Returns what `enqueue` returns, and what it would have enqueued.
+    /// `None` on a CPU, where `enqueue` is not called.
     ///
     /// # Errors
     /// Those of `enqueue`, `Driver`.
@@ -220,26 +220,12 @@ impl Stream {
         &self,
         op: &'static str,
         enqueue: impl FnOnce(&Queue<'_>) -> Result<R>,
-    ) -> Result<Option<(R, usize)>> {
-        let measured = self.measured(op, enqueue)?;
-        Ok(measured.map(|(returned, measured)| (returned, measured.workspace.get())))
-    }
-
-    /// Whether a captured command [stays](Measured::stays) where it is.
-    pub(crate) fn stays(&self, op: &'static str, work: &impl Work) -> Result<bool> {
-        Ok(self.measured(op, |queue| work.enqueue(queue))?.is_some_and(|(_, measured)| measured.stays.get()))
-    }
-
-    fn measured<R>(
-        &self,
-        op: &'static str,
-        enqueue: impl FnOnce(&Queue<'_>) -> Result<R>,
     ) -> Result<Option<(R, Measured)>> {
         let Some(driver) = self.fifo().driver_stream() else { return Ok(None) };
         driver.bind()?;
-        let (measured, never) = (Measured::default(), Moment { stream: self.id(), tick: 0 });
+        let (measured, never) = (Cell::<Measured>::default(), Moment { stream: self.id(), tick: 0 });
         let returned = enqueue(&Queue::new(self.core(), driver, op, never, Target::Measure(&measured)))?;
-        Ok(Some((returned, measured)))
+        Ok(Some((returned, measured.get())))
     }
 }
 
@@ -266,16 +252,17 @@ pub(crate) enum Target<'a> {
     /// The kernels are in a graph already, and get these arguments.
     Update(&'a Updated<'a>),
     /// Nothing: it is noted what it would be.
-    Measure(&'a Measured),
+    Measure(&'a Cell<Measured>),
 }
 
 /// What is known of a command before it is enqueued.
-#[derive(Debug, Default)]
-pub(crate) struct Measured {
-    /// The most bytes that one of its library calls works in.
-    pub(crate) workspace: Cell<usize>,
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct Measured {
+    /// The size of the [workspace](Workspace) that its library calls need, in bytes.
+    pub workspace: usize,
     /// Whether some of it finds its operands where they are now for good: all but kernels.
-    pub(crate) stays: Cell<bool>,
+    pub stays: bool,
 }
 
 debug_fields!(Queue<'_> { op, moment });
@@ -406,8 +393,8 @@ impl<'a> Queue<'a> {
         workspace: Workspace,
         call: impl Fn(&Addresses, *mut std::ffi::c_void) -> Result<()>,
     ) -> Result<()> {
-        if let Target::Measure(Measured { workspace, .. }) = self.target {
-            workspace.set(workspace.get().max(needed));
+        if let Target::Measure(measured) = self.target {
+            measured.update(|known| Measured { workspace: known.workspace.max(needed), ..known });
             return Ok(());
         }
         let expected = "as large as the product's algorithm asks for";
@@ -486,17 +473,14 @@ impl<'a> Queue<'a> {
     /// # Safety
     /// The range is in bounds, and the command writes it.
     pub(crate) unsafe fn constant(&self, to: *mut u8, bytes: &[u8]) -> Result<()> {
-        match self.target {
-            Target::Stream | Target::Graph(_) => {
-                // SAFETY: the caller's promise.
-                let staged = unsafe { self.stream.upload(to, bytes, self.moment)? };
-                if let Target::Graph(captured) = self.target {
-                    captured.keep(staged);
-                }
-                Ok(())
+        if self.adds("an upload")? {
+            // SAFETY: the caller's promise.
+            let staged = unsafe { self.stream.upload(to, bytes, self.moment)? };
+            if let Target::Graph(captured) = self.target {
+                captured.keep(staged);
             }
-            Target::Update(_) | Target::Measure(_) => self.adds("an upload").map(drop),
         }
+        Ok(())
     }
 
     /// Whether `what` is enqueued. Not if it is part of a graph already, where it stays as it is: only kernels get other
@@ -505,7 +489,7 @@ impl<'a> Queue<'a> {
         match self.target {
             Target::Stream | Target::Graph(_) => self.mark().map(|()| true),
             Target::Measure(measured) => {
-                measured.stays.set(true);
+                measured.update(|known| Measured { stays: true, ..known });
                 Ok(false)
             }
             Target::Update(_) => {

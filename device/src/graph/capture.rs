@@ -191,7 +191,7 @@ impl Capture {
         uses: &[Use<'_>],
         work: impl Work,
     ) -> Result<()> {
-        let stays = stream.stays(op, &work)?;
+        let measured = stream.dry_run(op, |queue| work.enqueue(queue))?;
         let mut recording = self.recording.lock();
         if recording.ended {
             return Err(Error::captured(op, "the capture has ended"));
@@ -199,7 +199,7 @@ impl Capture {
         recording.has_room()?;
         let memory = |used: &Use<'_>| Ok((recording.memory(self.id, op, used.buffer)?, used.write));
         let named = each_once(uses.iter().map(memory).collect::<Result<SmallVec<[(usize, bool); 4]>>>()?);
-        if stays {
+        if measured.is_some_and(|(_, measured)| measured.stays) {
             recording.staying.extend(named.iter().map(|(memory, _)| *memory));
         }
         let (stream, work) = (stream.id(), Box::new(work));

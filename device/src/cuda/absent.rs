@@ -8,7 +8,7 @@ pub(crate) use self::{
     Absent as DriverStream, Absent as FaultWord, Absent as GateWord, Absent as IpcMemory, Absent as Launcher,
     Absent as Staged,
 };
-use super::{Arg, Grid, Program, Properties, Queue, Target};
+use super::{Arg, Grid, Program, Properties, Queue, Source, Target};
 use crate::core::Core;
 use crate::graph::Node;
 use crate::ipc::DRIVER_HANDLE;
@@ -62,11 +62,10 @@ absent! {
         (&'static str, StreamId), &'static Program, &str, Grid, &[Arg<'_>], Target<'_>
     ) -> Result<()>;
     [fn] describe_kernel(&'static Program, &str, Grid) -> Result<KernelRecord>;
-    [unsafe fn] copy((&'static str, StreamId), *mut u8, *const u8, usize) -> Result<()>;
+    [unsafe fn] write((&'static str, StreamId), *mut u8, Source, usize) -> Result<()>;
     [unsafe fn] copy_across(*mut u8, &Context, *const u8, usize) -> Result<()>;
     [unsafe fn] copy_from_pinned(*mut u8, *const u8, usize) -> Result<()>;
     [unsafe fn] copy_to_pinned(*mut u8, *const u8, usize) -> Result<()>;
-    [unsafe fn] fill_bytes((&'static str, StreamId), *mut u8, u8, usize) -> Result<()>;
     [fn] raw() -> *mut std::ffi::c_void;
     [fn] graph(&Arc<Core>, &[Node]) -> Result<DriverGraph>;
     // An event.

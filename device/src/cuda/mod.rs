@@ -255,6 +255,13 @@ pub(crate) enum Target<'a> {
     Measure(&'a Cell<Measured>),
 }
 
+/// Where the bytes come from that a range of device memory gets.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read where there is a driver"))]
+pub(crate) enum Source {
+    Memory(*const u8),
+    Value(u8),
+}
+
 /// What is known of a command before it is enqueued.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
@@ -461,11 +468,8 @@ impl<'a> Queue<'a> {
     /// # Errors
     /// `Driver`.
     pub unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
-        if bytes == 0 || !self.adds("a copy")? {
-            return Ok(());
-        }
         // SAFETY: the caller's promise.
-        unsafe { self.stream.copy(self.command(), dst, src, bytes) }
+        unsafe { self.write("a copy", dst, Source::Memory(src), bytes) }
     }
 
     /// Enqueues an upload of bytes that stay what they are, as a node of a graph.
@@ -511,10 +515,17 @@ impl<'a> Queue<'a> {
     /// # Errors
     /// `Driver`.
     pub unsafe fn fill_bytes(&self, dst: *mut u8, value: u8, bytes: usize) -> Result<()> {
-        if bytes == 0 || !self.adds("a fill")? {
+        // SAFETY: the caller's promise.
+        unsafe { self.write("a fill", dst, Source::Value(value), bytes) }
+    }
+
+    /// # Safety
+    /// The ranges are in bounds and apart, and the command's uses name them.
+    unsafe fn write(&self, what: &str, to: *mut u8, from: Source, bytes: usize) -> Result<()> {
+        if bytes == 0 || !self.adds(what)? {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { self.stream.fill_bytes(self.command(), dst, value, bytes) }
+        unsafe { self.stream.write(self.command(), to, from, bytes) }
     }
 }

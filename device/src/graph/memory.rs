@@ -24,15 +24,6 @@ pub(super) struct Arena<'a> {
     bytes: usize,
 }
 
-/// Which command comes before which.
-#[derive(Clone, Copy)]
-pub(super) enum Earlier<'a> {
-    /// By the edges.
-    Reach(&'a Reach),
-    /// In the program.
-    Program,
-}
-
 /// What is known of the end of a memory.
 #[derive(Clone, Default)]
 struct End {
@@ -94,7 +85,7 @@ impl Plan {
     /// too.
     pub(super) fn layout(&self, options: GraphOptions) -> Layout {
         let (needs, reach) = self.needs(options.order);
-        let free = Arena::with_all(self, &needs, Earlier::Reach(&reach)).finish(needs);
+        let free = Arena::with_all(self, &needs, Some(&reach)).finish(needs);
         drop(reach);
         let Some(limit) = options.max_bytes.filter(|&limit| free.bytes > limit) else { return free };
         let mut arena = Arena::new(self);
@@ -104,7 +95,7 @@ impl Plan {
             return tight;
         }
         // As if the commands ran one after the other.
-        let arena = Arena::with_all(self, &Needs::new(), Earlier::Program);
+        let arena = Arena::with_all(self, &Needs::new(), None);
         let (needs, _) = self.needs_with(options.order, |at, reach| arena.former(at, reach));
         let least = arena.finish(needs);
         let smaller = |a: Layout, b: Layout| if b.bytes < a.bytes { b } else { a };
@@ -128,7 +119,7 @@ impl<'a> Arena<'a> {
     }
 
     /// Places for all memory where it is known already which command comes before which: the largest first, which fit worst.
-    pub(super) fn with_all(plan: &'a Plan, needs: &Needs, earlier: Earlier<'_>) -> Arena<'a> {
+    pub(super) fn with_all(plan: &'a Plan, needs: &Needs, earlier: Option<&Reach>) -> Arena<'a> {
         let mut arena = Arena::new(plan);
         let planned = |memory: &usize| matches!(plan.memories[*memory], StepMemory::Planned { .. });
         let mut all: Vec<usize> = (0..plan.memories.len()).filter(planned).collect();
@@ -163,10 +154,10 @@ impl<'a> Arena<'a> {
         own.sort_by_key(|&memory| Reverse(self.size(memory)));
         for memory in own {
             // Everything that uses it comes after `at`, so what is over by then is out of its way.
-            let mut start = self.gap(memory, &Needs::new(), Earlier::Reach(reach));
+            let mut start = self.gap(memory, &Needs::new(), Some(reach));
             if start + self.size(memory) > limit {
                 // What the program would have done with it by then.
-                start = self.gap(memory, &Needs::new(), Earlier::Program);
+                start = self.gap(memory, &Needs::new(), None);
                 more.extend(self.users_of(start, self.size(memory), at, reach));
             }
             self.put(memory, start);
@@ -210,7 +201,7 @@ impl<'a> Arena<'a> {
     }
 
     /// The start of the smallest gap for a memory, between places that it cannot share; behind all of them if there is none.
-    fn gap(&self, memory: usize, needs: &Needs, earlier: Earlier<'_>) -> usize {
+    fn gap(&self, memory: usize, needs: &Needs, earlier: Option<&Reach>) -> usize {
         if self.places <= self.most {
             let (best, end) = self.gap_in(0..self.blocks.len(), memory, earlier);
             return best.map_or(end, |gap| gap.start);
@@ -232,7 +223,7 @@ impl<'a> Arena<'a> {
         &self,
         blocks: std::ops::Range<usize>,
         memory: usize,
-        earlier: Earlier<'_>,
+        earlier: Option<&Reach>,
     ) -> (Option<Gap>, usize) {
         let bytes = self.size(memory);
         let is_obstacle = |place: &&Slot| !self.may_share(place, memory, earlier);
@@ -263,20 +254,20 @@ impl<'a> Arena<'a> {
     }
 
     /// Whether a memory can have a place between the memories that have it.
-    fn may_share(&self, place: &Slot, memory: usize, earlier: Earlier<'_>) -> bool {
+    fn may_share(&self, place: &Slot, memory: usize, earlier: Option<&Reach>) -> bool {
         let first = self.users[memory][0];
         let at = place.memories.partition_point(|&other| self.users[other][0] < first);
         at.checked_sub(1).is_none_or(|at| self.is_over(place.memories[at], first, earlier))
             && place.memories.get(at).is_none_or(|&next| self.is_over(memory, self.users[next][0], earlier))
     }
 
-    /// Whether all users of a memory come before a command.
-    fn is_over(&self, memory: usize, by: usize, earlier: Earlier<'_>) -> bool {
+    /// Whether all users of a memory come before a command: by `earlier`, or in the program.
+    fn is_over(&self, memory: usize, by: usize, earlier: Option<&Reach>) -> bool {
         let (users, end) = (&self.users[memory], &self.ends[memory]);
         if users.last().is_some_and(|&last| last >= by) {
             return false;
         }
-        let Earlier::Reach(reach) = earlier else { return true };
+        let Some(reach) = earlier else { return true };
         if end.after.get().is_some_and(|after| after == by || reach.has(after, by)) {
             return true;
         }
@@ -293,7 +284,7 @@ impl<'a> Arena<'a> {
     }
 
     /// Memories that are over when a memory is used first: of commands that come before that closely.
-    fn hints(&self, memory: usize, needs: &Needs, earlier: Earlier<'_>) -> SmallVec<[usize; HINTS]> {
+    fn hints(&self, memory: usize, needs: &Needs, earlier: Option<&Reach>) -> SmallVec<[usize; HINTS]> {
         let first = self.users[memory][0];
         let mut asked: SmallVec<[usize; ASKED]> = SmallVec::from_slice(&[first]);
         let mut at = 0;

@@ -9,21 +9,16 @@ use smallvec::SmallVec;
 use super::call::{address, call, check};
 use super::fault::FaultArg;
 use super::module::Function;
-use super::{Arg, Grid};
+use super::{Arg, Grid, Source};
 use crate::{ErrorKind, Result, foreign};
 
 /// Something to enqueue on a stream. Whoever makes one answers for it that the memory which it names may be used until it has run.
 pub(super) enum Call {
     /// Its arguments are in words beside it.
     Kernel(Kernel),
-    Fill {
+    Write {
         to: *mut u8,
-        value: u8,
-        bytes: usize,
-    },
-    Copy {
-        to: *mut u8,
-        from: *const u8,
+        from: Source,
         bytes: usize,
     },
 }
@@ -65,10 +60,10 @@ impl Call {
         unsafe {
             match self {
                 Call::Kernel(kernel) => kernel.launch(words, stream),
-                Call::Fill { to, value, bytes } => {
+                Call::Write { to, from: Source::Value(value), bytes } => {
                     call!(cuMemsetD8Async(address(*to), *value, *bytes, stream))
                 }
-                Call::Copy { to, from, bytes } => {
+                Call::Write { to, from: Source::Memory(from), bytes } => {
                     call!(cuMemcpyDtoDAsync_v2(address(*to), address(*from), *bytes, stream))
                 }
             }

@@ -30,4 +30,4 @@ pub(crate) use pinned::Staged;
 pub(crate) use stream::DriverStream;
 pub(crate) use timed::{DriverEvent, GateWord};
 
-use super::{Arg, Grid, Program, Properties, Queue, Target};
+use super::{Arg, Grid, Program, Properties, Queue, Source, Target};

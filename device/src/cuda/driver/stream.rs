@@ -15,7 +15,7 @@ use super::event::{IN_HOST_FUNCTION, RawEvent};
 use super::fault::FaultWord;
 use super::launcher::{CommandId, Launcher};
 use super::timed::{DriverEvent, GateWord};
-use super::{Arg, Grid, Program, Properties, Staged, Target};
+use super::{Arg, Grid, Program, Properties, Source, Staged, Target};
 use crate::spin::spin_until;
 use crate::{KernelRecord, Moment, Panicked, Priority, Result, StreamId, foreign};
 
@@ -419,15 +419,15 @@ impl DriverStream {
 
     /// # Safety
     /// As for [`Queue::copy`](super::Queue::copy).
-    pub(crate) unsafe fn copy(
+    pub(crate) unsafe fn write(
         &self,
         command: CommandId,
         to: *mut u8,
-        from: *const u8,
+        from: Source,
         bytes: usize,
     ) -> Result<()> {
         // SAFETY: the context is current; the caller answers for the ranges.
-        unsafe { self.enqueue(Call::Copy { to, from, bytes }, &mut [], command) }
+        unsafe { self.enqueue(Call::Write { to, from, bytes }, &mut [], command) }
     }
 
     /// Enqueues a copy from memory of another device, with the context `theirs`.
@@ -474,19 +474,6 @@ impl DriverStream {
         }
         // SAFETY: the context is current; the caller answers for the ranges.
         unsafe { call!(cuMemcpyDtoHAsync_v2(to.cast(), address(from), bytes, self.raw())) }
-    }
-
-    /// # Safety
-    /// As for [`Queue::fill_bytes`](super::Queue::fill_bytes).
-    pub(crate) unsafe fn fill_bytes(
-        &self,
-        command: CommandId,
-        to: *mut u8,
-        value: u8,
-        bytes: usize,
-    ) -> Result<()> {
-        // SAFETY: the context is current; the caller answers for the range.
-        unsafe { self.enqueue(Call::Fill { to, value, bytes }, &mut [], command) }
     }
 }
 

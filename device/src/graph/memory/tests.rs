@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{Arena, Block, Earlier, size, users};
+use super::{Arena, Block, size, users};
 use crate::Device;
 use crate::graph::groups::tests::plan;
 use crate::graph::plan::{Needs, Order, Plan};
@@ -64,7 +64,7 @@ proptest! {
     ) {
         let plan = plan(&Device::cpu(), &reads, &bytes);
         let (needs, reach) = plan.needs(Order::Data);
-        let arena = Arena::with_all(&plan, &needs, Earlier::Reach(&reach));
+        let arena = Arena::with_all(&plan, &needs, Some(&reach));
         let offsets: Vec<usize> = arena.offsets.iter().map(|offset| offset.unwrap()).collect();
         prop_assert_eq!(offsets, plain(&plan, &reach));
         prop_assert!(is_sound(&plan, &arena.offsets, &reach));
@@ -90,7 +90,7 @@ fn place<'a>(plan: &'a Plan, needs: &Needs, reach: &Reach, most: usize) -> Arena
     let mut all: Vec<usize> = (0..plan.memories.len()).collect();
     all.sort_by_key(|&memory| std::cmp::Reverse(plan.memories[memory].bytes()));
     for memory in all {
-        let start = arena.gap(memory, needs, Earlier::Reach(reach));
+        let start = arena.gap(memory, needs, Some(reach));
         arena.put(memory, start);
     }
     assert!(arena.blocks.iter().all(|block: &Block| block.places.len() <= super::BLOCK));
@@ -104,7 +104,7 @@ fn many_chains_take_two_places_each() {
     let reads: Vec<Vec<usize>> = (0..CHAINS * 20).map(|_| vec![CHAINS]).collect();
     let plan = plan(&Device::cpu(), &reads, &[256]);
     let (needs, reach) = plan.needs(Order::Data);
-    let arena = Arena::with_all(&plan, &needs, Earlier::Reach(&reach));
+    let arena = Arena::with_all(&plan, &needs, Some(&reach));
     assert!(arena.places > arena.most);
     assert_eq!(arena.bytes, CHAINS * 2 * 256);
 }

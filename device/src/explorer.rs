@@ -152,14 +152,6 @@ struct Runnable {
     candidate: Candidate,
 }
 
-/// What a stream could do next.
-enum Head {
-    Ready(u64, &'static str, Explored),
-    Waits,
-    /// Nothing any more.
-    Over,
-}
-
 enum Next {
     Ran,
     /// Every stream that has work is behind this gate, or behind one that is.
@@ -242,22 +234,14 @@ impl Explorer {
             if done() { Next::Ran } else { state.step(core, patience) }
         };
         match next {
-            Next::Ran => true,
-            Next::Held(gate) => {
-                gate.pass();
-                true
-            }
-            Next::Foreign(fifo, tick) => {
-                // A driver that fails tells its own device.
-                drop(fifo.reach("wait", core, tick));
-                true
-            }
-            Next::Later => {
-                std::thread::sleep(NAP);
-                true
-            }
-            Next::Nothing => false,
+            Next::Ran => {}
+            Next::Held(gate) => gate.pass(),
+            // A driver that fails tells its own device.
+            Next::Foreign(fifo, tick) => drop(fifo.reach("wait", core, tick)),
+            Next::Later => std::thread::sleep(NAP),
+            Next::Nothing => return false,
         }
+        true
     }
 
     /// Runs everything that is left and forgets the streams. Nobody else uses the device any more.
@@ -280,7 +264,8 @@ impl State {
         let known: SmallVec<[StreamId; 8]> = self.fifos.iter().flatten().map(|fifo| fifo.id).collect();
         for (stream, slot) in self.fifos.iter_mut().enumerate() {
             let Some(fifo) = slot else { continue };
-            let head = fifo.with_queue(|items, closed| {
+            let mut head = None;
+            let is_over = fifo.with_queue(|items, closed| {
                 // A wait for what has run is over; it is nobody's choice.
                 while let Some(Item::Wait { fifo, tick }) = items.front()
                     && fifo.completed() >= *tick
@@ -288,30 +273,24 @@ impl State {
                     items.pop_front();
                 }
                 match items.front() {
-                    None if closed => Head::Over,
-                    Some(Item::Gate { gate, .. }) if !gate.is_open() => {
-                        held = Some(Arc::clone(gate));
-                        Head::Waits
-                    }
+                    Some(Item::Gate { gate, .. }) if !gate.is_open() => held = Some(Arc::clone(gate)),
                     Some(Item::Wait { fifo, tick }) if !known.contains(&fifo.id) => {
                         foreign = Some((Arc::clone(fifo), *tick));
-                        Head::Waits
                     }
-                    Some(Item::Gate { tick, .. }) => Head::Ready(*tick, "hold", Explored::default()),
+                    Some(Item::Gate { tick, .. }) => head = Some((*tick, "hold", Explored::default())),
                     Some(Item::Run { tick, op, explored: Some(explored), .. }) => {
-                        Head::Ready(*tick, op, explored.clone())
+                        head = Some((*tick, *op, explored.clone()));
                     }
-                    _ => Head::Waits,
+                    _ => {}
                 }
+                closed && items.is_empty()
             });
-            match head {
-                Head::Ready(tick, op, Explored { launched, accesses, ready }) => {
-                    let is_ready = ready.is_none_or(|ready| ready());
-                    let candidate = Candidate { stream, tick, op, accesses };
-                    found.push(Runnable { fifo: Arc::clone(fifo), launched, is_ready, candidate });
-                }
-                Head::Waits => {}
-                Head::Over => *slot = None,
+            if let Some((tick, op, Explored { launched, accesses, ready })) = head {
+                let is_ready = ready.is_none_or(|ready| ready());
+                let candidate = Candidate { stream, tick, op, accesses };
+                found.push(Runnable { fifo: Arc::clone(fifo), launched, is_ready, candidate });
+            } else if is_over {
+                *slot = None;
             }
         }
         if found.iter().any(|next| next.is_ready) {

@@ -1,6 +1,6 @@
 //! CUDA devices: what a launcher says to one, and the driver behind it.
 //!
-//! A command's [`Work`] puts kernels, copies and calls of libraries on a [`Queue`]. Everything below is loaded at run time: without a driver, or in a build without the feature `cuda`, no
+//! A command's [`Work`](crate::Work) puts kernels, copies and calls of libraries on a [`Queue`]. Everything below is loaded at run time: without a driver, or in a build without the feature `cuda`, no
 //! CUDA device can be made and the rest is never reached.
 
 #[cfg_attr(not(feature = "cuda"), path = "absent.rs")]
@@ -229,7 +229,7 @@ impl Stream {
     }
 }
 
-/// Where [`Work::enqueue`] puts device work, in order.
+/// Where [`Work::enqueue`](crate::Work::enqueue) puts device work, in order.
 pub struct Queue<'a> {
     core: &'a Core,
     stream: &'a DriverStream,

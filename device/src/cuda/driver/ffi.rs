@@ -1,4 +1,5 @@
-//! The functions of the driver, cuBLASLt and NVRTC that are called, all of them by `foreign!`.
+//! The functions of the driver, cuBLASLt and NVRTC that are called, all of them by `foreign!`, none by cudarc's function of the
+//! same name.
 //!
 //! cudarc declares what they return as Rust enums. A library that is newer than cudarc may return a code that the enum does not
 //! have, which is undefined behaviour. So the functions are looked up here once more, and return integers in place of status

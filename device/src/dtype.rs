@@ -28,14 +28,24 @@ pub enum DType {
 }
 
 impl DType {
-    /// Bytes of one element.
-    pub const fn size_bytes(self) -> usize {
+    /// Its name, the bytes of one element, and the place among types of which the later one wins.
+    #[inline]
+    const fn facts(self) -> (&'static str, usize, u8) {
         match self {
-            DType::F32 => 4,
-            DType::F64 | DType::I64 => 8,
-            DType::BF16 | DType::F16 => 2,
-            DType::U8 | DType::Bool => 1,
+            DType::Bool => ("bool", 1, 0),
+            DType::U8 => ("u8", 1, 1),
+            DType::I64 => ("i64", 8, 2),
+            DType::BF16 => ("bf16", 2, 3),
+            DType::F16 => ("f16", 2, 3),
+            DType::F32 => ("f32", 4, 4),
+            DType::F64 => ("f64", 8, 5),
         }
+    }
+
+    /// Bytes of one element.
+    #[inline]
+    pub const fn size_bytes(self) -> usize {
+        self.facts().1
     }
 
     /// Whether gradients can flow through elements of this type.
@@ -106,32 +116,12 @@ impl DType {
         if self.is_half() && other.is_half() {
             return DType::F32;
         }
-        if self.rank() > other.rank() { self } else { other }
-    }
-
-    /// Where a type stands among those that it may meet in [`promote`](Self::promote).
-    const fn rank(self) -> u8 {
-        match self {
-            DType::Bool => 0,
-            DType::U8 => 1,
-            DType::I64 => 2,
-            DType::BF16 | DType::F16 => 3,
-            DType::F32 => 4,
-            DType::F64 => 5,
-        }
+        if self.facts().2 > other.facts().2 { self } else { other }
     }
 
     /// The lower-case name, as in `f32`.
     pub const fn name(self) -> &'static str {
-        match self {
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-            DType::I64 => "i64",
-            DType::U8 => "u8",
-            DType::Bool => "bool",
-            DType::BF16 => "bf16",
-            DType::F16 => "f16",
-        }
+        self.facts().0
     }
 }
 

@@ -172,15 +172,20 @@ impl Stranger {
     }
 }
 
+/// A rank that meets others, and until when.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) token: &'a str,
+    pub(super) timeout: Duration,
+    pub(super) deadline: Instant,
+}
+
 /// Waits until all other ranks have come; entry `i` is the connection of rank `i + 1`. All connections are looked at by turns, and
 /// one that does not authenticate in time is closed.
-pub(super) fn accept(
-    listener: &TcpListener,
-    size: usize,
-    token: &str,
-    deadline: Instant,
-    timeout: Duration,
-) -> Result<Vec<TcpStream>> {
+pub(super) fn accept(listener: &TcpListener, place: Place<'_>) -> Result<Vec<TcpStream>> {
+    let Place { size, token, timeout, deadline, .. } = place;
     let cannot = |error| unavailable(format_args!("rank 0 cannot listen: {error}"));
     listener.set_nonblocking(true).map_err(cannot)?;
     let mut challenges = Challenges::new()?;
@@ -230,14 +235,8 @@ pub(super) fn accept(
 }
 
 /// Connects to rank 0, as soon as it listens.
-pub(super) fn connect(
-    address: SocketAddr,
-    rank: usize,
-    size: usize,
-    token: &str,
-    deadline: Instant,
-    timeout: Duration,
-) -> Result<TcpStream> {
+pub(super) fn connect(address: SocketAddr, place: Place<'_>) -> Result<TcpStream> {
+    let Place { rank, size, timeout, deadline, .. } = place;
     let mut challenges = Challenges::new()?;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -245,7 +244,7 @@ pub(super) fn connect(
             return Err(late(OP, timeout, [0]));
         }
         let answer = TcpStream::connect_timeout(&address, left).and_then(|stream| {
-            let verdict = greet(Until { stream: &stream, deadline }, challenges.next()?, rank, size, token)?;
+            let verdict = greet(Until { stream: &stream, deadline }, challenges.next()?, place)?;
             Ok((verdict, stream))
         });
         let refused = match answer {
@@ -265,13 +264,8 @@ pub(super) fn connect(
 }
 
 /// Answers rank 0's challenge. Returns its verdict; `None` if that lacks a proof of the token.
-fn greet(
-    mut stream: Until<'_>,
-    challenge: Bytes,
-    rank: usize,
-    size: usize,
-    token: &str,
-) -> io::Result<Option<u8>> {
+fn greet(mut stream: Until<'_>, challenge: Bytes, place: Place<'_>) -> io::Result<Option<u8>> {
+    let Place { rank, size, token, .. } = place;
     stream.stream.set_nodelay(true)?;
     let mut challenged = [0; CHALLENGE];
     stream.read_exact(&mut challenged)?;

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::greeting::{GREETING, MAX_TOKEN, OP, Until, accept, connect, number};
+use super::greeting::{GREETING, MAX_TOKEN, OP, Place, Until, accept, connect, number};
 use crate::failure::{late, lost, unavailable};
 use crate::{Error, Result};
 
@@ -48,16 +48,16 @@ impl Rendezvous {
         token: &str,
         timeout: Duration,
     ) -> Result<Rendezvous> {
-        let (timeout, deadline) = checked(rank, size, token, timeout)?;
+        let place = checked(rank, size, token, timeout)?;
         let peers = match rank {
             0 if size == 1 => Vec::new(),
             0 => {
                 let cannot = |error| unavailable(format_args!("rank 0 cannot listen at {address}: {error}"));
-                accept(&TcpListener::bind(address).map_err(cannot)?, size, token, deadline, timeout)?
+                accept(&TcpListener::bind(address).map_err(cannot)?, place)?
             }
-            _ => vec![connect(address, rank, size, token, deadline, timeout)?],
+            _ => vec![connect(address, place)?],
         };
-        Ok(Rendezvous { rank, size, timeout, peers })
+        Ok(Rendezvous { rank, size, timeout: place.timeout, peers })
     }
 
     /// As [`meet`](Self::meet), of rank 0, which listens already: nobody else can take the address meanwhile.
@@ -65,9 +65,8 @@ impl Rendezvous {
     /// # Errors
     /// As for [`meet`](Self::meet).
     pub fn meet_on(listener: TcpListener, size: usize, token: &str, timeout: Duration) -> Result<Rendezvous> {
-        let (timeout, deadline) = checked(0, size, token, timeout)?;
-        let peers = accept(&listener, size, token, deadline, timeout)?;
-        Ok(Rendezvous { rank: 0, size, timeout, peers })
+        let place = checked(0, size, token, timeout)?;
+        Ok(Rendezvous { rank: 0, size, timeout: place.timeout, peers: accept(&listener, place)? })
     }
 
     /// This rank.
@@ -169,14 +168,14 @@ impl Rendezvous {
     }
 }
 
-/// The time-out and the deadline of ranks that meet.
-fn checked(rank: usize, size: usize, token: &str, timeout: Duration) -> Result<(Duration, Instant)> {
+/// A rank that may meet others.
+fn checked(rank: usize, size: usize, token: &str, timeout: Duration) -> Result<Place<'_>> {
     let value = format_args!("{rank} of {size}");
     let is_valid = rank < size && size <= MAX_RANKS;
     Error::require(is_valid, OP, "rank", "less than the ranks, at most 65536", value)?;
     Error::require(token.len() <= MAX_TOKEN, OP, "token", "at most 256 bytes", token.len())?;
     let timeout = timeout.min(LONGEST);
-    Ok((timeout, Instant::now() + timeout))
+    Ok(Place { rank, size, token, timeout, deadline: Instant::now() + timeout })
 }
 
 fn lost_rank(rank: usize) -> Error {

@@ -54,13 +54,11 @@ struct Side {
 
 /// What lies between two groups.
 enum Between {
-    /// A path.
-    Path,
     /// No path. These groups come after the first one, and have labels before the second.
     After(Vec<u32>),
     /// No path. These groups come before the second one, and have labels after the first.
     Before(Vec<u32>),
-    /// The search was too long.
+    /// A path, or the search was too long to tell.
     Unknown,
 }
 
@@ -136,19 +134,6 @@ impl Groups {
         self.firsts().map(|first| self.of(first)).filter(|members| members.len() > 1)
     }
 
-    /// Whether the group of a command is known to come before that of another one.
-    pub fn comes_before(&self, one: usize, other: usize) -> bool {
-        let (one, other) = (self.group(one), self.group(other));
-        self.labels[one] < self.labels[other]
-            && (self.is_known_before(one, other)
-                || matches!(self.search([one, other], true, LIMIT), Between::Path))
-    }
-
-    /// Whether the groups of two commands are known to be able to run at once.
-    pub fn are_unordered(&self, one: usize, other: usize) -> bool {
-        self.lack_path(one, other, true)
-    }
-
     /// Whether two commands, each by itself, may run at once.
     pub fn were_unordered(&self, one: usize, other: usize) -> bool {
         one != other && !self.reach.has(one.min(other), one.max(other))
@@ -156,24 +141,17 @@ impl Groups {
 
     /// Whether the groups of two commands are two, and may become one: it is known that no other group lies between them.
     pub fn may_join(&self, one: usize, other: usize) -> bool {
-        self.lack_path(one, other, false)
-    }
-
-    /// Whether the groups of two commands are two, and are known to have no path between them, or none by a third group unless
-    /// `direct`.
-    fn lack_path(&self, one: usize, other: usize, direct: bool) -> bool {
         let [earlier, later] = self.in_order_of([one, other]);
-        let is_known = if direct { Groups::is_known_before } else { Groups::is_known_around };
         earlier != later
-            && !is_known(self, earlier, later)
-            && matches!(self.search([earlier, later], direct, LIMIT), Between::After(_) | Between::Before(_))
+            && !self.is_known_around(earlier, later)
+            && matches!(self.search([earlier, later], LIMIT), Between::After(_) | Between::Before(_))
     }
 
     /// Makes the groups of two commands one, which [may be](Groups::may_join).
     pub fn join(&mut self, one: usize, other: usize) {
         let [earlier, later] = self.in_order_of([one, other]);
         // The new group has the label of one of both, and the groups in between that must be on its other side go there.
-        let (stays, goes) = match self.search([earlier, later], false, usize::MAX) {
+        let (stays, goes) = match self.search([earlier, later], usize::MAX) {
             Between::After(moved) => {
                 self.place(moved, later, 1);
                 (later, earlier)
@@ -182,7 +160,7 @@ impl Groups {
                 self.place(moved, earlier, 0);
                 (earlier, later)
             }
-            Between::Path | Between::Unknown => {
+            Between::Unknown => {
                 debug_assert!(false, "another group lies between the two");
                 return;
             }
@@ -209,12 +187,6 @@ impl Groups {
         if self.labels[one] <= self.labels[other] { [one, other] } else { [other, one] }
     }
 
-    /// Whether a path leads from one group to another one also without other groups. If not, there may be one.
-    fn is_known_before(&self, one: usize, other: usize) -> bool {
-        let ends = [self.members[one].first(), self.members[other].last()];
-        matches!(ends, [Some(&one), Some(&other)] if self.reach.has(one, other))
-    }
-
     /// Whether a path leads by a third group also without other groups. If not, there may be one.
     fn is_known_around(&self, earlier: usize, later: usize) -> bool {
         let own = &self.members[earlier];
@@ -225,8 +197,8 @@ impl Groups {
         })
     }
 
-    /// Looks for a path between two groups, with a third one on it unless `direct`, from both sides by turns. Labels limit both.
-    fn search(&self, ends: [usize; 2], direct: bool, limit: usize) -> Between {
+    /// Looks for a path between two groups by a third one, from both sides by turns. Labels limit both.
+    fn search(&self, ends: [usize; 2], limit: usize) -> Between {
         let Search { marks, count, sides } = &mut *self.search.borrow_mut();
         *count += 1;
         let mark = |side: usize| *count * 2 + side as u64;
@@ -242,11 +214,11 @@ impl Groups {
                 return if side == 0 { Between::After(others) } else { Between::Before(others) };
             };
             let group = self.group(end);
-            if marks[group] == mark(side) || !direct && from == ends[side] && group == ends[1 - side] {
+            if marks[group] == mark(side) || from == ends[side] && group == ends[1 - side] {
                 continue;
             }
             if marks[group] == mark(1 - side) {
-                return Between::Path;
+                return Between::Unknown;
             }
             if between.contains(&self.labels[group]) {
                 marks[group] = mark(side);

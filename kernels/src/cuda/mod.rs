@@ -29,7 +29,6 @@ pub(crate) mod index;
 mod indexed;
 pub(crate) mod libraries;
 pub(crate) mod loss;
-pub(crate) mod many_norms;
 pub(crate) mod matmul;
 pub(crate) mod normalize;
 pub(crate) mod optim;

@@ -9,15 +9,9 @@ use super::{Family, family};
 use crate::command::Address;
 use crate::norms::NormRows;
 
-pub(super) static PROGRAMS: Family = family!(
-    "normalize",
-    FLOATS,
-    "rows.cuh",
-    "columns.cuh",
-    "norm_columns.cuh",
-    "normalize.cuh",
-    "normalize.cu"
-);
+pub(super) static PROGRAMS: Family =
+    family!("normalize", FLOATS, "rows.cuh", "columns.cuh", "normalize.cuh", "normalize.cu");
+
 /// `Norm` of the program.
 fn numbers(
     &(rows, count): &(NormRows, usize),
@@ -44,7 +38,7 @@ fn weight_threads(&(rows, count): &(NormRows, usize)) -> (RowThreads, Units) {
 }
 
 /// Units for the same where a weight has an element in each row, and they are whole packs of neighbours.
-pub(super) fn columns(&(rows, count): &(NormRows, usize)) -> Option<Units> {
+fn columns(&(rows, count): &(NormRows, usize)) -> Option<Units> {
     let NormRows { groups, channels, inner } = rows;
     let beside = groups == 1 && inner == 1 && channels.is_multiple_of(PACK) && channels > 0 && count > 0;
     beside.then(|| Units::beside(channels, count))

@@ -22,8 +22,8 @@ const PART: usize = 32;
 /// Columns of long rows that a block of threads takes.
 const COLUMNS: usize = 32;
 /// Packs of columns that a block of threads has at once where they lie side by side, and threads for one, or twice and half as many.
-pub(super) const BESIDE: u32 = 8;
-pub(super) const DOWN: u32 = LANES as u32;
+const BESIDE: u32 = 8;
+const DOWN: u32 = LANES as u32;
 /// Blocks of threads that leave a device idle, and as many as there may be at once.
 pub(super) const FEW: usize = 128;
 pub(super) const SOME: usize = 512;

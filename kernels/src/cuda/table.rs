@@ -5,7 +5,7 @@ use device::Result;
 use super::walk::ByValue;
 
 /// Operands of a launch; as in the program.
-pub(crate) const OPERANDS: usize = 64;
+const OPERANDS: usize = 64;
 
 /// `Table` of the program.
 #[repr(C)]

@@ -4,7 +4,6 @@ mod chains;
 mod constants;
 mod draft;
 mod loss;
-mod many;
 mod merge;
 mod norms;
 
@@ -25,7 +24,6 @@ use crate::reduction::{Axes, ReduceOp, Reduction};
 use crate::rule_step::Stepped;
 use crate::rules::OPERANDS;
 pub(crate) use loss::{LossSlopes, Losses};
-use many::NormWeights;
 use merge::RuleUpdate;
 pub(crate) use norms::NormForward;
 
@@ -36,8 +34,7 @@ pub(crate) use norms::NormForward;
 ///   use is not written any more;
 /// - cross-entropy and its gradient become one command, if the gradient of the losses is known by then;
 /// - a sum and the norm of its rows become one command, and so do the gradient of a norm's rows and what adds it to another one;
-/// - what adds up the gradients of several batches becomes a part of the optimizer's step;
-/// - small gradients of norms' weights for which nobody waits before all of them could run become one command of a CUDA device.
+/// - what adds up the gradients of several batches becomes a part of the optimizer's step.
 ///
 /// With [`Order::Streams`] commands are fused that follow each other in their stream.
 ///
@@ -59,8 +56,7 @@ pub fn fuse(
     chains::fuse(&mut fuser)?;
     loss::fuse(&mut fuser)?;
     norms::fuse(&mut fuser)?;
-    merge::fuse(&mut fuser)?;
-    many::fuse(&mut fuser)
+    merge::fuse(&mut fuser)
 }
 
 /// What a command does, as one of the types that this module fuses.

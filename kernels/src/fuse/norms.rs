@@ -5,7 +5,7 @@ use std::any::Any;
 use device::cuda::Queue;
 use device::{Binder, DType, Fused, Result};
 
-use super::{Commands, Fuser, Fusible, Fusion, Mapped, NormWeights};
+use super::{Commands, Fuser, Fusible, Fusion, Mapped};
 use crate::chain::Operand;
 use crate::command::{Address, Held};
 use crate::cpu::elementwise::Elements;
@@ -54,12 +54,8 @@ impl Fusible {
         rows: (NormRows, usize),
         operands: SlopeOperands,
     ) -> Option<Box<dyn Any>> {
-        let (([g, x], _), (mean, rstd), (dx, [dweight, dbias]), _) = operands;
-        if dx.is_some() {
-            return Fusible::of(NormSlopes { op, dtype, rows, operands });
-        }
-        let operands = [dweight, dbias, Some(g), Some(x), mean, Some(rstd)];
-        Fusible::of(NormWeights { dtype, rows, operands })
+        let (_, _, (dx, _), _) = operands;
+        dx.and_then(|_| Fusible::of(NormSlopes { op, dtype, rows, operands }))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::norms::Channels;
 
 /// What normalises: each channel's mean and variance, a scale and a shift.
 #[derive(Clone, Copy, Debug)]
-pub struct Norm<'a> {
+pub struct ChannelNorm<'a> {
     /// The mean of each channel, of the type that is computed in.
     pub mean: View<'a>,
     /// Its variance, divided by the number of elements; of the same type.
@@ -48,12 +48,12 @@ pub fn batch_norm_workspace(stream: &Stream, shape: &[usize]) -> usize {
 pub fn batch_norm(
     stream: &Stream,
     x: View<'_>,
-    norm: Norm<'_>,
+    norm: ChannelNorm<'_>,
     workspace: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
     let op = norm.activation.op("batch_norm", "batch_norm_relu");
-    let Norm { mean, var, weight, bias, eps, training, activation } = norm;
+    let ChannelNorm { mean, var, weight, bias, eps, training, activation } = norm;
     let relu = activation.is_relu();
     let channels = channels(op, [&x, &out], [Some(&mean), Some(&var), weight.as_ref(), bias.as_ref()])?;
     let (dtype, statistics) = (x.dtype, [mean, var]);
@@ -72,7 +72,7 @@ pub fn batch_norm(
             },
             move |channels, queue, (images, affine, (given, found), workspace)| {
                 let Some(statistics) = given.or(found) else { return Ok(()) };
-                let norm = cuda::Norm { statistics, affine, eps, relu };
+                let norm = cuda::ChannelNorm { statistics, affine, eps, relu };
                 cuda::forward(queue, (dtype, training), channels, images, norm, workspace)
             },
         )
@@ -93,12 +93,12 @@ pub fn batch_norm_grad(
     stream: &Stream,
     x: View<'_>,
     g: View<'_>,
-    norm: Norm<'_>,
+    norm: ChannelNorm<'_>,
     workspace: Option<View<'_>>,
     grads: [View<'_>; 3],
 ) -> Result<()> {
     let op = norm.activation.op("batch_norm_grad", "batch_norm_relu_grad");
-    let Norm { mean, var, weight, bias, eps, training, activation } = norm;
+    let ChannelNorm { mean, var, weight, bias, eps, training, activation } = norm;
     let relu = activation.is_relu();
     let bias = bias.filter(|_| relu);
     let [grad, grad_weight, grad_bias] = grads;
@@ -120,7 +120,7 @@ pub fn batch_norm_grad(
                 cpu::backward(channels, workers, (eps, training, relu), images, statistics, affine, grads);
             },
             move |channels, queue, (images, statistics, affine, grads, workspace)| {
-                let norm = cuda::Norm { statistics, affine, eps, relu };
+                let norm = cuda::ChannelNorm { statistics, affine, eps, relu };
                 cuda::backward(queue, (dtype, training), channels, images, norm, grads, workspace)
             },
         )

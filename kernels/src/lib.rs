@@ -74,7 +74,7 @@ pub use activation::Activation;
 pub use attention::{
     AttentionGrads, AttentionInput, AttentionResult, attention, attention_grad, kept_weights,
 };
-pub use batch_norm::{Norm, batch_norm, batch_norm_grad, batch_norm_workspace, follow_statistics};
+pub use batch_norm::{ChannelNorm, batch_norm, batch_norm_grad, batch_norm_workspace, follow_statistics};
 pub use clip::{TotalNorm, scale_all, total_norm, unscale_all};
 pub use conv::{Conv2d, ConvPass, conv2d, conv2d_input_grad, conv2d_wants_channels_last, conv2d_weight_grad};
 pub use copy::{Scalar, copy, fill};

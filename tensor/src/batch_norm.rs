@@ -1,7 +1,7 @@
 //! Batch normalisation.
 
 use device::{DeviceKind, Result, Stream};
-use kernels::{Activation, Norm, batch_norm_workspace};
+use kernels::{Activation, ChannelNorm, batch_norm_workspace};
 
 use crate::Tensor;
 use crate::check::{has_shape, in_compute_dtype, same_device, same_kind, wrong_shape};
@@ -193,8 +193,8 @@ fn norm<'a>(
     affine: &'a [Option<Tensor>; 2],
     eps: f64,
     activation: Activation,
-) -> Norm<'a> {
-    Norm {
+) -> ChannelNorm<'a> {
+    ChannelNorm {
         mean: statistics.mean.view(),
         var: statistics.var.view(),
         weight: affine[0].as_ref().map(Tensor::view),

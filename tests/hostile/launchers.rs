@@ -3,8 +3,8 @@
 use streamgrad::DType;
 use streamgrad::kernels::{
     self, Accumulate, Activation, AttentionGrads, AttentionInput, AttentionKind, AttentionResult, Bags,
-    BinaryOp, CompareOp, Dropout, Extreme, Layout, Means, Norm, NormGrads, NormInput, NormRows, RandomKey,
-    ReduceOp, Reduction, Rotation, Sampling, TotalNorm, UnaryOp, Update, View, Window,
+    BinaryOp, ChannelNorm, CompareOp, Dropout, Extreme, Layout, Means, NormGrads, NormInput, NormRows,
+    RandomKey, ReduceOp, Reduction, Rotation, Sampling, TotalNorm, UnaryOp, Update, View, Window,
 };
 use streamgrad::models::optim::Kind;
 use streamgrad::optim::SgdOptions;
@@ -258,7 +258,7 @@ pub(crate) const CALLS: &[(&str, Call)] = &[
             bias: computed, &[c], dense; a: computed, &[c], dense; b: computed, &[c], dense;
             count: DType::I64, &[], dense; memory: computed, &[64], dense;);
         let [weight, bias] = [weight, bias].map(|view| Some(view).filter(|_| w.random.one_in(2)));
-        let norm = Norm {
+        let norm = ChannelNorm {
             mean,
             var,
             weight,

@@ -49,7 +49,7 @@ fn values_and_gradients_follow_the_formulas() {
         let fresh = || Array::full(&stream, f64::NAN, &[c]);
         let (mean, var, grad_weight, grad_bias) = (fresh(), fresh(), fresh(), fresh());
         let (out, grad) = (Array::full(&stream, f64::NAN, &shape), Array::full(&stream, f64::NAN, &shape));
-        let norm = Norm {
+        let norm = ChannelNorm {
             mean: mean.view(),
             var: var.view(),
             weight: Some(weight.view()),
@@ -81,7 +81,7 @@ fn given_statistics_are_read_and_the_sums_stay_out() {
         Array::full(&stream, 0.0, &[2, 1, 2]),
         Array::full(&stream, 0.0, &[2, 1, 2]),
     );
-    let norm = Norm {
+    let norm = ChannelNorm {
         mean: mean.view(),
         var: var.view(),
         weight: None,
@@ -108,7 +108,7 @@ fn threads_do_not_show() {
         let x = Array::new(&stream, &values_f32(1, 24_000), &shape);
         let (mean, var) = (Array::full(&stream, 0_f32, &[10]), Array::full(&stream, 0_f32, &[10]));
         let out = Array::full(&stream, 0_f32, &shape);
-        let norm = Norm {
+        let norm = ChannelNorm {
             mean: mean.view(),
             var: var.view(),
             weight: None,
@@ -133,7 +133,7 @@ fn shapes_and_types_are_checked() {
         Array::full(&stream, 0_f64, &[3]),
     );
     let out = Array::full(&stream, 0_f32, &[2, 3, 4]);
-    let norm = |mean| Norm {
+    let norm = |mean| ChannelNorm {
         mean,
         var: three.view(),
         weight: None,

@@ -382,27 +382,27 @@ impl Scratch for u8 {}
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line {
+struct CacheLine {
     _bytes: [u8; 64],
 }
 
 /// Memory of the thread, aligned to a cache line, that goes back to it when it is dropped and is kept for the next one.
-pub(crate) struct ScratchMemory(Vec<Line>);
+pub(crate) struct ScratchMemory(Vec<CacheLine>);
 
 thread_local! {
-    static SPARE: RefCell<Vec<Vec<Line>>> = const { RefCell::new(Vec::new()) };
+    static SPARE: RefCell<Vec<Vec<CacheLine>>> = const { RefCell::new(Vec::new()) };
 }
 
 impl ScratchMemory {
     /// Room for `elements` elements of any value.
     pub(crate) fn new<T: Scratch>(elements: usize) -> ScratchMemory {
-        let lines = (elements * size_of::<T>()).div_ceil(size_of::<Line>());
+        let lines = (elements * size_of::<T>()).div_ceil(size_of::<CacheLine>());
         // A thread that is ending keeps none.
         let spare = SPARE.try_with(|spare| spare.borrow_mut().pop());
         let mut memory = spare.ok().flatten().unwrap_or_default();
         if memory.len() < lines {
             memory.clear();
-            memory.resize(lines, Line { _bytes: [0; 64] });
+            memory.resize(lines, CacheLine { _bytes: [0; 64] });
         }
         ScratchMemory(memory)
     }

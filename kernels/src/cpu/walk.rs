@@ -23,7 +23,7 @@ const BLOCK: usize = 32;
 const SMALL_BLOCK: usize = 8;
 
 /// The first element of an operand, and the step from one element to the next.
-type Line<T> = (*const T, isize);
+type Strided<T> = (*const T, isize);
 
 /// The inputs of a run. They are values in registers; memory for copies of blocks lies apart, because the fence at the
 /// end of a block has the compiler reload what lies in memory.
@@ -59,13 +59,13 @@ trait Inputs: Copy {
     unsafe fn one(self, i: isize) -> Self::Elements;
 }
 
-impl<T: Copy, const N: usize> Inputs for [Line<T>; N] {
+impl<T: Copy, const N: usize> Inputs for [Strided<T>; N] {
     type Elements = [T; N];
     type Block<const W: usize> = [[T; W]; N];
 
     #[inline(always)]
     fn are_dense(self) -> bool {
-        self.iter().all(inlined!(|(_, step): &Line<T>| *step == 1 || *step == 0))
+        self.iter().all(inlined!(|(_, step): &Strided<T>| *step == 1 || *step == 0))
     }
 
     #[inline(always)]
@@ -289,7 +289,7 @@ pub(crate) unsafe fn map<const WIDE: bool, O: Copy, A: Copy, const N: usize, con
         inlined!(|at: [isize; OPERANDS], len, steps: [isize; OPERANDS]| {
             // SAFETY: `walk` yields only runs of elements that the caller vouches for.
             unsafe {
-                let inputs: [Line<A>; N] = array(inlined!(|k| (inputs[k].at(at[k + 1]), steps[k + 1])));
+                let inputs: [Strided<A>; N] = array(inlined!(|k| (inputs[k].at(at[k + 1]), steps[k + 1])));
                 run(len, (out.at(at[0]), steps[0]), inputs, &f);
             }
         }),
@@ -358,7 +358,7 @@ pub(crate) unsafe fn collect<T: Copy>(loops: &Loops<1>, range: Range<usize>, fro
 pub(crate) unsafe fn map_run<O: Copy, A: Copy, const N: usize>(
     len: usize,
     out: (*mut O, isize),
-    inputs: [Line<A>; N],
+    inputs: [Strided<A>; N],
     f: impl Fn([A; N]) -> O,
 ) {
     // SAFETY: the contract is the same.

@@ -82,8 +82,8 @@ struct Affine {
     T centre, inverse, scale, shift;
 };
 #define NORM const T *mean, const T *var, const T *weight, const T *bias, f64 eps, u32 relu
-#define NORM_GIVEN Norm{mean, var, weight, bias, (T)eps, relu != 0}
-struct Norm {
+#define NORM_GIVEN ChannelNorm{mean, var, weight, bias, (T)eps, relu != 0}
+struct ChannelNorm {
     using Of = Affine;
 
     const T* mean;
@@ -124,7 +124,7 @@ struct ToSums {
     }
 };
 template <class Group>
-__device__ inline void sums(ToSums to, const S* x, const S* g, const Norm& norm, const Channels& channels, Two<T>* states,
+__device__ inline void sums(ToSums to, const S* x, const S* g, const ChannelNorm& norm, const Channels& channels, Two<T>* states,
                             const Units& cut, u32 lanes) {
     auto of = [&](u64 channel, const BlockLane& block) {
         Held<S> xs = read(x, channels, channel, block), gs = read(g, channels, channel, block);
@@ -139,7 +139,7 @@ __device__ inline void sums(ToSums to, const S* x, const S* g, const Norm& norm,
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_norm_sums_columns, DTYPE)(
     Two<T>* all, T* with_x, T* plain, const S* x, const S* g, NORM, u64 channels, u64 pixels, Two<T>* states,
     const __grid_constant__ Units cut) {
-    Norm norm = NORM_GIVEN;
+    ChannelNorm norm = NORM_GIVEN;
     auto of = [&](u64 first, const BlockLane& block) {
         struct Pixel {
             Pack<S, PACK> x, g;
@@ -181,7 +181,7 @@ struct Slope {
 struct Slopes {
     using Of = Slope;
 
-    Norm norm;
+    ChannelNorm norm;
     const Two<T>* sums;
     T count;
 
@@ -263,7 +263,7 @@ template <int N, class How> __device__ inline void make_columns(const Made<N, Ho
 #define ONE {x}
 #define TWO {x, g}
 #define SLOPES Slopes{NORM_GIVEN, sums, (T)count}
-MADE(batch_norm, 1, Norm, ONE, NORM_GIVEN, const S* x, NORM)
+MADE(batch_norm, 1, ChannelNorm, ONE, NORM_GIVEN, const S* x, NORM)
 MADE(batch_norm_grad, 2, Slopes, TWO, SLOPES, const S* x, const S* g, NORM, const Two<T>* sums, f64 count)
 
 // Statistics of all batches so far, moved towards those of one: running = running kept + batch moved or, without `kept` and

@@ -18,7 +18,7 @@ const SUMS: usize = 16;
 
 /// What images are normalised with: the program's `NORM`.
 #[derive(Clone, Copy)]
-pub(crate) struct Norm {
+pub(crate) struct ChannelNorm {
     pub(crate) statistics: [Address; 2],
     /// The weight and the bias.
     pub(crate) affine: [Option<Address>; 2],
@@ -26,7 +26,7 @@ pub(crate) struct Norm {
     pub(crate) relu: bool,
 }
 
-impl Norm {
+impl ChannelNorm {
     fn args(&self) -> [Arg<'static>; 6] {
         let ([mean, var], [weight, bias]) = (self.statistics.map(Arg::from), self.affine.map(Arg::from));
         [mean, var, weight, bias, Arg::F64(self.eps), Arg::U32(u32::from(self.relu))]
@@ -124,7 +124,7 @@ pub(crate) fn forward(
     (dtype, training): (DType, bool),
     channels: &Channels,
     (x, out): (Address, Address),
-    norm: Norm,
+    norm: ChannelNorm,
     workspace: Option<Address>,
 ) -> Result<()> {
     if training {
@@ -149,7 +149,7 @@ pub(crate) fn backward(
     (dtype, training): (DType, bool),
     channels: &Channels,
     images: [Address; 2],
-    norm: Norm,
+    norm: ChannelNorm,
     (grad, sums): (Address, [Address; 2]),
     workspace: Option<Address>,
 ) -> Result<()> {

@@ -54,7 +54,7 @@ template <bool ACROSS> struct Shared {
 
 // Gradients of weights and biases.
 template <class Group>
-__device__ inline void weights(ToWeights to, const S* g, const S* x, const T* mean, const T* rstd, const Norm& norm,
+__device__ inline void weights(ToWeights to, const S* g, const S* x, const T* mean, const T* rstd, const RowNorm& norm,
                                Two<T>* states, const Units& cut, u32 lanes) {
     u64 all = norm.rows / norm.groups * norm.inner;
     auto of = [&](u64 weight, const BlockLane& block) {
@@ -90,15 +90,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(normal
 // Rows lie along memory; those of a weight may lie across it.
 ROW_KERNELS(norm_blocks, normalize,
             (S* out, S* sum, const S* first, const S* second, u64 first_rows, u64 second_rows, const T* weight, const T* bias,
-             T* mean, T* rstd, const __grid_constant__ Norm norm, f64 eps, u32 lanes),
+             T* mean, T* rstd, const __grid_constant__ RowNorm norm, f64 eps, u32 lanes),
             normalize<Group>(out, Terms{first, second, first_rows, second_rows, sum}, weight, bias, mean, rstd, norm, eps, lanes))
 ROW_KERNELS(blocks_of<T>, normalize_grad,
             (S* dx, const S* g, const S* x, const T* weight, const T* mean, const T* rstd,
-             const __grid_constant__ Norm norm, u32 lanes, const S* other),
+             const __grid_constant__ RowNorm norm, u32 lanes, const S* other),
             gradient<Group>(dx, other, g, x, weight, mean, rstd, norm, lanes))
 WEIGHT_KERNELS(normalize_weights,
              (T* dweight, T* dbias, const S* g, const S* x, const T* mean, const T* rstd,
-              const __grid_constant__ Norm norm, Two<T>* states, const __grid_constant__ Units cut, u32 lanes),
+              const __grid_constant__ RowNorm norm, Two<T>* states, const __grid_constant__ Units cut, u32 lanes),
              weights<Group>({dweight, dbias}, g, x, mean, rstd, norm, states, cut, lanes))
 extern "C" __global__ void NAMED(normalize_weights_join, DTYPE)(T* dweight, T* dbias, const Two<T>* states, u64 weights,
                                                                 const __grid_constant__ Units cut, u32 lanes) {

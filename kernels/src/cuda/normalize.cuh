@@ -7,7 +7,7 @@ constexpr int THREADS = 256;
 constexpr int norm_blocks = sizeof(T) == 8 ? 1 : 3;
 
 // A contiguous tensor `[rows / groups, groups, channels, inner]`.
-struct Norm {
+struct RowNorm {
     u64 rows;
     u64 groups;
     u64 channels;
@@ -35,12 +35,12 @@ struct Stretch {
 };
 // The weights of a row's elements, or the biases; NONE if there are none.
 template <int NONE> struct Weights {
-    const Norm& norm;
+    const RowNorm& norm;
     const T* at;
     // Whether packs of elements have packs of weights.
     bool packed;
 
-    __device__ Weights(const T* all, const Norm& norm, u64 row)
+    __device__ Weights(const T* all, const RowNorm& norm, u64 row)
         : norm(norm), at(all ? all + norm.weights(row) : all), packed(at && norm.inner == 1 && norm.packed) {}
     // Those of the pack of a slot.
     __device__ Pack<T, PACK> read(const BlockLane& block, int slot) const {
@@ -90,13 +90,13 @@ struct Terms {
             return sums;
         }
     };
-    __device__ Row row(const Norm& norm, u64 row) const {
+    __device__ Row row(const RowNorm& norm, u64 row) const {
         if (!second) {
             return {norm.line(first, row), {nullptr, {1}, false}};
         }
         return {norm.line(first, remainder(row, first_rows)), norm.line(second, remainder(row, second_rows))};
     }
-    __device__ void write(const Norm& norm, u64 row, const BlockLane& block, const Held<S>& x) const {
+    __device__ void write(const RowNorm& norm, u64 row, const BlockLane& block, const Held<S>& x) const {
         if (sum) {
             norm.line(sum, row).write(block, [&](int slot) { return x[slot]; });
         }
@@ -105,7 +105,7 @@ struct Terms {
 
 // out = (x - mean) rstd weight + bias; `mean`, `weight` and `bias` may be missing.
 template <class Group>
-__device__ inline void normalize(S* out, const Terms& from, const T* weight, const T* bias, T* mean, T* rstd, const Norm& norm,
+__device__ inline void normalize(S* out, const Terms& from, const T* weight, const T* bias, T* mean, T* rstd, const RowNorm& norm,
                                  f64 eps, u32 lanes) {
     for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
@@ -153,7 +153,7 @@ __device__ inline void normalize(S* out, const Terms& from, const T* weight, con
 // `other`, where dx may go, it is added, to dx rounded as if it went through memory.
 template <class Group>
 __device__ inline void gradient(S* dx, const S* other, const S* g, const S* x, const T* weight, const T* mean, const T* rstd,
-                                const Norm& norm, u32 lanes) {
+                                const RowNorm& norm, u32 lanes) {
     for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
         row = exists ? row : 0;

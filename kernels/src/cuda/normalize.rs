@@ -12,7 +12,7 @@ use crate::norms::NormRows;
 pub(super) static PROGRAMS: Family =
     family!("normalize", FLOATS, "rows.cuh", "columns.cuh", "normalize.cuh", "normalize.cu");
 
-/// `Norm` of the program.
+/// `RowNorm` of the program.
 fn numbers(
     &(rows, count): &(NormRows, usize),
     dtype: DType,

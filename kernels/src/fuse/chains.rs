@@ -6,7 +6,7 @@ use device::{Binder, Fused, Groups, Order, Result};
 use smallvec::{SmallVec, smallvec};
 
 use super::draft::Draft;
-use super::{Command, Commands, Folded, Fuser, Fusion, Mapped};
+use super::{Commands, Folded, FusedCommand, Fuser, Fusion, Mapped};
 use crate::chain::{Chain, Fold, Operand};
 use crate::cpu::chain::Blocks;
 use crate::cpu::lanes::Lanes;
@@ -169,7 +169,7 @@ impl Chains<'_> {
             true => Body::Cpu(Blocks::of(&chain)),
             false => Body::Cuda(Box::new(Kernel::of(&chain)?)),
         };
-        let work = Box::new(Command { fusion: FusedChain { chain, body }, cost });
+        let work = Box::new(FusedCommand { fusion: FusedChain { chain, body }, cost });
         Some(Fused { op: OP, uses, work })
     }
 }

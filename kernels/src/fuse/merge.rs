@@ -7,7 +7,7 @@ use device::cuda::Queue;
 use device::{Binder, Fused, Result};
 use smallvec::SmallVec;
 
-use super::{Command, Commands, Fuser, Fusion};
+use super::{Commands, FusedCommand, Fuser, Fusion};
 use crate::command::Address;
 use crate::cpu::elementwise::Elements;
 use crate::cpu::lanes::Lanes;
@@ -88,7 +88,7 @@ fn merged(commands: &Commands<'_>, adder: usize, command: usize) -> Option<Fused
     Some(Fused {
         op,
         uses: Fused::each_once(uses),
-        work: Box::new(Command { fusion: Updates(updates), cost }),
+        work: Box::new(FusedCommand { fusion: Updates(updates), cost }),
     })
 }
 

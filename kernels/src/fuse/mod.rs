@@ -263,7 +263,7 @@ impl<'a> Commands<'a> {
         let both = self.plan.uses(first).iter().chain(self.plan.uses(second)).copied();
         let uses = Fused::each_once(both.filter(|&(memory, _)| is_used(memory)));
         let cost = self.plan.cost(first) + self.plan.cost(second);
-        Fused { op, uses, work: Box::new(Command { fusion, cost }) }
+        Fused { op, uses, work: Box::new(FusedCommand { fusion, cost }) }
     }
 
     /// The memory of a command in which an address lies.
@@ -326,12 +326,12 @@ trait Fusion: Send + Sync + 'static {
 }
 
 /// A fusion as a command, with its cost.
-struct Command<F> {
+struct FusedCommand<F> {
     fusion: F,
     cost: usize,
 }
 
-impl<F: Fusion> Work for Command<F> {
+impl<F: Fusion> Work for FusedCommand<F> {
     fn run(&self, cpu: &Cpu<'_>) {
         let workers = workers(cpu, self.cost);
         // SAFETY: the plan orders this command by the memory of its operands, so they are live and nobody else uses

@@ -18,7 +18,7 @@ use super::choice::{Traits, choose};
 pub(super) struct Blas {
     handle: blas::cublasLtHandle_t,
     /// `None` for a form that the library has no algorithm for.
-    chosen: RwLock<FxHashMap<Form, Option<Arc<Algorithm>>>>,
+    chosen: RwLock<FxHashMap<GemmKey, Option<Arc<Algorithm>>>>,
 }
 
 // SAFETY: a handle belongs to no thread, and is destroyed by the one that drops it last.
@@ -41,7 +41,7 @@ const MAX_ALIGNMENT: usize = 16;
 
 /// All that an algorithm is chosen by, so that products of one form give the same bits on every stream, and as part of a
 /// graph: the product, and the alignments of A, B, C and the bias.
-type Form = (Gemm, [usize; 4]);
+type GemmKey = (Gemm, [usize; 4]);
 
 /// How products of a form are made.
 struct Algorithm {
@@ -181,7 +181,7 @@ impl Blas {
     ///
     /// # Errors
     /// `StreamHeld` for the first product of a form while a stream is held: its kernels are loaded lazily.
-    fn algorithm(&self, queue: &Queue<'_>, form: Form) -> Result<Option<Arc<Algorithm>>> {
+    fn algorithm(&self, queue: &Queue<'_>, form: GemmKey) -> Result<Option<Arc<Algorithm>>> {
         if let Some(known) = self.chosen.read().get(&form) {
             return Ok(known.clone());
         }
@@ -253,7 +253,7 @@ impl Algorithm {
     fn choose(
         op: &'static str,
         handle: blas::cublasLtHandle_t,
-        (form, alignment): &Form,
+        (form, alignment): &GemmKey,
     ) -> Result<Option<Algorithm>> {
         use blas::cublasComputeType_t as Compute;
         use blas::cublasLtMatmulPreferenceAttributes_t as Wanted;

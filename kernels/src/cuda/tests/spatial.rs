@@ -8,7 +8,7 @@ use crate::conv::tests::{CASES, Case};
 use crate::pool::tests::{MAX, MEANS};
 use crate::testing::values_f32;
 use crate::{
-    Activation, Conv2d, ConvPass, Norm, avg_pool2d, avg_pool2d_grad, batch_norm, batch_norm_grad,
+    Activation, ChannelNorm, Conv2d, ConvPass, avg_pool2d, avg_pool2d_grad, batch_norm, batch_norm_grad,
     batch_norm_workspace, conv2d, conv2d_input_grad, conv2d_wants_channels_last, conv2d_weight_grad,
     follow_statistics, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
@@ -430,7 +430,7 @@ fn normal_of<T: Real>() {
                 let (weight, bias) = (vector(4), vector(5));
                 let (out, grad) = (array(6, &shape), array(6, &shape));
                 let (grad_weight, grad_bias) = (vector(6), vector(6));
-                let norm = Norm {
+                let norm = ChannelNorm {
                     mean: mean.view(),
                     var: var.view(),
                     weight: affine.then(|| weight.view()),

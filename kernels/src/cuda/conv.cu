@@ -43,40 +43,53 @@ template <class O> __device__ inline void add_parts(O* out, const T* parts, u64 
     }
 }
 
-// Planes are results here: image, channel, filter of the channel.
-extern "C" __global__ void NAMED(depthwise, DTYPE)(S* out, const S* x, const S* weight, const S* bias, u32 channels,
-                                                   const __grid_constant__ Conv conv) {
-    for_planes(conv.planes, conv.places(), [&](u64 plane, u32 place) {
-        const S* from = x + plane / conv.each * conv.pixels();
-        u64 filter = plane % ((u64)channels * conv.each);
-        T sum = bias ? (T)bias[filter] : (T)0;
-        for (u32 tap = 0; tap < conv.taps(); ++tap) {
-            i64 pixel = conv.seen(place, tap);
-            if (pixel >= 0) {
-                sum += (T)weight[filter * conv.taps() + tap] * (T)from[pixel];
+// Images that a thread goes through at a time, so that weights and places are found once for all of them.
+constexpr u32 TOGETHER = 4;
+
+// out[image, channel, e] = bias[channel] + sum over what `terms(channel, e, add)` gives to `add(weight, first)`, where the factors of
+// the images lie `step` apart from that of the first one.
+template <class Terms>
+__device__ inline void depthwise_sums(S* out, const S* bias, u32 images, u32 channels, u32 size, u64 step, Terms terms) {
+    for_planes((u64)(images + TOGETHER - 1) / TOGETHER * channels, size, [&](u64 plane, u32 e) {
+        u32 group = (u32)(plane / channels), channel = (u32)(plane - (u64)group * channels), image = group * TOGETHER;
+        T sums[TOGETHER];
+#pragma unroll
+        for (u32 n = 0; n < TOGETHER; ++n) {
+            sums[n] = bias ? (T)bias[channel] : (T)0;
+        }
+        terms(channel, e, [&](T weight, const S* first) {
+#pragma unroll
+            for (u32 n = 0; n < TOGETHER; ++n) {
+                sums[n] += weight * (T)first[min(image + n, images - 1) * step];
+            }
+        });
+#pragma unroll
+        for (u32 n = 0; n < TOGETHER; ++n) {
+            if (image + n < images) {
+                out[((u64)(image + n) * channels + channel) * size + e] = sums[n];
             }
         }
-        out[plane * conv.places() + place] = sum;
     });
 }
 
-// Planes are channels of images.
-extern "C" __global__ void NAMED(depthwise_input_grad, DTYPE)(S* out, const S* g, const S* weight, const S* bias,
+// Filters of one channel: `filters` results of each image.
+extern "C" __global__ void NAMED(depthwise, DTYPE)(S* out, const S* x, const S* weight, const S* bias, u32 images, u32 filters,
+                                                   const __grid_constant__ Conv conv) {
+    u64 step = (u64)filters / conv.each * conv.pixels();
+    depthwise_sums(out, bias, images, filters, conv.places(), step, [&](u32 filter, u32 place, auto add) {
+        const S *from = x + (u64)(filter / conv.each) * conv.pixels(), *weights = weight + (u64)filter * conv.taps();
+        conv.for_seen(place, [&](u32 tap, u32 pixel) { add((T)weights[tap], from + pixel); });
+    });
+}
+
+extern "C" __global__ void NAMED(depthwise_input_grad, DTYPE)(S* out, const S* g, const S* weight, const S* bias, u32 images,
                                                               u32 channels, const __grid_constant__ Conv conv) {
-    for_planes(conv.planes, conv.pixels(), [&](u64 plane, u32 pixel) {
-        u64 channel = plane % channels;
-        T sum = bias ? (T)bias[channel] : (T)0;
-        for (u32 f = 0; f < conv.each; ++f) {
-            const S* from = g + (plane * conv.each + f) * conv.places();
-            const S* weights = weight + (channel * conv.each + f) * conv.taps();
-            for (u32 tap = 0; tap < conv.taps(); ++tap) {
-                i64 place = conv.place_of(pixel, tap);
-                if (place >= 0) {
-                    sum += (T)weights[tap] * (T)from[place];
-                }
-            }
+    u64 step = (u64)channels * conv.each * conv.places();
+    depthwise_sums(out, bias, images, channels, conv.pixels(), step, [&](u32 channel, u32 pixel, auto add) {
+        for (u32 filter = channel * conv.each; filter < (channel + 1) * conv.each; ++filter) {
+            const S *from = g + (u64)filter * conv.places(), *weights = weight + (u64)filter * conv.taps();
+            conv.for_places(pixel, [&](u32 tap, u32 place) { add((T)weights[tap], from + place); });
         }
-        out[plane * conv.pixels() + pixel] = sum;
     });
 }
 
@@ -89,8 +102,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) NAMED(depthwise_weight_grad
         u64 filter = exists ? row / conv.taps() : 0;
         u32 tap = exists ? (u32)(row % conv.taps()) : 0;
         auto term = [&](u64 e) {
-            u64 image = e / conv.places();
-            u32 place = (u32)(e % conv.places());
+            u64 image = quotient(e, conv.places());
+            u32 place = (u32)(e - image * conv.places());
             i64 pixel = conv.seen(place, tap);
             if (pixel < 0) {
                 return (T)0;

@@ -212,6 +212,9 @@ pub(crate) unsafe fn by_library(
     unsafe { algorithm.enqueue(queue, operands.map(|at| at.0), bias.map(|at| at.0), workspace.0) }
 }
 
+/// Images that a thread of filters of one channel goes through at a time; as in the program.
+const TOGETHER: usize = 4;
+
 /// Elements of a workspace, where one image does not need more.
 const WORKSPACE: usize = 1 << 24;
 
@@ -382,9 +385,7 @@ impl<'a> Convolution<'a> {
         let (k, places) = (g.filter(), g.all_places());
         match self.way {
             Way::Depthwise => {
-                let planes = g.images * g.all_filters();
-                let kernel = "depthwise";
-                return self.depthwise(kernel, [y, x, w], (bias, g.groups), places, planes);
+                return self.depthwise("depthwise", [y, x, w], bias, [g.all_filters(), places]);
             }
             Way::Direct(direct) => return self.direct(direct, y, [x, w], bias, ConvPass::Forward),
             Way::Halo(halo) => return self.halo(halo, ConvPass::Forward, y, [w, x], bias),
@@ -414,8 +415,7 @@ impl<'a> Convolution<'a> {
         }
         match self.way {
             Way::Depthwise => {
-                let kernel = "depthwise_input_grad";
-                return self.depthwise(kernel, [x, y, w], (bias, channels), pixels, g.images * channels);
+                return self.depthwise("depthwise_input_grad", [x, y, w], bias, [channels, pixels]);
             }
             Way::Direct(direct) => return self.direct(direct, x, [y, w], bias, ConvPass::InputGrad),
             Way::Halo(halo) => return self.halo(halo, ConvPass::InputGrad, x, [w, y], bias),
@@ -576,19 +576,19 @@ impl<'a> Convolution<'a> {
         unsafe { product.enqueue(self.queue, at) }
     }
 
-    /// Enqueues a kernel of filters of one channel: it makes `planes` planes of `size` elements, with a bias for each of
-    /// `channels`.
+    /// Enqueues a kernel of filters of one channel: of each image it makes `channels` planes of `size` elements, with a bias for each.
     fn depthwise(
         &self,
         kernel: &str,
         operands: [Address; 3],
-        (bias, channels): (Option<Address>, usize),
-        size: usize,
-        planes: usize,
+        bias: Option<Address>,
+        [channels, size]: [usize; 2],
     ) -> Result<()> {
         let [out, from, filters] = operands.map(Arg::from);
-        let args = [out, from, filters, bias.into(), Arg::U32(channels as u32)];
-        self.kernel(kernel, plane_blocks(self.queue, size, planes), args, planes)
+        let images = self.geometry.images;
+        let args = [out, from, filters, bias.into(), Arg::U32(images as u32), Arg::U32(channels as u32)];
+        let grid = plane_blocks(self.queue, size, images.div_ceil(TOGETHER) * channels);
+        self.kernel(kernel, grid, args, 0)
     }
 
     /// Enqueues a kernel of [`PROGRAMS`] on arguments that the numbers of the convolution follow.

@@ -12,24 +12,15 @@ struct Pool : Window {
 template <class I> __device__ inline void max_pool(S* out, I* index, const S* x, const Pool& pool) {
     for_planes(pool.planes, pool.places(), [&](u64 plane, u32 place) {
         const S* from = x + plane * pool.pixels();
-        u32 row = place / pool.columns;
-        i64 top = (i64)row * pool.stride_h - pool.padding_h;
-        i64 left = (i64)(place - row * pool.columns) * pool.stride_w - pool.padding_w;
         T best = lowest<T>();
         i64 taken = -1;
-        for (u32 i = 0, tap = 0; i < pool.kernel_h; ++i) {
-            i64 h = top + (i64)i * pool.dilation_h;
-            for (u32 j = 0; j < pool.kernel_w; ++j, ++tap) {
-                i64 w = left + (i64)j * pool.dilation_w;
-                if (h >= 0 && h < pool.height && w >= 0 && w < pool.width) {
-                    T value = from[h * pool.width + w];
-                    if (taken < 0 || value > best || is_nan(value)) {
-                        best = value;
-                        taken = tap;
-                    }
-                }
+        pool.for_seen(place, [&](u32 tap, u32 pixel) {
+            T value = from[pixel];
+            if (taken < 0 || value > best || is_nan(value)) {
+                best = value;
+                taken = tap;
             }
-        }
+        });
         out[plane * pool.places() + place] = best;
         index[plane * pool.places() + place] = (I)(taken < 0 ? 0 : taken);
     });

@@ -31,10 +31,32 @@ struct Window {
     // The row, and the column, of the places at which element (i, j) sees pixel (h, w); -1 for none.
     __device__ i64 row_of(u32 h, u32 i) const { return place(h, i, stride_h, padding_h, dilation_h, rows); }
     __device__ i64 column_of(u32 w, u32 j) const { return place(w, j, stride_w, padding_w, dilation_w, columns); }
-    // The place at which element `tap` sees a pixel; -1 for none.
-    __device__ i64 place_of(u32 pixel, u32 tap) const {
-        i64 y = row_of(pixel / width, tap / kernel_w), x = column_of(pixel % width, tap % kernel_w);
-        return y >= 0 && x >= 0 ? y * columns + x : -1;
+    // Calls `body(tap, pixel)` for the elements of the window that see a pixel at a place.
+    template <class Body> __device__ void for_seen(u32 place, Body body) const {
+        u32 row = place / columns, column = place - row * columns;
+        // What lies before the image is beyond its end, as are all negative numbers.
+        u32 h = row * stride_h - padding_h, left = column * stride_w - padding_w;
+        for (u32 i = 0, tap = 0; i < kernel_h; ++i, h += dilation_h) {
+            u32 w = left;
+            for (u32 j = 0; j < kernel_w; ++j, ++tap, w += dilation_w) {
+                if (h < height && w < width) {
+                    body(tap, h * width + w);
+                }
+            }
+        }
+    }
+    // Calls `body(tap, place)` for the elements of the window that see a pixel, with the place at which they do.
+    template <class Body> __device__ void for_places(u32 pixel, Body body) const {
+        u32 h = pixel / width, w = pixel - h * width;
+        for (u32 i = 0, tap = 0; i < kernel_h; ++i) {
+            i64 y = row_of(h, i);
+            for (u32 j = 0; j < kernel_w; ++j, ++tap) {
+                i64 x = column_of(w, j);
+                if (y >= 0 && x >= 0) {
+                    body(tap, (u32)(y * columns + x));
+                }
+            }
+        }
     }
 };
 

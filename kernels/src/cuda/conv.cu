@@ -46,27 +46,31 @@ template <class O> __device__ inline void add_parts(O* out, const T* parts, u64 
 // Images that a thread goes through at a time, so that weights and places are found once for all of them.
 constexpr u32 TOGETHER = 4;
 
-// out[image, channel, e] = bias[channel] + sum over what `terms(channel, e, add)` gives to `add(weight, first)`, where the factors of
-// the images lie `step` apart from that of the first one.
+// The sums of so many images from one on, whose factors lie `step` apart.
+struct ImageSums {
+    T sums[TOGETHER];
+    u32 image, images;
+    u64 step;
+
+    // Adds a weight times the factor of each image, of which that of image 0 lies at `first`.
+    __device__ void add(T weight, const S* first) {
+        for (u32 n = 0; n < TOGETHER; ++n) {
+            sums[n] += weight * (T)first[min(image + n, images - 1) * step];
+        }
+    }
+};
+
+// out[image, channel, e] = bias[channel] + sum of what `terms(channel, e, sums)` adds
 template <class Terms>
 __device__ inline void depthwise_sums(S* out, const S* bias, u32 images, u32 channels, u32 size, u64 step, Terms terms) {
     for_planes((u64)(images + TOGETHER - 1) / TOGETHER * channels, size, [&](u64 plane, u32 e) {
-        u32 group = (u32)(plane / channels), channel = (u32)(plane - (u64)group * channels), image = group * TOGETHER;
-        T sums[TOGETHER];
-#pragma unroll
+        u32 channel = (u32)(plane % channels);
+        T start = bias ? (T)bias[channel] : (T)0;
+        ImageSums all = {{start, start, start, start}, (u32)(plane / channels) * TOGETHER, images, step};
+        terms(channel, e, all);
         for (u32 n = 0; n < TOGETHER; ++n) {
-            sums[n] = bias ? (T)bias[channel] : (T)0;
-        }
-        terms(channel, e, [&](T weight, const S* first) {
-#pragma unroll
-            for (u32 n = 0; n < TOGETHER; ++n) {
-                sums[n] += weight * (T)first[min(image + n, images - 1) * step];
-            }
-        });
-#pragma unroll
-        for (u32 n = 0; n < TOGETHER; ++n) {
-            if (image + n < images) {
-                out[((u64)(image + n) * channels + channel) * size + e] = sums[n];
+            if (all.image + n < images) {
+                out[((u64)(all.image + n) * channels + channel) * size + e] = all.sums[n];
             }
         }
     });
@@ -76,19 +80,19 @@ __device__ inline void depthwise_sums(S* out, const S* bias, u32 images, u32 cha
 extern "C" __global__ void NAMED(depthwise, DTYPE)(S* out, const S* x, const S* weight, const S* bias, u32 images, u32 filters,
                                                    const __grid_constant__ Conv conv) {
     u64 step = (u64)filters / conv.each * conv.pixels();
-    depthwise_sums(out, bias, images, filters, conv.places(), step, [&](u32 filter, u32 place, auto add) {
+    depthwise_sums(out, bias, images, filters, conv.places(), step, [&](u32 filter, u32 place, ImageSums& sums) {
         const S *from = x + (u64)(filter / conv.each) * conv.pixels(), *weights = weight + (u64)filter * conv.taps();
-        conv.for_seen(place, [&](u32 tap, u32 pixel) { add((T)weights[tap], from + pixel); });
+        conv.for_seen(place, [&](u32 tap, u32 pixel) { sums.add((T)weights[tap], from + pixel); });
     });
 }
 
 extern "C" __global__ void NAMED(depthwise_input_grad, DTYPE)(S* out, const S* g, const S* weight, const S* bias, u32 images,
                                                               u32 channels, const __grid_constant__ Conv conv) {
     u64 step = (u64)channels * conv.each * conv.places();
-    depthwise_sums(out, bias, images, channels, conv.pixels(), step, [&](u32 channel, u32 pixel, auto add) {
+    depthwise_sums(out, bias, images, channels, conv.pixels(), step, [&](u32 channel, u32 pixel, ImageSums& sums) {
         for (u32 filter = channel * conv.each; filter < (channel + 1) * conv.each; ++filter) {
             const S *from = g + (u64)filter * conv.places(), *weights = weight + (u64)filter * conv.taps();
-            conv.for_places(pixel, [&](u32 tap, u32 place) { add((T)weights[tap], from + place); });
+            conv.for_places(pixel, [&](u32 tap, u32 place) { sums.add((T)weights[tap], from + place); });
         }
     });
 }
@@ -96,8 +100,7 @@ extern "C" __global__ void NAMED(depthwise_input_grad, DTYPE)(S* out, const S* g
 // One sum for each element of each filter, over all images and places.
 extern "C" __global__ void __launch_bounds__(256, 1) NAMED(depthwise_weight_grad, DTYPE)(
     S* out, const S* x, const S* g, u32 channels, u32 images, const __grid_constant__ Conv conv) {
-    u64 filters = (u64)channels * conv.each;
-    u64 len = (u64)images * conv.places();
+    u64 filters = (u64)channels * conv.each, len = (u64)images * conv.places();
     for_rows<BlockGroup>(filters * conv.taps(), LANES, [&](const BlockGroup& group, u64 row, bool exists) {
         u64 filter = exists ? row / conv.taps() : 0;
         u32 tap = exists ? (u32)(row % conv.taps()) : 0;

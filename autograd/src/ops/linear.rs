@@ -59,9 +59,9 @@ fn last(shape: &[usize]) -> usize {
 }
 
 pub(super) fn samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
-    let of = |name, x: &[usize], out: usize| -> Result<Sample> {
-        let inputs = [d.normal(x)?, d.normal(&[out, x[x.len() - 1]])?, d.normal(&[out])?];
-        Ok(sample(name, inputs, move |v| linear(&v[0], &v[1], Some(&v[2]), activation)))
+    let of = |name, x: &[usize], out: usize| {
+        let shapes: [&[usize]; 3] = [x, &[out, x[x.len() - 1]], &[out]];
+        d.sample(name, &shapes, move |v| linear(&v[0], &v[1], Some(&v[2]), activation))
     };
     let (x, weight) = (Var::constant(d.normal(&[2, 3])?), Var::constant(d.normal(&[4, 3])?));
     Ok(vec![
@@ -70,18 +70,14 @@ pub(super) fn samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
         of("vector", &[3], 2)?,
         of("stack", &[2, 2, 3], 2)?,
         of("odd", &[3, 17], 3)?,
-        sample("without_bias", [d.normal(&[2, 3])?, d.normal(&[4, 3])?], move |v| {
-            linear(&v[0], &v[1], None, activation)
-        }),
+        d.sample("without_bias", &[&[2, 3], &[4, 3]], move |v| linear(&v[0], &v[1], None, activation))?,
         sample("weight_stored_transposed", [d.normal(&[2, 3])?, d.normal(&[3, 4])?.t()?], move |v| {
             linear(&v[0], &v[1], None, activation)?.square()
         }),
-        sample("only_the_bias", [d.normal(&[4])?], move |v| {
-            linear(&x, &weight, Some(&v[0]), activation)?.square()
-        }),
-        sample("one_value_for_all", [d.normal(&[2, 2])?], move |v| {
+        d.sample("only_the_bias", &[&[4]], move |v| linear(&x, &weight, Some(&v[0]), activation)?.square())?,
+        d.sample("one_value_for_all", &[&[2, 2]], move |v| {
             linear(&v[0], &v[0], Some(&v[0].select(0, 0)?), activation)
-        }),
+        })?,
     ])
 }
 

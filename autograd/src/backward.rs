@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use tensor::{Error, ErrorKind, Result, Tensor};
 
 use crate::autocast::suspended;
-use crate::gradients::{add_gradients, check_form, check_like, check_place, separate};
+use crate::gradients::{Entry, add_gradients, check_form, check_like, check_place, separate};
 use crate::mode::with_recording;
 use crate::place::on;
 use crate::tape::{Claimed, Node, Vjp};
@@ -192,11 +192,8 @@ pub(crate) fn backward_from(ends: Gradients) -> Result<Gradients> {
     Gradients::collect(leaves, false)
 }
 
-/// Nodes with their gradients.
-type Found = Vec<(Shared<Node>, Var)>;
-
 /// The gradients of the leaves and of the ends in a pass from `roots` to both.
-fn parts(roots: &[Root<'_>], ends: &Ends) -> Result<[Found; 2]> {
+fn parts(roots: &[Root<'_>], ends: &Ends) -> Result<[Vec<Entry>; 2]> {
     let (mut leaves, mut at_ends) = (Vec::new(), Vec::new());
     Sweep::plan("backward", roots, Some(ends))?.run(roots, false, false, |node, gradient| {
         if ends.contains(node) {

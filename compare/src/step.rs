@@ -38,7 +38,7 @@ impl Training<'_> {
 impl CapturedStep {
     /// Nothing is captured yet.
     pub fn new(device: &Device, options: GraphOptions) -> CapturedStep {
-        CapturedStep(GraphCache::new(device).options(options).at_most(FORMS))
+        CapturedStep(GraphCache::new(device, options, FORMS))
     }
 
     /// Captures the step for prepared batches like these, if it is not yet; nothing is trained. What the plan is like, and whether it was

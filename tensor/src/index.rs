@@ -225,7 +225,13 @@ impl Tensor {
     }
 
     /// Labels or indices of one per row, checked as far as the host knows them.
-    pub(crate) fn check_labels(&self, op: &'static str, rows: usize, classes: usize) -> Result<()> {
+    pub(crate) fn check_labels(
+        &self,
+        op: &'static str,
+        of: &Tensor,
+        [rows, classes]: [usize; 2],
+    ) -> Result<()> {
+        same_device(op, of, self)?;
         self.dtype().require(op, DType::I64)?;
         has_shape(op, &[rows], self)?;
         check_indices(op, self, classes)

@@ -2,8 +2,7 @@
 
 use tensor::{Attended, Attention, CompareOp, DType, Dropout, Error, RandomKey, Result, Tensor, next_key};
 
-use super::samples::{Draw, Sample};
-use super::{Dims, record_one};
+use super::{Dims, Draw, Sample, record_one};
 use crate::autocast::{Cast, Operand};
 use crate::{Save, Var, is_recording, record};
 

@@ -2,9 +2,7 @@
 
 use tensor::{AvgPool, Result, Tensor, grad};
 
-use super::max_pool2d::last_two;
-use super::record_pair;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample, last_two, record_pair};
 use crate::Var;
 
 #[derive::located]

@@ -6,7 +6,7 @@ use tensor::fused::{self, Activation};
 use tensor::{BatchStatistics, CompareOp, Result, Tensor, grad};
 
 use super::normalize::parameter;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample};
 use crate::{Save, Var, Vjp, is_recording, record};
 
 #[derive::located]

@@ -2,8 +2,7 @@
 
 use tensor::{CompareOp, Result};
 
-use super::samples::{Draw, Sample, unary};
-use super::{record_one, scalar_like};
+use super::{Draw, Sample, record_one, scalar_like, unary};
 use crate::{Save, Var};
 
 #[derive::located]

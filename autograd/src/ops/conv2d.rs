@@ -5,10 +5,8 @@
 use tensor::fused::{self, Activation};
 use tensor::{ConvOptions, Result, grad};
 
-use super::binary::if_needed;
 use super::crossed::{Product, record_crossed};
-use super::max_pool2d::last_two;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample, if_needed, last_two};
 use crate::Var;
 
 #[derive::located]

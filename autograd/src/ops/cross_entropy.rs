@@ -2,9 +2,7 @@
 
 use tensor::{CompareOp, Error, Result, Tensor, grad};
 
-use super::binary::{if_needed, widened};
-use super::samples::{Draw, Sample};
-use super::{Dims, Reduction, record_one};
+use super::{Dims, Draw, Reduction, Sample, if_needed, record_one, widened};
 use crate::autocast::{Cast, suspended};
 use crate::{Grads, Save, Var, record};
 

@@ -2,8 +2,7 @@
 
 use tensor::{Result, Tensor};
 
-use super::record_pair;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample, record_pair};
 use crate::Var;
 
 #[derive::located]

@@ -2,8 +2,7 @@
 
 use tensor::{RandomKey, Result, next_key};
 
-use super::record_one;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample, record_one};
 use crate::Var;
 
 #[derive::located]

@@ -4,10 +4,8 @@
 use smallvec::SmallVec;
 use tensor::{Bags, Error, Result, Tensor, grad};
 
-use super::binary::if_needed;
 use super::embedding::{padding_row, table};
-use super::record_one;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample, if_needed, record_one};
 use crate::{Grads, Save, Var, Vjp, record};
 
 /// What is done with the rows of a bag.

@@ -6,8 +6,7 @@ use tensor::{CompareOp, Result, UnaryOp};
 
 use super::Autocast::{F32, Operands};
 use super::function::{STRAIGHT, function};
-use super::samples::{Draw, Sample, unary};
-use super::{OpEntry, op};
+use super::{Draw, OpEntry, Sample, op, unary};
 use crate::Var;
 
 /// Methods of [`Var`] and the entries of the list of ops. A row has the name and the numbers of the method, in which type it runs

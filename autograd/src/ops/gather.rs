@@ -2,9 +2,7 @@
 
 use tensor::{Result, Tensor, grad};
 
-use super::binary::if_needed;
-use super::samples::{Draw, Sample};
-use super::{Dims, record_pair};
+use super::{Dims, Draw, Sample, if_needed, record_pair};
 use crate::{Grads, Save, Var, record};
 
 #[derive::located]

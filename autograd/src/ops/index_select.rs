@@ -2,9 +2,7 @@
 
 use tensor::{Result, Tensor, grad};
 
-use super::binary::if_needed;
-use super::samples::{Draw, Sample, indices};
-use super::{position, record_pair};
+use super::{Draw, Sample, if_needed, indices, position, record_pair};
 use crate::{Grads, Save, Var, record};
 
 #[derive::located]

@@ -3,10 +3,8 @@
 use tensor::Result;
 use tensor::fused::{self, Activation};
 
-use super::Dims;
-use super::binary::if_needed;
 use super::crossed::{Crossed, Product, record_crossed};
-use super::samples::{Draw, Sample, sample};
+use super::{Dims, Draw, Sample, if_needed, sample};
 use crate::{Var, Vjp};
 
 #[derive::located]

@@ -5,9 +5,8 @@ use std::ops::Range;
 use smallvec::SmallVec;
 use tensor::{Error, Result, Tensor};
 
-use super::Reduction;
 use super::cross_entropy::{cross_entropy_grad, not_empty};
-use super::samples::{Draw, Sample, indices};
+use super::{Draw, Reduction, Sample, indices};
 use crate::{Grads, Save, Var, Vjp, record};
 
 #[derive::located]

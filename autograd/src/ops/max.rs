@@ -2,8 +2,7 @@
 
 use tensor::{Result, Tensor};
 
-use super::samples::{Draw, Sample};
-use super::{kept_shape, record_one};
+use super::{Draw, Sample, kept_shape, record_one};
 use crate::{Save, Var, Vjp};
 
 #[derive::located]

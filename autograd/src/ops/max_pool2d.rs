@@ -2,8 +2,7 @@
 
 use tensor::{MaxPool, Result, Tensor, grad};
 
-use super::samples::{Draw, Sample};
-use super::{record_one, record_pair};
+use super::{Draw, Sample, last_two, record_one, record_pair};
 use crate::{Save, Var};
 
 #[derive::located]
@@ -22,14 +21,6 @@ impl Var {
             let index = ctx.saved(0);
             record_pair(["max_pool2d_grad", "max_pool2d_pick"], g, &[index.value()], scatter, pick)
         })
-    }
-}
-
-/// The sizes of the last two axes, of which an op that took `x` has made sure.
-pub(super) fn last_two(x: &Var) -> [usize; 2] {
-    match *x.shape() {
-        [.., h, w] => [h, w],
-        _ => [0; 2],
     }
 }
 

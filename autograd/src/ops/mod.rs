@@ -113,8 +113,11 @@ pub use embedding_bag::{BagMode, BagOptions};
 pub use pad::PadMode;
 pub use reduction::Reduction;
 pub use rotary_embedding::{RotaryPairs, rotary_angles};
-use samples::{Draw, binary, unary};
 pub use samples::{Run, Sample};
+
+// What the ops share.
+use binary::{binary_slope, if_needed, record_binary, widened};
+use samples::{Draw, Drawn, Program, binary, indices, sample, unary};
 
 use crate::tape::one;
 use crate::{Save, Var, Vjp, record};
@@ -311,6 +314,14 @@ where
 
 /// A shape that an op keeps for its gradient.
 type Dims = SmallVec<[usize; 4]>;
+
+/// The sizes of the last two axes, of which an op that took `x` has made sure.
+fn last_two(x: &Var) -> [usize; 2] {
+    match *x.shape() {
+        [.., h, w] => [h, w],
+        _ => [0; 2],
+    }
+}
 
 /// A constant of rank 0 with the type and device of `like`.
 fn scalar_like(like: &Tensor, value: f64) -> Result<Var> {

@@ -3,8 +3,7 @@
 
 use tensor::{Error, Result, Tensor};
 
-use super::record_one;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample, record_one};
 use crate::Var;
 
 /// What [`Var::pad`] puts around a tensor.

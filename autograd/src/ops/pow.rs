@@ -2,9 +2,8 @@
 
 use tensor::{BinaryGradOp, Result, UnaryOp};
 
-use super::binary::{binary_slope, if_needed, record_binary};
 use super::function::function;
-use super::samples::{Draw, Sample, unary};
+use super::{Draw, Sample, binary_slope, if_needed, record_binary, unary};
 use crate::{Save, Var};
 
 #[derive::located]

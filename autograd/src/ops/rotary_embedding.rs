@@ -2,8 +2,7 @@
 
 use tensor::{DType, Device, Error, Result, Tensor};
 
-use super::record_pair;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample, record_pair};
 use crate::Var;
 
 /// Which elements of the last axis are turned together.

@@ -2,9 +2,7 @@
 
 use tensor::{Result, grad};
 
-use super::binary::if_needed;
-use super::record_one;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample, if_needed, record_one};
 use crate::{Grads, Save, Var, record};
 
 const BOTH: &[Save<'static>] = &[Save::Input(0), Save::Input(1)];

@@ -2,8 +2,7 @@
 
 use tensor::Result;
 
-use super::samples::{Draw, Drawn, Sample, unary};
-use super::{Dims, kept_shape, record_one, spread};
+use super::{Dims, Draw, Drawn, Sample, kept_shape, record_one, spread, unary};
 use crate::Var;
 
 #[derive::located]

@@ -4,10 +4,8 @@
 use smallvec::SmallVec;
 use tensor::{CompareOp, Result, Tensor};
 
-use super::binary::widened;
-use super::samples::{Draw, Sample};
 use super::sum::reductions;
-use super::{kept_shape, record_one, reduced_elements, scalar_like};
+use super::{Draw, Sample, kept_shape, record_one, reduced_elements, scalar_like, widened};
 use crate::{Save, Var};
 
 #[derive::located]

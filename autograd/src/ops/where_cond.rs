@@ -2,9 +2,7 @@
 
 use tensor::{CompareOp, Result, Tensor};
 
-use super::binary::if_needed;
-use super::samples::{Draw, Sample};
-use super::{Dims, scalar_like};
+use super::{Dims, Draw, Sample, if_needed, scalar_like};
 use crate::{Grads, Save, Var, record};
 
 #[derive::located]

@@ -64,7 +64,7 @@ where
     let mut inputs = vec![x];
     // It may have given a value of the tape as it is.
     for var in noticed.on_tape.iter().chain([&y]) {
-        if var.node.is_some() && !inputs.iter().any(|input| is_same(input, var)) {
+        if var.node.is_some() && !inputs.iter().any(|input| input.id() == var.id()) {
             inputs.push(var);
         }
     }
@@ -93,13 +93,6 @@ where
     let y = y?;
     again.check(&inputs, uses_argument, &y)?;
     grad_within(OP, &y, grad, &inputs, &needed, cx.is_recorded())
-}
-
-fn is_same(a: &Var, b: &Var) -> bool {
-    match (&a.node, &b.node) {
-        (Some(a), Some(b)) => a.address() == b.address(),
-        _ => false,
-    }
 }
 
 impl NoticedAgain {

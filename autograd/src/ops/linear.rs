@@ -3,9 +3,9 @@
 use tensor::Result;
 use tensor::fused::{self, Activation};
 
-use super::crossed::{Crossed, Product, record_crossed};
-use super::{Dims, Draw, Sample, if_needed, sample};
-use crate::{Var, Vjp};
+use super::crossed::{Product, record_crossed};
+use super::{Dims, Draw, Sample, if_needed, last_two, sample};
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -31,8 +31,8 @@ pub fn linear(x: &Var, weight: &Var, bias: Option<&Var>, activation: Activation)
     // The gradient of a weight that is stored transposed is made in the same order, so that an update walks
     // both straight through.
     let transposed = matches!(weight.value().strides(), [rows, columns] if rows < columns);
-    let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, g: &Var| {
-        let (rows, inputs, outputs) = sizes(&shape, g.shape());
+    let ([outputs, inputs], rows) = (last_two(weight), shape.iter().rev().skip(1).product());
+    Ok(record_crossed(Product { op, value, activation }, [x, weight], bias, move |ctx, crossed, g| {
         let g = g.reshape(&[rows, outputs])?;
         Ok([
             if_needed(ctx, 0, || g.matmul(&crossed.rhs(ctx))?.reshape(&shape))?,
@@ -42,18 +42,7 @@ pub fn linear(x: &Var, weight: &Var, bias: Option<&Var>, activation: Activation)
             })?,
             if_needed(ctx, 2, || g.sum(&[0], false))?,
         ])
-    };
-    Ok(record_crossed(Product { op, value, activation }, [x, weight], bias, vjp))
-}
-
-/// The number of rows of `x`, and the sizes of one row of `x` and of the result.
-fn sizes(x: &[usize], result: &[usize]) -> (usize, usize, usize) {
-    let rows = x.iter().rev().skip(1).product();
-    (rows, last(x), last(result))
-}
-
-fn last(shape: &[usize]) -> usize {
-    shape.last().copied().unwrap_or(1)
+    }))
 }
 
 pub(super) fn samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {

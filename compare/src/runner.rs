@@ -17,7 +17,7 @@ use crate::{
 };
 use ::profile::{Quantiles, median};
 use models::data::{LoaderSteps, Position};
-use models::{Batch, DataLoader, InMemory, LoaderOptions, Optimizer};
+use models::{Batch, DataLoader, InMemory, LoaderOptions, Optimizer, checkpoint};
 
 /// How a copy is run.
 #[derive(Clone, Copy)]
@@ -49,7 +49,13 @@ pub(super) struct Runner {
     streams: Named,
     model: Arc<dyn Model>,
     batches: LoaderSteps<InMemory>,
-    /// The loss of every batch so far.
+    found: Found,
+}
+
+/// What a [`Runner`] has found so far.
+#[derive(Default)]
+struct Found {
+    /// The loss of every batch.
     losses: Vec<f64>,
     /// Batches before the measured steps, and in them.
     warm: usize,
@@ -274,23 +280,7 @@ impl Runner {
             let stages = pipeline.report().stages.iter();
             streams = stages.map(|stage| (stage.stream_id, stage.name.to_string())).collect();
         }
-        Ok(Runner {
-            name,
-            schedule,
-            streams,
-            model,
-            batches,
-            device,
-            losses: Vec::new(),
-            warm: 0,
-            measured: 0,
-            times_ms: Vec::new(),
-            launch_ms: Vec::new(),
-            counts: SyncStats::default(),
-            driver_allocations: 0,
-            memory: MemoryStats::default(),
-            recordings: Vec::new(),
-        })
+        Ok(Runner { name, schedule, streams, model, batches, device, found: Found::default() })
     }
 
     /// Captures a step on batches like these, if there is none.
@@ -328,11 +318,11 @@ impl Runner {
         self.device.synchronize()?;
         let took = start.elapsed();
         if traced {
-            self.recordings.push(self.device.stop_recording());
+            self.found.recordings.push(self.device.stop_recording());
         }
         let counts = self.device.sync_stats() - before;
         for loss in losses {
-            self.losses.push(loss.to_dtype(DType::F64)?.item::<f64>()?);
+            self.found.losses.push(loss.to_dtype(DType::F64)?.item::<f64>()?);
         }
         Ok(Taken { step_ms: ms(took), launch_ms: ms(launched), counts })
     }
@@ -343,15 +333,15 @@ impl Runner {
 
     /// The measured steps start here.
     pub(super) fn begin(&mut self) {
-        self.warm = self.losses.len();
-        self.driver_allocations = self.device.memory_stats().driver_allocations;
+        self.found.warm = self.found.losses.len();
+        self.found.driver_allocations = self.device.memory_stats().driver_allocations;
     }
 
     /// The measured steps are over.
     pub(super) fn end(&mut self) {
-        self.measured = self.losses.len() - self.warm;
-        self.memory = self.device.memory_stats();
-        self.driver_allocations = self.memory.driver_allocations - self.driver_allocations;
+        self.found.measured = self.found.losses.len() - self.found.warm;
+        self.found.memory = self.device.memory_stats();
+        self.found.driver_allocations = self.found.memory.driver_allocations - self.found.driver_allocations;
     }
 
     pub(super) fn measure(&mut self, steps: usize) -> Result<()> {
@@ -359,13 +349,13 @@ impl Runner {
         let mut times = Vec::with_capacity(steps);
         for number in 0..steps {
             let Taken { step_ms, launch_ms, counts } = self.step(false)?;
-            self.counts.add(counts);
+            self.found.counts.add(counts);
             if number >= settle {
                 times.push(step_ms);
-                self.launch_ms.push(launch_ms);
+                self.found.launch_ms.push(launch_ms);
             }
         }
-        self.times_ms.push(times);
+        self.found.times_ms.push(times);
         Ok(())
     }
 
@@ -377,19 +367,19 @@ impl Runner {
 
     /// All step times.
     pub(super) fn times_ms(&self) -> impl Iterator<Item = f64> {
-        self.times_ms.iter().flatten().copied()
+        self.found.times_ms.iter().flatten().copied()
     }
 
     pub(super) fn block_medians(&self) -> impl Iterator<Item = f64> {
-        self.times_ms.iter().map(|times| median(times.iter().copied()))
+        self.found.times_ms.iter().map(|times| median(times.iter().copied()))
     }
 
     pub(super) fn first_difference_in_losses(&self, other: &Runner) -> Option<String> {
         let lanes = self.batches.lanes();
-        if self.losses.len() != other.losses.len() {
-            return Some(format!("{} against {} of them", self.losses.len(), other.losses.len()));
+        if self.found.losses.len() != other.found.losses.len() {
+            return Some(format!("{} against {} of them", self.found.losses.len(), other.found.losses.len()));
         }
-        let pairs = self.losses.iter().zip(&other.losses).enumerate();
+        let pairs = self.found.losses.iter().zip(&other.found.losses).enumerate();
         pairs
             .filter(|(_, (a, b))| a.to_bits() != b.to_bits())
             .map(|(at, (a, b))| format!("step {}, batch {}: {a:e} against {b:e}", at / lanes, at % lanes))
@@ -398,7 +388,8 @@ impl Runner {
 
     /// As a part of the loss here.
     pub(super) fn largest_difference_in_losses(&self, other: &Runner) -> f64 {
-        let pairs = self.losses.iter().zip(&other.losses).filter(|(a, b)| a.to_bits() != b.to_bits());
+        let pairs =
+            self.found.losses.iter().zip(&other.found.losses).filter(|(a, b)| a.to_bits() != b.to_bits());
         pairs
             .map(|(a, b)| ((a - b) / a).abs())
             .fold(0.0, |most: f64, next| if most.is_nan() || next <= most { most } else { next })
@@ -406,12 +397,7 @@ impl Runner {
 
     /// Parameters and buffers.
     pub(super) fn first_difference_in_parameters(&self, other: &Runner) -> Result<Option<String>> {
-        let state = |runner: &Runner| -> Vec<(String, Tensor)> {
-            let named = runner.model.named_parameters().into_iter();
-            let parameters = named.map(|(name, parameter)| (name, parameter.value().clone()));
-            parameters.chain(runner.model.named_buffers()).collect()
-        };
-        let (mine, others) = (state(self), state(other));
+        let [mine, others] = [self, other].map(|runner| checkpoint::state(&*runner.model));
         if mine.len() != others.len() {
             return Ok(Some(format!("{} against {} parameters", mine.len(), others.len())));
         }
@@ -433,12 +419,12 @@ impl Runner {
 
     pub(super) fn profile(&self) -> StepProfile {
         let lanes: Vec<StreamId> = self.streams.iter().map(|&(stream, _)| stream).collect();
-        StepProfile::of(&self.recordings, &lanes)
+        StepProfile::of(&self.found.recordings, &lanes)
     }
 
     pub(super) fn report(self) -> ScheduleReport {
         let lanes = self.batches.lanes();
-        let steps = (self.measured / lanes).max(1) as f64;
+        let steps = (self.found.measured / lanes).max(1) as f64;
         let per_step = |count: u64| count as f64 / steps;
         ScheduleReport {
             name: self.name,
@@ -446,22 +432,22 @@ impl Runner {
             captured: self.captured(),
             streams: self.streams.len(),
             step_ms: Quantiles::of(self.times_ms()),
-            launch_ms: median(self.launch_ms.iter().copied()),
+            launch_ms: median(self.found.launch_ms.iter().copied()),
             profile: self.profile(),
-            launches_per_step: per_step(self.counts.launches),
-            waits_per_step: per_step(self.counts.waits_inserted),
-            waits_elided_per_step: per_step(self.counts.waits_elided),
-            events_per_step: per_step(self.counts.events_recorded),
-            host_syncs_per_step: per_step(self.counts.host_syncs),
-            peak_allocated_bytes: self.memory.peak_allocated_bytes,
-            peak_reserved_bytes: self.memory.peak_reserved_bytes,
-            driver_allocations: self.driver_allocations,
-            losses: self.losses[self.warm..self.warm + self.measured]
+            launches_per_step: per_step(self.found.counts.launches),
+            waits_per_step: per_step(self.found.counts.waits_inserted),
+            waits_elided_per_step: per_step(self.found.counts.waits_elided),
+            events_per_step: per_step(self.found.counts.events_recorded),
+            host_syncs_per_step: per_step(self.found.counts.host_syncs),
+            peak_allocated_bytes: self.found.memory.peak_allocated_bytes,
+            peak_reserved_bytes: self.found.memory.peak_reserved_bytes,
+            driver_allocations: self.found.driver_allocations,
+            losses: self.found.losses[self.found.warm..self.found.warm + self.found.measured]
                 .chunks(lanes)
                 .map(|step| step.iter().sum::<f64>() / step.len() as f64)
                 .collect(),
             streams_by_name: self.streams_by_name(),
-            recordings: self.recordings,
+            recordings: self.found.recordings,
         }
     }
 

@@ -62,7 +62,7 @@ pub struct Plan {
 }
 
 /// A step of data parallel training as it is to be expected.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct PlannedStep {
     /// Ranks.

@@ -119,12 +119,6 @@ fn table(steps: &[PlannedStep]) -> Table {
 }
 
 fn to_json(plan: &Plan, steps: &[PlannedStep]) -> serde_json::Value {
-    let step = |step: &PlannedStep| {
-        json!({
-            "ranks": step.ranks, "step_ms": step.step_ms, "communication_ms": step.communication_ms,
-            "exposed_ms": step.exposed_ms, "efficiency": step.efficiency, "rows_per_s": step.rows_per_s,
-        })
-    };
     json!({
         "device": plan.options.device.name(),
         "batch": plan.options.batch,
@@ -133,6 +127,6 @@ fn to_json(plan: &Plan, steps: &[PlannedStep]) -> serde_json::Value {
         "parameter_bytes": plan.parameter_bytes,
         "peak_bytes": plan.peak_bytes,
         "bucket_bytes": plan.buckets,
-        "steps": steps.iter().map(step).collect::<Vec<_>>(),
+        "steps": steps,
     })
 }

@@ -22,6 +22,7 @@ use tensor::{RuleValue, Tensor};
 use crate::checkpoint::{expect_fit, wrong};
 use fused::zeros_in_order_of;
 
+pub use adam::AdamKind;
 pub use clip::{clip_grad_norm, clip_grad_value};
 pub use fused::{Field, Fused, Kind};
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState, UnscaledGradients};

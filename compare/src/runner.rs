@@ -5,19 +5,19 @@ use std::time::{Duration, Instant};
 
 use allocator::{DeviceMemory, MemoryStats};
 use autograd::{
-    ConcurrentBatches, GraphOptions, Lanes, Order, Pipeline, PipelineOptions, PipelineSchedule, Step, no_grad,
+    ConcurrentBatches, GraphOptions, Lanes, Order, Pipeline, PipelineOptions, PipelineSchedule, no_grad,
 };
 use device::{DType, Device, Error, Recording, Result, Stream, StreamId, SyncStats};
 use parking_lot::Mutex;
-use tensor::{Tensor, Tensors};
+use tensor::Tensor;
 
 use crate::{
-    CapturedReport, CapturedStep, CompareOptions, Evaluation, Model, Overlap, ScheduleReport, StepProfile,
-    Training, Workload,
+    CapturedReport, CompareOptions, Evaluation, Model, Overlap, ScheduleReport, StepProfile, Trainer,
+    Workload,
 };
 use ::profile::{Quantiles, median};
 use models::data::{LoaderSteps, Position};
-use models::{Batch, DataLoader, InMemory, LoaderOptions, Optimizer, checkpoint};
+use models::{Batch, DataLoader, InMemory, LoaderOptions, checkpoint};
 
 /// How a copy is run.
 #[derive(Clone, Copy)]
@@ -74,54 +74,11 @@ struct Found {
 
 /// How a step's batches run.
 enum Schedule {
-    /// Forward and backward pass of each on a lane; the only lane of the serial schedule is the default stream.
-    Lanes(ConcurrentBatches, Box<dyn Optimizer>),
+    /// Forward and backward pass of each on a lane; the only lane of the serial schedule is the default stream. Where steps are
+    /// captured, batches are prepared and copied to where they read them.
+    Trained(Box<Trainer>),
     /// The next step's only batch is prepared while this step's trains, as it is captured if it is.
-    Stages(Box<Pipeline<'static, Batch, Tensor>>, Option<Arc<Mutex<Replays>>>),
-    /// Batches are prepared and copied to where a captured step reads them.
-    Captured(Box<Replays>),
-}
-
-struct Replays {
-    lanes: ConcurrentBatches,
-    optimizer: Box<dyn Optimizer>,
-    step: CapturedStep,
-    captured: CapturedReport,
-}
-
-impl Replays {
-    fn new(
-        lanes: ConcurrentBatches,
-        optimizer: Box<dyn Optimizer>,
-        device: &Device,
-        order: Order,
-    ) -> Replays {
-        let step = CapturedStep::new(device, GraphOptions { order, ..GraphOptions::default() });
-        Replays { lanes, optimizer, step, captured: CapturedReport::default() }
-    }
-
-    fn training<'a>(&'a mut self, model: &'a dyn Model) -> (&'a mut CapturedStep, Training<'a>) {
-        let Replays { lanes, optimizer, step, .. } = self;
-        (step, Training { lanes, model, optimizer: &mut **optimizer })
-    }
-
-    /// Captures a step on prepared batches like these, if there is none.
-    fn capture(&mut self, model: &dyn Model, batches: &Vec<Batch>) -> Result<()> {
-        let start = Instant::now();
-        let (step, training) = self.training(model);
-        let (plan, fresh) = step.capture(training, batches)?;
-        if fresh {
-            self.captured.plan = plan;
-            self.captured.captures += 1;
-            self.captured.capture_ms += ms(start.elapsed());
-        }
-        Ok(())
-    }
-
-    fn step(&mut self, model: &dyn Model, batches: &Vec<Batch>) -> Result<Vec<Tensor>> {
-        let (step, training) = self.training(model);
-        step.step(training, batches)
-    }
+    Stages(Box<Pipeline<'static, Batch, Tensor>>, Option<Arc<Mutex<Trainer>>>),
 }
 
 /// What runs at once, with a name each.
@@ -146,34 +103,30 @@ impl Schedule {
         .into();
         let optimizer =
             workload.optimizer(model.parameters(), workload.overlap().batches(options.streams))?;
-        let lanes = |lanes| ConcurrentBatches::with_options(device, lanes, Lanes::Always);
+        let trainer = |lanes, optimizer, order: Option<Order>| -> Result<Trainer> {
+            let lanes = ConcurrentBatches::with_options(device, lanes, Lanes::Always)?;
+            let captured = order.map(|order| GraphOptions { order, ..GraphOptions::default() });
+            Ok(Trainer::new(lanes, optimizer, captured))
+        };
         let (schedule, named) = match (overlap, how) {
             (Overlap::Batches, how) => {
-                let lanes = lanes(streams)?;
-                let named = lanes.streams().iter().enumerate();
+                let order = if let How::Captured(order) = how { Some(order) } else { None };
+                let trainer = trainer(streams, optimizer, order)?;
+                let named = trainer.lanes.streams().iter().enumerate();
                 let named = named.map(|(lane, stream)| (stream.id(), format!("lane {lane}"))).collect();
-                let schedule = match how {
-                    How::Captured(order) => {
-                        Schedule::Captured(Box::new(Replays::new(lanes, optimizer, device, order)))
-                    }
-                    How::Eager { .. } | How::Hosted | How::CapturedStages => {
-                        Schedule::Lanes(lanes, optimizer)
-                    }
-                };
-                (schedule, named)
+                (Schedule::Trained(Box::new(trainer)), named)
             }
             (Overlap::Branches, _) => {
                 let branches = device.default_stream().branches(2)?;
                 let named =
                     branches.iter().map(Stream::id).zip(["first branch", "second branch"].map(str::to_owned));
-                (Schedule::Lanes(lanes(1)?, optimizer), named.collect())
+                (Schedule::Trained(Box::new(trainer(1, optimizer, None)?)), named.collect())
             }
             (Overlap::Stages, How::CapturedStages) => {
-                let replays = Replays::new(lanes(1)?, optimizer, device, Order::Data);
-                let replays = Arc::new(Mutex::new(replays));
+                let replays = Arc::new(Mutex::new(trainer(1, optimizer, Some(Order::Data))?));
                 let replayed = Arc::clone(&replays);
                 let stages = stages(&model, device, move |model, batch| {
-                    Ok(replayed.lock().step(model, &vec![batch])?.swap_remove(0))
+                    Ok(replayed.lock().replay(model, &vec![batch])?.swap_remove(0))
                 });
                 (Schedule::Stages(stages, Some(replays)), Named::new())
             }
@@ -192,16 +145,9 @@ impl Schedule {
 
     /// Losses of a step's batches, and their gradients' sum, with one optimizer step; of the batches before if these are
     /// prepared ahead.
-    fn step(&mut self, model: &dyn Model, batches: Vec<Batch>, device: &Device) -> Result<Vec<Tensor>> {
+    fn step(&mut self, model: &dyn Model, batches: Vec<Batch>) -> Result<Vec<Tensor>> {
         match self {
-            Schedule::Lanes(lanes, optimizer) => {
-                let prepared = |batch| no_grad(|| model.prepare(batch));
-                let Step { losses, gradients, .. } =
-                    lanes.step(batches, |batch| model.batch_loss(&uploaded(prepared(batch)?, device)?))?;
-                optimizer.step(&gradients)?;
-                Ok(losses)
-            }
-            Schedule::Captured(replays) => replays.step(model, &model.prepare_all(batches)?),
+            Schedule::Trained(trainer) => trainer.step(model, batches),
             Schedule::Stages(pipeline, _) => {
                 Ok(pipeline.progress(&mut batches.into_iter())?.into_iter().collect())
             }
@@ -221,11 +167,6 @@ fn stages(
         .stage("prepare", move |batch| no_grad(|| first.prepare(batch)))
         .stage("train", move |batch| train(&*model, batch));
     Box::new(pipeline)
-}
-
-/// A batch on the device, where it is already unless the host has prepared it.
-fn uploaded(batch: Batch, device: &Device) -> Result<Batch> {
-    batch.rebuild(&mut |tensor| tensor.to_device(device))
 }
 
 /// What a step took.
@@ -285,17 +226,19 @@ impl Runner {
 
     /// Captures a step on batches like these, if there is none.
     fn capture(&mut self, batches: &[Batch]) -> Result<()> {
-        let Schedule::Captured(replays) = &mut self.schedule else { return Ok(()) };
-        replays.capture(&*self.model, &self.model.prepare_all(batches.to_vec())?)?;
+        let Schedule::Trained(trainer) = &mut self.schedule else { return Ok(()) };
+        if trainer.captured().is_none() {
+            return Ok(());
+        }
+        trainer.capture(&*self.model, &self.model.prepare_all(batches.to_vec())?)?;
         // What prepared the batches is not the step's.
         self.device.synchronize()
     }
 
     fn captured(&self) -> Option<CapturedReport> {
         match &self.schedule {
-            Schedule::Captured(replays) => Some(replays.captured),
-            Schedule::Stages(_, replays) => replays.as_ref().map(|replays| replays.lock().captured),
-            Schedule::Lanes(..) => None,
+            Schedule::Trained(trainer) => trainer.captured(),
+            Schedule::Stages(_, replays) => replays.as_ref()?.lock().captured(),
         }
     }
 
@@ -313,7 +256,7 @@ impl Runner {
             self.device.start_recording();
         }
         let start = Instant::now();
-        let losses = self.schedule.step(&*self.model, batches, &self.device)?;
+        let losses = self.schedule.step(&*self.model, batches)?;
         let launched = start.elapsed();
         self.device.synchronize()?;
         let took = start.elapsed();

@@ -113,10 +113,8 @@ impl NoticedAgain {
         for node in inputs.iter().filter_map(|input| input.node.as_ref()) {
             self.used.remove(&node.address());
         }
-        match self.used.into_values().min() {
-            Some(other) => Err(differs(&format!("a use of {other} only the second time"))),
-            None => Ok(()),
-        }
+        let added = |other| Err(differs(&format!("a use of {other} only the second time")));
+        self.used.into_values().min().map_or(Ok(()), added)
     }
 }
 

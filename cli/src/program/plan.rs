@@ -94,9 +94,7 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     ))?;
     printer.empty_line()?;
     printer.table(&table(&steps))?;
-    if let Some(output) = json {
-        output.write(&format!("{:#}\n", to_json(&plan, &steps)))?;
-    }
+    Output::save(json, || format!("{:#}\n", to_json(&plan, &steps)))?;
     Ok(true)
 }
 

@@ -82,17 +82,13 @@ pub(super) fn run(
     let diagnosis = diagnose(&found.serial.profile);
     results([&figures, &verdicts], "diagnosis of the serial schedule", &diagnosis, printer)?;
     let [json, trace, page] = outputs;
-    if let Some(output) = json {
-        output.write(&format!("{:#}\n", to_json(&found)))?;
-    }
-    if let Some(output) = trace {
+    Output::save(json, || format!("{:#}\n", to_json(&found)))?;
+    Output::save(trace, || {
         let mut trace = Trace::new();
         schedules(&found).for_each(|schedule| trace.add(schedule.name, &schedule.profile));
-        output.write(&trace.to_json().to_string())?;
-    }
-    if let Some(output) = page {
-        output.write(&report(&found, &figures, &verdicts).html())?;
-    }
+        trace.to_json().to_string()
+    })?;
+    Output::save(page, || report(&found, &figures, &verdicts).html())?;
     Ok(found.identical_losses && found.identical_parameters)
 }
 

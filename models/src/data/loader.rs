@@ -125,7 +125,7 @@ pub struct Position {
 pub struct DataLoader<D: Dataset> {
     plan: Arc<BatchPlan<D>>,
     /// Workers that came to the end of an epoch, and may go on with the next one, from the batch of this number.
-    kept: Arc<Mutex<Option<(u64, Prefetch<D::Batch>)>>>,
+    kept: Arc<Numbered<Prefetch<D::Batch>>>,
 }
 
 /// The batches of a [`DataLoader`] from a position on, of one epoch or of all.
@@ -154,8 +154,11 @@ struct BatchPlan<D> {
     options: LoaderOptions,
     per_epoch: u64,
     /// The rows of an even and of an odd epoch, with its number: workers may be at the end of one and at the start of the next.
-    orders: [Mutex<Option<(u64, Arc<[usize]>)>>; 2],
+    orders: [Numbered<Arc<[usize]>>; 2],
 }
+
+/// Something of one number, if there is one now.
+type Numbered<T> = Mutex<Option<(u64, T)>>;
 
 const OP: &str = "data loader";
 

@@ -135,12 +135,7 @@ struct AddingAnOp;
 pub mod prelude {
     #[cfg(feature = "comm")]
     pub use crate::comm::{Communicator, DataParallel, Reduce, TensorCollectives, VarCollectives};
-    pub use crate::nn::{
-        AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
-        Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, LayerNorm, Linear,
-        LinearOptions, MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Relu,
-        RmsNorm, Sequential, Sigmoid, Silu, Tanh, Unflatten, mlp,
-    };
+    pub use crate::nn::*;
     pub use crate::optim::{
         Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, Lion, LionOptions, LrSchedule, Optimizer,
         RmsProp, RmsPropOptions, Sgd, SgdOptions, clip_grad_norm, clip_grad_value,

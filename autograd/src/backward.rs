@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use tensor::{Error, ErrorKind, Result, Tensor};
 
 use crate::autocast::suspended;
-use crate::gradients::{add_gradients, check_form, check_like, check_place, separate};
+use crate::gradients::{Entry, add_gradients, check_form, check_like, check_place, separate};
 use crate::mode::with_recording;
 use crate::place::on;
 use crate::tape::{Claimed, Node, Vjp};
@@ -91,18 +91,14 @@ impl Var {
         let BackwardOptions { retain_graph, create_graph, gradient } = options;
         let roots = [(self, gradient.as_ref())];
         let mut leaves = Vec::new();
-        Sweep::plan("backward", &roots, Targets::Leaves)?.run(
-            &roots,
-            retain_graph,
-            create_graph,
-            |_, node, gradient| {
-                if node.is_leaf() {
-                    let gradient = AtCaller::user(|| arrived(VarId(node.address()), gradient))?;
-                    leaves.extend(gradient.map(|gradient| (node.clone(), gradient)));
-                }
-                Ok(())
-            },
-        )?;
+        let mut sweep = Sweep::plan("backward", &roots, None)?;
+        sweep.run(&roots, retain_graph, create_graph, |node, gradient| {
+            if node.is_leaf() {
+                let gradient = AtCaller::user(|| arrived(VarId(node.address()), gradient))?;
+                leaves.extend(gradient.map(|gradient| (node.clone(), gradient)));
+            }
+            Ok(())
+        })?;
         // Held here, it would be shared with the caller.
         drop(gradient);
         Gradients::collect(leaves, create_graph)
@@ -123,7 +119,8 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
     let given = |at: usize| gradients.get(at).and_then(Option::as_ref);
     let roots: SmallVec<[Root<'_>; 2]> =
         outputs.iter().enumerate().map(|(at, output)| (output, given(at))).collect();
-    let sweep = Sweep::plan("grad", &roots, Targets::Values(inputs))?;
+    let mut sweep = Sweep::plan("grad", &roots, None)?;
+    sweep.need_only(inputs);
     let mut found = sweep.gradients_of(inputs, &roots, retain_graph, create_graph)?;
     // Held here, the given gradients would be shared with the caller.
     drop(roots);
@@ -136,13 +133,13 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
     Ok(found)
 }
 
-/// Nodes that several parts of one backward pass reach: each part ends there, and a last part continues from there. Leaves
-/// without hooks are not included, because the parts' gradients of leaves are added anyway.
+/// Nodes, besides leaves, at which a pass ends. Their hooks are not called.
 #[derive(Default)]
 pub(crate) struct Ends(FxHashSet<usize>);
 
 impl Ends {
-    /// The nodes on which more than one of the values depends.
+    /// The nodes on which more than one of the values depends: each part of a backward pass ends there, and a last part
+    /// continues from there. Leaves without hooks are not included, because the parts' gradients of leaves are added anyway.
     pub(crate) fn shared_by<'v>(values: impl IntoIterator<Item = &'v Var>) -> Ends {
         /// Stand for several values and for none in place of the number of one.
         const SEVERAL: usize = usize::MAX;
@@ -195,13 +192,10 @@ pub(crate) fn backward_from(ends: Gradients) -> Result<Gradients> {
     Gradients::collect(leaves, false)
 }
 
-/// Nodes with their gradients.
-type Found = Vec<(Shared<Node>, Var)>;
-
 /// The gradients of the leaves and of the ends in a pass from `roots` to both.
-fn parts(roots: &[Root<'_>], ends: &Ends) -> Result<[Found; 2]> {
+fn parts(roots: &[Root<'_>], ends: &Ends) -> Result<[Vec<Entry>; 2]> {
     let (mut leaves, mut at_ends) = (Vec::new(), Vec::new());
-    Sweep::plan("backward", roots, Targets::Until(ends))?.run(roots, false, false, |_, node, gradient| {
+    Sweep::plan("backward", roots, Some(ends))?.run(roots, false, false, |node, gradient| {
         if ends.contains(node) {
             at_ends.push((node.clone(), gradient.clone()));
         } else if node.is_leaf() {
@@ -226,20 +220,10 @@ pub(crate) fn grad_within(
     if output.node.is_none() {
         return Ok(inputs.iter().map(|_| None).collect());
     }
-    let sweep = Sweep::plan(op, &roots, Targets::Ends { inputs, needed })?;
+    let ends = Ends(inputs.iter().filter_map(|input| Some(input.node.as_ref()?.address())).collect());
+    let mut sweep = Sweep::plan(op, &roots, Some(&ends))?;
+    sweep.need_only(inputs.iter().zip(needed).filter(|(_, needed)| **needed).map(|(input, _)| input));
     Ok(sweep.gradients_of(inputs, &roots, create_graph, create_graph)?.into())
-}
-
-/// Where a pass ends.
-enum Targets<'t> {
-    /// At all leaves.
-    Leaves,
-    /// At all leaves and these nodes.
-    Until(&'t Ends),
-    /// At these values; only nodes between them and the roots are visited.
-    Values(&'t [Var]),
-    /// At these values, without their hooks.
-    Ends { inputs: &'t [Var], needed: &'t [bool] },
 }
 
 /// A value from which a pass starts, and its gradient unless that is 1.
@@ -286,24 +270,15 @@ const NONE: usize = usize::MAX;
 const FEW: usize = 32;
 
 impl<'a> Sweep<'a> {
-    /// Finds the nodes between `roots` and `targets`. Launches nothing.
-    fn plan(op: &'static str, roots: &[Root<'a>], targets: Targets<'a>) -> Result<Sweep<'a>> {
+    /// Finds the nodes between `roots` and the leaves or `ends`. Launches nothing.
+    fn plan(op: &'static str, roots: &[Root<'a>], ends: Option<&'a Ends>) -> Result<Sweep<'a>> {
         let mut sweep = Sweep {
             stops: Vec::with_capacity(FEW),
             index: FxHashMap::default(),
             edges: Vec::with_capacity(FEW),
             order: Vec::new(),
-            ends: match targets {
-                Targets::Until(ends) => Some(ends),
-                _ => None,
-            },
+            ends,
         };
-        if let Targets::Ends { inputs, .. } = &targets {
-            for node in inputs.iter().filter_map(|input| input.node.as_ref()) {
-                let at = sweep.visit_again(node);
-                sweep.stops[at].is_end = true;
-            }
-        }
         for &(root, gradient) in roots {
             check_root(op, root, gradient)?;
             if let Some(node) = &root.node {
@@ -325,15 +300,6 @@ impl<'a> Sweep<'a> {
         sweep.order = (0..sweep.stops.len()).collect();
         // Equal sequences are of different threads and independent; the order in which they were found decides.
         sweep.order.sort_by_key(|&at| std::cmp::Reverse(sweep.stops[at].node.sequence));
-        match targets {
-            Targets::Leaves | Targets::Until(_) => {}
-            Targets::Values(values) => sweep.need_only(values),
-            Targets::Ends { inputs, needed } => {
-                sweep.need_only(
-                    inputs.iter().zip(needed).filter(|(_, needed)| **needed).map(|(input, _)| input),
-                );
-            }
-        }
         Ok(sweep)
     }
 
@@ -374,10 +340,10 @@ impl<'a> Sweep<'a> {
         retain_graph: bool,
         create_graph: bool,
     ) -> Result<Vec<Option<Var>>> {
-        let stops: Vec<_> = values.iter().map(|value| self.find(value)).collect();
         let mut found = vec![None; values.len()];
-        self.run(roots, retain_graph, create_graph, |at, _, gradient| {
-            for (slot, _) in found.iter_mut().zip(&stops).filter(|(_, stop)| **stop == Some(at)) {
+        self.run(roots, retain_graph, create_graph, |node, gradient| {
+            let is_here = |value: &Var| value.node.as_ref().is_some_and(|of| of.address() == node.address());
+            for (slot, _) in found.iter_mut().zip(values).filter(|(_, value)| is_here(value)) {
                 *slot = Some(gradient.clone());
             }
             Ok(())
@@ -416,7 +382,7 @@ impl<'a> Sweep<'a> {
         roots: &[Root<'_>],
         retain_graph: bool,
         create_graph: bool,
-        mut found: impl FnMut(usize, &Shared<Node>, &Var) -> Result<()>,
+        mut found: impl FnMut(&Shared<Node>, &Var) -> Result<()>,
     ) -> Result<()> {
         let mut coming = self.coming();
         self.claim(!retain_graph && !create_graph)?;
@@ -501,7 +467,7 @@ impl<'a> Sweep<'a> {
         &mut self,
         at: usize,
         create_graph: bool,
-        found: &mut impl FnMut(usize, &Shared<Node>, &Var) -> Result<()>,
+        found: &mut impl FnMut(&Shared<Node>, &Var) -> Result<()>,
     ) -> Result<()> {
         let stop = &mut self.stops[at];
         let (node, Claimed { saved, hooks }) = (stop.node, std::mem::take(&mut stop.claimed));
@@ -520,7 +486,7 @@ impl<'a> Sweep<'a> {
                         gradient = changed;
                     }
                 }
-                found(at, node, &gradient)?;
+                found(node, &gradient)?;
                 if needed.contains(&true) {
                     let cx = Vjp { node, saved: &saved, create_graph, needed: &needed };
                     grads = node.vjp(&cx, &gradient)?;

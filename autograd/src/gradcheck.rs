@@ -141,16 +141,60 @@ impl Check<'_> {
         let analytic = self.analytic(&leaves, outputs, &gradients)?;
         let mut worst = Worst::default();
         for (input, analytic) in analytic.iter().enumerate() {
-            let slope = Slope { check: self, inputs, input, weights: &weights };
-            if self.options.fast && slope.direction_agrees(analytic, &mut worst)? {
-                continue;
+            let slope = |shift: &dyn Fn(&mut [f64], f64)| self.slope(inputs, input, &weights, shift);
+            if self.options.fast {
+                let direction = self.direction(&inputs[input], input)?;
+                let numeric = slope(&|values, step| {
+                    values.iter_mut().zip(&direction).for_each(|(value, d)| *value += step * d);
+                })?;
+                let analytic = analytic.iter().zip(&direction).map(|(a, d)| a * d).sum();
+                let mut own = Worst::default();
+                own.compare(&self.options, input, 0, analytic, numeric);
+                if own.mismatch.is_none() {
+                    worst.report.max_error = worst.report.max_error.max(own.report.max_error);
+                    worst.report.checked += 1;
+                    continue;
+                }
             }
             for (element, &analytic) in analytic.iter().enumerate() {
-                let numeric = slope.along(|values, step| values[element] += step)?;
+                let numeric = slope(&|values, step| values[element] += step)?;
                 worst.compare(&self.options, input, element, analytic, numeric);
             }
         }
         worst.mismatch.map_or(Ok(worst.report), Err)
+    }
+
+    /// The slope of `L`, with the random gradients of its outputs, when `shift` moves an input by a step.
+    fn slope(
+        &self,
+        inputs: &[Tensor],
+        input: usize,
+        weights: &[Vec<f64>],
+        shift: &dyn Fn(&mut [f64], f64),
+    ) -> Result<f64> {
+        let (eps, moved) = (self.options.eps, &inputs[input]);
+        let outputs = |step: f64| -> Result<Vec<Vec<f64>>> {
+            let mut values = moved.to_vec::<f64>()?;
+            shift(&mut values, step);
+            let mut vars = leaves(inputs);
+            vars[input] = Var::leaf(Tensor::from_slice(&values, moved.shape(), moved.device())?);
+            (self.f)(&vars)?.iter().map(|output| output.value().to_vec()).collect()
+        };
+        // The outputs are subtracted one by one: their sums would lose the difference in rounding.
+        let mut difference = 0.0;
+        for ((above, below), weights) in outputs(eps)?.iter().zip(&outputs(-eps)?).zip(weights) {
+            for ((above, below), weight) in above.iter().zip(below).zip(weights) {
+                difference += weight * (above - below);
+            }
+        }
+        Ok(difference / (2.0 * eps))
+    }
+
+    /// A random direction, of length 1, for an input.
+    fn direction(&self, like: &Tensor, input: usize) -> Result<Vec<f64>> {
+        let drawn = self.random(like, DIRECTION, input)?.to_vec::<f64>()?;
+        let norm = drawn.iter().map(|d| d * d).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
+        Ok(drawn.iter().map(|d| d / norm).collect())
     }
 
     fn validate(&self, inputs: &[Tensor]) -> Result<()> {
@@ -188,64 +232,6 @@ impl Check<'_> {
             None => Ok(vec![0.0; leaf.value().elements()]),
         };
         leaves.iter().zip(found).map(values).collect()
-    }
-}
-
-/// Slopes of `L` at one input.
-struct Slope<'a> {
-    check: &'a Check<'a>,
-    inputs: &'a [Tensor],
-    input: usize,
-    /// The random gradient of each output.
-    weights: &'a [Vec<f64>],
-}
-
-impl Slope<'_> {
-    /// The slope of `L` when `shift` moves the input by a step.
-    fn along(&self, shift: impl Fn(&mut [f64], f64)) -> Result<f64> {
-        let eps = self.check.options.eps;
-        let values = self.inputs[self.input].to_vec::<f64>()?;
-        let (above, below) =
-            (self.outputs(&values, |v| shift(v, eps))?, self.outputs(&values, |v| shift(v, -eps))?);
-        // The outputs are subtracted one by one: their sums would lose the difference in rounding.
-        let mut difference = 0.0;
-        for ((above, below), weights) in above.iter().zip(&below).zip(self.weights) {
-            for ((above, below), weight) in above.iter().zip(below).zip(weights) {
-                difference += weight * (above - below);
-            }
-        }
-        Ok(difference / (2.0 * eps))
-    }
-
-    fn outputs(&self, values: &[f64], shift: impl Fn(&mut [f64])) -> Result<Vec<Vec<f64>>> {
-        let mut moved = values.to_vec();
-        shift(&mut moved);
-        let mut vars = leaves(self.inputs);
-        let input = &self.inputs[self.input];
-        vars[self.input] = Var::leaf(Tensor::from_slice(&moved, input.shape(), input.device())?);
-        (self.check.f)(&vars)?.iter().map(|output| output.value().to_vec()).collect()
-    }
-
-    /// Compares the slope in one random direction, and remembers it if it agrees.
-    fn direction_agrees(&self, analytic: &[f64], worst: &mut Worst) -> Result<bool> {
-        let options = &self.check.options;
-        let drawn = self.check.random(&self.inputs[self.input], DIRECTION, self.input)?.to_vec::<f64>()?;
-        let norm = drawn.iter().map(|d| d * d).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
-        let direction: Vec<f64> = drawn.iter().map(|d| d / norm).collect();
-        let numeric = self.along(|values, step| {
-            for (value, d) in values.iter_mut().zip(&direction) {
-                *value += step * d;
-            }
-        })?;
-        let analytic = analytic.iter().zip(&direction).map(|(a, d)| a * d).sum();
-        let mut own = Worst::default();
-        own.compare(options, self.input, 0, analytic, numeric);
-        let agrees = own.mismatch.is_none();
-        if agrees {
-            worst.report.max_error = worst.report.max_error.max(own.report.max_error);
-            worst.report.checked += 1;
-        }
-        Ok(agrees)
     }
 }
 

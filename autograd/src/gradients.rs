@@ -29,20 +29,17 @@ pub struct Gradients {
     index: FxHashMap<usize, usize>,
 }
 
-#[derive(Clone)]
-struct Entry {
-    leaf: Shared<Node>,
-    gradient: Var,
-}
+/// A leaf, or another node where a pass ended, and its gradient.
+pub(crate) type Entry = (Shared<Node>, Var);
 
 #[derive::located]
 impl Gradients {
-    pub(crate) fn collect(mut leaves: Vec<(Shared<Node>, Var)>, recorded: bool) -> Result<Gradients> {
+    pub(crate) fn collect(mut leaves: Vec<Entry>, recorded: bool) -> Result<Gradients> {
         leaves.sort_by_key(|(leaf, _)| leaf.sequence);
         for (leaf, gradient) in &mut leaves {
             separate(&leaf.place, gradient, recorded)?;
         }
-        Ok(Gradients::of(leaves.into_iter().map(|(leaf, gradient)| Entry { leaf, gradient }).collect()))
+        Ok(Gradients::of(leaves))
     }
 
     /// The gradient of a leaf, of the leaf's shape; `None` if the pass did not reach it.
@@ -52,7 +49,7 @@ impl Gradients {
 
     /// The gradient of a leaf with its own place on the tape, which it has after a pass with `create_graph`.
     pub fn get_var(&self, leaf: &Var) -> Option<&Var> {
-        self.position(leaf).map(|at| &self.entries[at].gradient)
+        self.position(leaf).map(|at| &self.entries[at].1)
     }
 
     fn position(&self, leaf: &Var) -> Option<usize> {
@@ -67,7 +64,7 @@ impl Gradients {
     pub fn replace(&mut self, leaf: &Var, gradient: Var) -> Result<bool> {
         let Some(at) = self.position(leaf) else { return Ok(false) };
         check_like("Gradients::replace", leaf, &gradient)?;
-        self.entries[at].gradient = gradient;
+        self.entries[at].1 = gradient;
         Ok(true)
     }
 
@@ -85,13 +82,13 @@ impl Gradients {
                 .node
                 .filter(|node| node.is_leaf())
                 .ok_or(Error::new(ErrorKind::NoGradient { op: OP }))?;
-            Ok(Entry { leaf, gradient })
+            Ok((leaf, gradient))
         };
         let fresh = Gradients::of(gradients.into_iter().map(entry).collect::<Result<_>>()?);
         let mut entries = std::mem::take(self).entries;
-        entries.retain(|entry| !fresh.index.contains_key(&entry.leaf.address()));
+        entries.retain(|(leaf, _)| !fresh.index.contains_key(&leaf.address()));
         entries.extend(fresh.entries);
-        entries.sort_by_key(|entry| entry.leaf.sequence);
+        entries.sort_by_key(|(leaf, _)| leaf.sequence);
         *self = Gradients::of(entries);
         Ok(())
     }
@@ -101,13 +98,13 @@ impl Gradients {
         let places: Vec<Option<usize>> = leaves.iter().map(|leaf| self.position(leaf)).collect();
         let mut entries: Vec<Option<Entry>> = self.entries.drain(..).map(Some).collect();
         let taken =
-            places.into_iter().map(|place| entries[place?].take().map(|entry| entry.gradient)).collect();
+            places.into_iter().map(|place| entries[place?].take().map(|(_, gradient)| gradient)).collect();
         *self = Gradients::of(entries.into_iter().flatten().collect());
         taken
     }
 
     fn of(entries: Vec<Entry>) -> Gradients {
-        let index = entries.iter().enumerate().map(|(at, entry)| (entry.leaf.address(), at)).collect();
+        let index = entries.iter().enumerate().map(|(at, (leaf, _))| (leaf.address(), at)).collect();
         Gradients { entries, index }
     }
 
@@ -118,18 +115,18 @@ impl Gradients {
     /// Whatever adding two tensors may return.
     pub fn merge(&mut self, other: Gradients) -> Result<()> {
         let mut pairs = Vec::new();
-        for mut entry in other.entries {
-            match self.index.get(&entry.leaf.address()).and_then(|&at| self.entries.get_mut(at)) {
-                Some(mine) if adds_in_place(&mine.gradient, &entry.gradient) => {
+        for (leaf, mut gradient) in other.entries {
+            match self.index.get(&leaf.address()).and_then(|&at| self.entries.get_mut(at)) {
+                Some((_, mine)) if adds_in_place(mine, &gradient) => {
                     // Not recorded, it has no place on the tape.
-                    mine.gradient.node = None;
-                    pairs.push((mine.gradient.value.clone(), entry.gradient.value));
+                    mine.node = None;
+                    pairs.push((mine.value.clone(), gradient.value));
                 }
-                Some(mine) => add_gradients(&mut mine.gradient, &entry.gradient)?,
+                Some((_, mine)) => add_gradients(mine, &gradient)?,
                 None => {
-                    separate(&entry.leaf.place, &mut entry.gradient, true)?;
-                    self.index.insert(entry.leaf.address(), self.entries.len());
-                    self.entries.push(entry);
+                    separate(&leaf.place, &mut gradient, true)?;
+                    self.index.insert(leaf.address(), self.entries.len());
+                    self.entries.push((leaf, gradient));
                 }
             }
         }
@@ -138,7 +135,7 @@ impl Gradients {
 
     /// The gradients, in the order in which the leaves were made.
     pub fn iter(&self) -> impl Iterator<Item = &Var> {
-        self.entries.iter().map(|entry| &entry.gradient)
+        self.entries.iter().map(|(_, gradient)| gradient)
     }
 
     /// Calls `f` with each gradient on the stream that its leaf was made on and puts what it returns in its place.
@@ -146,12 +143,12 @@ impl Gradients {
     /// # Errors
     /// What `f` returns, and as for [`replace`](Self::replace); the gradients before it are replaced by then.
     pub fn map(&mut self, mut f: impl FnMut(&Var) -> Result<Var>) -> Result<()> {
-        for entry in &mut self.entries {
-            let stream = entry.leaf.place.elsewhere(entry.gradient.device());
-            let gradient = on(stream.as_ref(), || AtCaller::user(|| f(&entry.gradient)))?;
-            check_like("Gradients::map", &entry.gradient, &gradient)?;
-            entry.gradient = gradient;
-            separate(&entry.leaf.place, &mut entry.gradient, true)?;
+        for (leaf, gradient) in &mut self.entries {
+            let stream = leaf.place.elsewhere(gradient.device());
+            let changed = on(stream.as_ref(), || AtCaller::user(|| f(gradient)))?;
+            check_like("Gradients::map", gradient, &changed)?;
+            *gradient = changed;
+            separate(&leaf.place, gradient, true)?;
         }
         Ok(())
     }
@@ -159,7 +156,7 @@ impl Gradients {
     /// The gradients with what they are of, each as a value of its form that has its place on the tape.
     pub(crate) fn into_nodes(self) -> impl Iterator<Item = (Var, Var)> {
         let stand_in =
-            |Entry { leaf, gradient }| (Var { value: gradient.value.clone(), node: Some(leaf) }, gradient);
+            |(node, gradient): Entry| (Var { value: gradient.value.clone(), node: Some(node) }, gradient);
         self.entries.into_iter().map(stand_in)
     }
 
@@ -189,8 +186,7 @@ pub(crate) fn separate(place: &OpStream, gradient: &mut Var, recorded: bool) -> 
 
 impl Tensors for Gradients {
     fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let entry =
-            |entry: &Entry| Ok(Entry { leaf: entry.leaf.clone(), gradient: entry.gradient.rebuild(f)? });
+        let entry = |(leaf, gradient): &Entry| Ok((leaf.clone(), gradient.rebuild(f)?));
         Ok(Gradients {
             entries: self.entries.iter().map(entry).collect::<Result<_>>()?,
             index: self.index.clone(),

@@ -64,7 +64,7 @@ where
     let mut inputs = vec![x];
     // It may have given a value of the tape as it is.
     for var in noticed.on_tape.iter().chain([&y]) {
-        if var.node.is_some() && !inputs.iter().any(|input| is_same(input, var)) {
+        if var.node.is_some() && !inputs.iter().any(|input| input.id() == var.id()) {
             inputs.push(var);
         }
     }
@@ -95,13 +95,6 @@ where
     grad_within(OP, &y, grad, &inputs, &needed, cx.is_recorded())
 }
 
-fn is_same(a: &Var, b: &Var) -> bool {
-    match (&a.node, &b.node) {
-        (Some(a), Some(b)) => a.address() == b.address(),
-        _ => false,
-    }
-}
-
 impl NoticedAgain {
     /// Compares with the first run, which used all `inputs` but perhaps the first one.
     fn check(mut self, inputs: &[Var], uses_argument: bool, y: &Var) -> Result<()> {
@@ -120,10 +113,8 @@ impl NoticedAgain {
         for node in inputs.iter().filter_map(|input| input.node.as_ref()) {
             self.used.remove(&node.address());
         }
-        match self.used.into_values().min() {
-            Some(other) => Err(differs(&format!("a use of {other} only the second time"))),
-            None => Ok(()),
-        }
+        let added = |other| Err(differs(&format!("a use of {other} only the second time")));
+        self.used.into_values().min().map_or(Ok(()), added)
     }
 }
 

@@ -62,7 +62,7 @@ pub struct Plan {
 }
 
 /// A step of data parallel training as it is to be expected.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct PlannedStep {
     /// Ranks.
@@ -109,9 +109,7 @@ pub fn plan(workload: &dyn Workload, options: &PlanOptions) -> Result<Plan> {
         let loss = model.model().batch_loss(&batch)?;
         optimizer.step(&model.backward(&loss)?)
     };
-    for _ in 0..*warmup {
-        step()?;
-    }
+    (0..*warmup).try_for_each(|_| step())?;
     device.synchronize()?;
     device.reset_peak_memory_stats();
     let profiler = Profile::start(device, ProfileOptions { places: false, ..ProfileOptions::default() })?;

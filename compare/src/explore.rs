@@ -75,9 +75,7 @@ pub fn explore(options: Explore, program: impl Fn(&Device) -> Result<Vec<Tensor>
             _ => Policy::Starve { stream: 0, seed },
         };
         let found = run(&program, policy, &[], options.drop_wait)?;
-        if let Some(output) = expected.differs(&found) {
-            return Err(explain(&program, &expected, &found, output, seed, options.drop_wait)?);
-        }
+        agree(&program, &expected, &found, seed, options.drop_wait)?;
         report.schedules += 1;
         report.commands = report.commands.max(found.choices.len());
         orders.insert(found.order());
@@ -100,9 +98,7 @@ pub fn explore_all(limit: usize, program: impl Fn(&Device) -> Result<Vec<Tensor>
     loop {
         let prefix: Vec<usize> = frames.iter().map(Frame::stream).collect();
         let found = run(&program, Policy::OldestFirst, &prefix, None)?;
-        if let Some(output) = expected.differs(&found) {
-            return Err(explain(&program, &expected, &found, output, report.schedules as u64, None)?);
-        }
+        agree(&program, &expected, &found, report.schedules as u64, None)?;
         report.schedules += 1;
         report.commands = report.commands.max(found.choices.len());
         orders.insert(found.order());
@@ -155,13 +151,10 @@ impl Frame {
             self.asleep.iter().any(|other| (other.stream, other.tick) == (candidate.stream, candidate.tick))
         };
         let mut all = self.choice.candidates.iter().enumerate();
-        match all.find(|(at, candidate)| !self.done.contains(at) && !asleep(candidate)) {
-            Some((at, _)) => {
-                self.choice.taken = at;
-                true
-            }
-            None => false,
-        }
+        let next = all.find(|(at, candidate)| !self.done.contains(at) && !asleep(candidate));
+        let next = next.map(|(at, _)| at);
+        self.choice.taken = next.unwrap_or(self.choice.taken);
+        next.is_some()
     }
 }
 
@@ -217,16 +210,15 @@ fn run(
     Ok(Outcome { results, choices: device.choices() })
 }
 
-/// The error for two outcomes that differ, with the shortest start of the schedule that still makes them differ.
-#[cold]
-fn explain(
+/// Fails if two outcomes differ, with the shortest start of the schedule that still makes them differ.
+fn agree(
     program: &impl Fn(&Device) -> Result<Vec<Tensor>>,
     expected: &Outcome,
     found: &Outcome,
-    output: usize,
     seed: u64,
     drop_wait: Option<usize>,
-) -> Result<Error> {
+) -> Result<()> {
+    let Some(output) = expected.differs(found) else { return Ok(()) };
     let order = found.order();
     let mut shortest = order.len();
     for commands in 0..order.len().min(MOST_TRIES) {
@@ -236,7 +228,7 @@ fn explain(
             break;
         }
     }
-    Ok(Error::new(ErrorKind::ScheduleDependent {
+    Err(Error::new(ErrorKind::ScheduleDependent {
         seed,
         output,
         expected: expected.describe(shortest.max(1)).into(),

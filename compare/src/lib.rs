@@ -43,7 +43,7 @@ pub use options::CompareOptions;
 pub use profile::{LaneProfile, OpProfile, StepProfile};
 pub use report::{CapturedReport, Comparison, Gain, ScheduleReport};
 pub use scale::Scale;
-pub use step::{CapturedStep, Training};
+pub use step::Trainer;
 pub use workload::{Evaluation, Model, Overlap, Workload, WorkloadInfo};
 
 use machine::Ticks;

@@ -148,7 +148,7 @@ impl ScheduleReport {
 }
 
 /// How a schedule compares with the serial one.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct Gain {
     /// Median serial step over median step.

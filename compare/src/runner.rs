@@ -5,19 +5,19 @@ use std::time::{Duration, Instant};
 
 use allocator::{DeviceMemory, MemoryStats};
 use autograd::{
-    ConcurrentBatches, GraphOptions, Lanes, Order, Pipeline, PipelineOptions, PipelineSchedule, Step, no_grad,
+    ConcurrentBatches, GraphOptions, Lanes, Order, Pipeline, PipelineOptions, PipelineSchedule, no_grad,
 };
 use device::{DType, Device, Error, Recording, Result, Stream, StreamId, SyncStats};
 use parking_lot::Mutex;
-use tensor::{Tensor, Tensors};
+use tensor::Tensor;
 
 use crate::{
-    CapturedReport, CapturedStep, CompareOptions, Evaluation, Model, Overlap, ScheduleReport, StepProfile,
-    Training, Workload,
+    CapturedReport, CompareOptions, Evaluation, Model, Overlap, ScheduleReport, StepProfile, Trainer,
+    Workload,
 };
 use ::profile::{Quantiles, median};
 use models::data::{LoaderSteps, Position};
-use models::{Batch, DataLoader, InMemory, LoaderOptions, Optimizer};
+use models::{Batch, DataLoader, InMemory, LoaderOptions, checkpoint};
 
 /// How a copy is run.
 #[derive(Clone, Copy)]
@@ -49,7 +49,13 @@ pub(super) struct Runner {
     streams: Named,
     model: Arc<dyn Model>,
     batches: LoaderSteps<InMemory>,
-    /// The loss of every batch so far.
+    found: Found,
+}
+
+/// What a [`Runner`] has found so far.
+#[derive(Default)]
+struct Found {
+    /// The loss of every batch.
     losses: Vec<f64>,
     /// Batches before the measured steps, and in them.
     warm: usize,
@@ -68,54 +74,11 @@ pub(super) struct Runner {
 
 /// How a step's batches run.
 enum Schedule {
-    /// Forward and backward pass of each on a lane; the only lane of the serial schedule is the default stream.
-    Lanes(ConcurrentBatches, Box<dyn Optimizer>),
+    /// Forward and backward pass of each on a lane; the only lane of the serial schedule is the default stream. Where steps are
+    /// captured, batches are prepared and copied to where they read them.
+    Trained(Box<Trainer>),
     /// The next step's only batch is prepared while this step's trains, as it is captured if it is.
-    Stages(Box<Pipeline<'static, Batch, Tensor>>, Option<Arc<Mutex<Replays>>>),
-    /// Batches are prepared and copied to where a captured step reads them.
-    Captured(Box<Replays>),
-}
-
-struct Replays {
-    lanes: ConcurrentBatches,
-    optimizer: Box<dyn Optimizer>,
-    step: CapturedStep,
-    captured: CapturedReport,
-}
-
-impl Replays {
-    fn new(
-        lanes: ConcurrentBatches,
-        optimizer: Box<dyn Optimizer>,
-        device: &Device,
-        order: Order,
-    ) -> Replays {
-        let step = CapturedStep::new(device, GraphOptions { order, ..GraphOptions::default() });
-        Replays { lanes, optimizer, step, captured: CapturedReport::default() }
-    }
-
-    fn training<'a>(&'a mut self, model: &'a dyn Model) -> (&'a mut CapturedStep, Training<'a>) {
-        let Replays { lanes, optimizer, step, .. } = self;
-        (step, Training { lanes, model, optimizer: &mut **optimizer })
-    }
-
-    /// Captures a step on prepared batches like these, if there is none.
-    fn capture(&mut self, model: &dyn Model, batches: &Vec<Batch>) -> Result<()> {
-        let start = Instant::now();
-        let (step, training) = self.training(model);
-        let (plan, fresh) = step.capture(training, batches)?;
-        if fresh {
-            self.captured.plan = plan;
-            self.captured.captures += 1;
-            self.captured.capture_ms += ms(start.elapsed());
-        }
-        Ok(())
-    }
-
-    fn step(&mut self, model: &dyn Model, batches: &Vec<Batch>) -> Result<Vec<Tensor>> {
-        let (step, training) = self.training(model);
-        step.step(training, batches)
-    }
+    Stages(Box<Pipeline<'static, Batch, Tensor>>, Option<Arc<Mutex<Trainer>>>),
 }
 
 /// What runs at once, with a name each.
@@ -140,34 +103,30 @@ impl Schedule {
         .into();
         let optimizer =
             workload.optimizer(model.parameters(), workload.overlap().batches(options.streams))?;
-        let lanes = |lanes| ConcurrentBatches::with_options(device, lanes, Lanes::Always);
+        let trainer = |lanes, optimizer, order: Option<Order>| -> Result<Trainer> {
+            let lanes = ConcurrentBatches::with_options(device, lanes, Lanes::Always)?;
+            let captured = order.map(|order| GraphOptions { order, ..GraphOptions::default() });
+            Ok(Trainer::new(lanes, optimizer, captured))
+        };
         let (schedule, named) = match (overlap, how) {
             (Overlap::Batches, how) => {
-                let lanes = lanes(streams)?;
-                let named = lanes.streams().iter().enumerate();
+                let order = if let How::Captured(order) = how { Some(order) } else { None };
+                let trainer = trainer(streams, optimizer, order)?;
+                let named = trainer.lanes.streams().iter().enumerate();
                 let named = named.map(|(lane, stream)| (stream.id(), format!("lane {lane}"))).collect();
-                let schedule = match how {
-                    How::Captured(order) => {
-                        Schedule::Captured(Box::new(Replays::new(lanes, optimizer, device, order)))
-                    }
-                    How::Eager { .. } | How::Hosted | How::CapturedStages => {
-                        Schedule::Lanes(lanes, optimizer)
-                    }
-                };
-                (schedule, named)
+                (Schedule::Trained(Box::new(trainer)), named)
             }
             (Overlap::Branches, _) => {
                 let branches = device.default_stream().branches(2)?;
                 let named =
                     branches.iter().map(Stream::id).zip(["first branch", "second branch"].map(str::to_owned));
-                (Schedule::Lanes(lanes(1)?, optimizer), named.collect())
+                (Schedule::Trained(Box::new(trainer(1, optimizer, None)?)), named.collect())
             }
             (Overlap::Stages, How::CapturedStages) => {
-                let replays = Replays::new(lanes(1)?, optimizer, device, Order::Data);
-                let replays = Arc::new(Mutex::new(replays));
+                let replays = Arc::new(Mutex::new(trainer(1, optimizer, Some(Order::Data))?));
                 let replayed = Arc::clone(&replays);
                 let stages = stages(&model, device, move |model, batch| {
-                    Ok(replayed.lock().step(model, &vec![batch])?.swap_remove(0))
+                    Ok(replayed.lock().replay(model, &vec![batch])?.swap_remove(0))
                 });
                 (Schedule::Stages(stages, Some(replays)), Named::new())
             }
@@ -186,16 +145,9 @@ impl Schedule {
 
     /// Losses of a step's batches, and their gradients' sum, with one optimizer step; of the batches before if these are
     /// prepared ahead.
-    fn step(&mut self, model: &dyn Model, batches: Vec<Batch>, device: &Device) -> Result<Vec<Tensor>> {
+    fn step(&mut self, model: &dyn Model, batches: Vec<Batch>) -> Result<Vec<Tensor>> {
         match self {
-            Schedule::Lanes(lanes, optimizer) => {
-                let prepared = |batch| no_grad(|| model.prepare(batch));
-                let Step { losses, gradients, .. } =
-                    lanes.step(batches, |batch| model.batch_loss(&uploaded(prepared(batch)?, device)?))?;
-                optimizer.step(&gradients)?;
-                Ok(losses)
-            }
-            Schedule::Captured(replays) => replays.step(model, &model.prepare_all(batches)?),
+            Schedule::Trained(trainer) => trainer.step(model, batches),
             Schedule::Stages(pipeline, _) => {
                 Ok(pipeline.progress(&mut batches.into_iter())?.into_iter().collect())
             }
@@ -215,11 +167,6 @@ fn stages(
         .stage("prepare", move |batch| no_grad(|| first.prepare(batch)))
         .stage("train", move |batch| train(&*model, batch));
     Box::new(pipeline)
-}
-
-/// A batch on the device, where it is already unless the host has prepared it.
-fn uploaded(batch: Batch, device: &Device) -> Result<Batch> {
-    batch.rebuild(&mut |tensor| tensor.to_device(device))
 }
 
 /// What a step took.
@@ -274,38 +221,24 @@ impl Runner {
             let stages = pipeline.report().stages.iter();
             streams = stages.map(|stage| (stage.stream_id, stage.name.to_string())).collect();
         }
-        Ok(Runner {
-            name,
-            schedule,
-            streams,
-            model,
-            batches,
-            device,
-            losses: Vec::new(),
-            warm: 0,
-            measured: 0,
-            times_ms: Vec::new(),
-            launch_ms: Vec::new(),
-            counts: SyncStats::default(),
-            driver_allocations: 0,
-            memory: MemoryStats::default(),
-            recordings: Vec::new(),
-        })
+        Ok(Runner { name, schedule, streams, model, batches, device, found: Found::default() })
     }
 
     /// Captures a step on batches like these, if there is none.
     fn capture(&mut self, batches: &[Batch]) -> Result<()> {
-        let Schedule::Captured(replays) = &mut self.schedule else { return Ok(()) };
-        replays.capture(&*self.model, &self.model.prepare_all(batches.to_vec())?)?;
+        let Schedule::Trained(trainer) = &mut self.schedule else { return Ok(()) };
+        if trainer.captured().is_none() {
+            return Ok(());
+        }
+        trainer.capture(&*self.model, &self.model.prepare_all(batches.to_vec())?)?;
         // What prepared the batches is not the step's.
         self.device.synchronize()
     }
 
     fn captured(&self) -> Option<CapturedReport> {
         match &self.schedule {
-            Schedule::Captured(replays) => Some(replays.captured),
-            Schedule::Stages(_, replays) => replays.as_ref().map(|replays| replays.lock().captured),
-            Schedule::Lanes(..) => None,
+            Schedule::Trained(trainer) => trainer.captured(),
+            Schedule::Stages(_, replays) => replays.as_ref()?.lock().captured(),
         }
     }
 
@@ -323,16 +256,16 @@ impl Runner {
             self.device.start_recording();
         }
         let start = Instant::now();
-        let losses = self.schedule.step(&*self.model, batches, &self.device)?;
+        let losses = self.schedule.step(&*self.model, batches)?;
         let launched = start.elapsed();
         self.device.synchronize()?;
         let took = start.elapsed();
         if traced {
-            self.recordings.push(self.device.stop_recording());
+            self.found.recordings.push(self.device.stop_recording());
         }
         let counts = self.device.sync_stats() - before;
         for loss in losses {
-            self.losses.push(loss.to_dtype(DType::F64)?.item::<f64>()?);
+            self.found.losses.push(loss.to_dtype(DType::F64)?.item::<f64>()?);
         }
         Ok(Taken { step_ms: ms(took), launch_ms: ms(launched), counts })
     }
@@ -343,15 +276,15 @@ impl Runner {
 
     /// The measured steps start here.
     pub(super) fn begin(&mut self) {
-        self.warm = self.losses.len();
-        self.driver_allocations = self.device.memory_stats().driver_allocations;
+        self.found.warm = self.found.losses.len();
+        self.found.driver_allocations = self.device.memory_stats().driver_allocations;
     }
 
     /// The measured steps are over.
     pub(super) fn end(&mut self) {
-        self.measured = self.losses.len() - self.warm;
-        self.memory = self.device.memory_stats();
-        self.driver_allocations = self.memory.driver_allocations - self.driver_allocations;
+        self.found.measured = self.found.losses.len() - self.found.warm;
+        self.found.memory = self.device.memory_stats();
+        self.found.driver_allocations = self.found.memory.driver_allocations - self.found.driver_allocations;
     }
 
     pub(super) fn measure(&mut self, steps: usize) -> Result<()> {
@@ -359,13 +292,13 @@ impl Runner {
         let mut times = Vec::with_capacity(steps);
         for number in 0..steps {
             let Taken { step_ms, launch_ms, counts } = self.step(false)?;
-            self.counts.add(counts);
+            self.found.counts.add(counts);
             if number >= settle {
                 times.push(step_ms);
-                self.launch_ms.push(launch_ms);
+                self.found.launch_ms.push(launch_ms);
             }
         }
-        self.times_ms.push(times);
+        self.found.times_ms.push(times);
         Ok(())
     }
 
@@ -377,19 +310,19 @@ impl Runner {
 
     /// All step times.
     pub(super) fn times_ms(&self) -> impl Iterator<Item = f64> {
-        self.times_ms.iter().flatten().copied()
+        self.found.times_ms.iter().flatten().copied()
     }
 
     pub(super) fn block_medians(&self) -> impl Iterator<Item = f64> {
-        self.times_ms.iter().map(|times| median(times.iter().copied()))
+        self.found.times_ms.iter().map(|times| median(times.iter().copied()))
     }
 
     pub(super) fn first_difference_in_losses(&self, other: &Runner) -> Option<String> {
         let lanes = self.batches.lanes();
-        if self.losses.len() != other.losses.len() {
-            return Some(format!("{} against {} of them", self.losses.len(), other.losses.len()));
+        if self.found.losses.len() != other.found.losses.len() {
+            return Some(format!("{} against {} of them", self.found.losses.len(), other.found.losses.len()));
         }
-        let pairs = self.losses.iter().zip(&other.losses).enumerate();
+        let pairs = self.found.losses.iter().zip(&other.found.losses).enumerate();
         pairs
             .filter(|(_, (a, b))| a.to_bits() != b.to_bits())
             .map(|(at, (a, b))| format!("step {}, batch {}: {a:e} against {b:e}", at / lanes, at % lanes))
@@ -398,7 +331,8 @@ impl Runner {
 
     /// As a part of the loss here.
     pub(super) fn largest_difference_in_losses(&self, other: &Runner) -> f64 {
-        let pairs = self.losses.iter().zip(&other.losses).filter(|(a, b)| a.to_bits() != b.to_bits());
+        let pairs =
+            self.found.losses.iter().zip(&other.found.losses).filter(|(a, b)| a.to_bits() != b.to_bits());
         pairs
             .map(|(a, b)| ((a - b) / a).abs())
             .fold(0.0, |most: f64, next| if most.is_nan() || next <= most { most } else { next })
@@ -406,12 +340,7 @@ impl Runner {
 
     /// Parameters and buffers.
     pub(super) fn first_difference_in_parameters(&self, other: &Runner) -> Result<Option<String>> {
-        let state = |runner: &Runner| -> Vec<(String, Tensor)> {
-            let named = runner.model.named_parameters().into_iter();
-            let parameters = named.map(|(name, parameter)| (name, parameter.value().clone()));
-            parameters.chain(runner.model.named_buffers()).collect()
-        };
-        let (mine, others) = (state(self), state(other));
+        let [mine, others] = [self, other].map(|runner| checkpoint::state(&*runner.model));
         if mine.len() != others.len() {
             return Ok(Some(format!("{} against {} parameters", mine.len(), others.len())));
         }
@@ -433,12 +362,12 @@ impl Runner {
 
     pub(super) fn profile(&self) -> StepProfile {
         let lanes: Vec<StreamId> = self.streams.iter().map(|&(stream, _)| stream).collect();
-        StepProfile::of(&self.recordings, &lanes)
+        StepProfile::of(&self.found.recordings, &lanes)
     }
 
     pub(super) fn report(self) -> ScheduleReport {
         let lanes = self.batches.lanes();
-        let steps = (self.measured / lanes).max(1) as f64;
+        let steps = (self.found.measured / lanes).max(1) as f64;
         let per_step = |count: u64| count as f64 / steps;
         ScheduleReport {
             name: self.name,
@@ -446,22 +375,22 @@ impl Runner {
             captured: self.captured(),
             streams: self.streams.len(),
             step_ms: Quantiles::of(self.times_ms()),
-            launch_ms: median(self.launch_ms.iter().copied()),
+            launch_ms: median(self.found.launch_ms.iter().copied()),
             profile: self.profile(),
-            launches_per_step: per_step(self.counts.launches),
-            waits_per_step: per_step(self.counts.waits_inserted),
-            waits_elided_per_step: per_step(self.counts.waits_elided),
-            events_per_step: per_step(self.counts.events_recorded),
-            host_syncs_per_step: per_step(self.counts.host_syncs),
-            peak_allocated_bytes: self.memory.peak_allocated_bytes,
-            peak_reserved_bytes: self.memory.peak_reserved_bytes,
-            driver_allocations: self.driver_allocations,
-            losses: self.losses[self.warm..self.warm + self.measured]
+            launches_per_step: per_step(self.found.counts.launches),
+            waits_per_step: per_step(self.found.counts.waits_inserted),
+            waits_elided_per_step: per_step(self.found.counts.waits_elided),
+            events_per_step: per_step(self.found.counts.events_recorded),
+            host_syncs_per_step: per_step(self.found.counts.host_syncs),
+            peak_allocated_bytes: self.found.memory.peak_allocated_bytes,
+            peak_reserved_bytes: self.found.memory.peak_reserved_bytes,
+            driver_allocations: self.found.driver_allocations,
+            losses: self.found.losses[self.found.warm..self.found.warm + self.found.measured]
                 .chunks(lanes)
                 .map(|step| step.iter().sum::<f64>() / step.len() as f64)
                 .collect(),
             streams_by_name: self.streams_by_name(),
-            recordings: self.recordings,
+            recordings: self.found.recordings,
         }
     }
 

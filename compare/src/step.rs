@@ -1,64 +1,99 @@
-//! A workload's step, captured.
+//! What trains a model: op by op, or by captured steps.
 
-use autograd::ConcurrentBatches;
-use device::{Device, Result};
-use tensor::{GraphCache, GraphOptions, PlanReport, Tensor};
+use std::time::Instant;
 
-use crate::Model;
+use autograd::{ConcurrentBatches, Var, no_grad};
+use device::Result;
+use tensor::{GraphCache, GraphOptions, Tensor, Tensors};
+
+use crate::{CapturedReport, Model};
 use models::{Batch, Optimizer};
 
 /// Forms of batches that are kept: batches of click logs have one each.
 const FORMS: usize = 8;
 
-/// A training whose steps are captured for each form of batch that they meet, and replayed.
+/// Lanes and an optimizer that train a model. Steps are run op by op or, for each form of batch that they meet, captured and replayed.
 ///
-/// What comes before the part that learns is not captured: steps are given what it makes of batches ([`Model::prepare_all`]), and all
-/// of them the same lanes, model and optimizer.
-#[derive(Debug)]
-pub struct CapturedStep(GraphCache<Vec<Batch>, Vec<Tensor>>);
-
-/// What a step trains, and on what.
-pub struct Training<'a> {
-    /// The streams of its batches.
-    pub lanes: &'a ConcurrentBatches,
-    /// The model.
-    pub model: &'a dyn Model,
+/// What comes before the part that learns is not captured ([`Model::prepare`]). All steps are given the same model.
+pub struct Trainer {
+    /// The streams of a step's batches.
+    pub lanes: ConcurrentBatches,
     /// The optimizer of the model's parameters.
-    pub optimizer: &'a mut dyn Optimizer,
+    pub optimizer: Box<dyn Optimizer>,
+    graphs: Option<GraphCache<Vec<Batch>, Vec<Tensor>>>,
+    captured: CapturedReport,
 }
 
-impl Training<'_> {
-    fn step(&mut self, batches: &Vec<Batch>) -> Result<Vec<Tensor>> {
-        let step = self.lanes.step(batches, |batch| self.model.batch_loss(batch))?;
-        self.optimizer.step(&step.gradients)?;
-        Ok(step.losses)
-    }
-}
-
-impl CapturedStep {
-    /// Nothing is captured yet.
-    pub fn new(device: &Device, options: GraphOptions) -> CapturedStep {
-        CapturedStep(GraphCache::new(device).options(options).at_most(FORMS))
+impl Trainer {
+    /// Steps are captured if it is said how.
+    pub fn new(
+        lanes: ConcurrentBatches,
+        optimizer: Box<dyn Optimizer>,
+        captured: Option<GraphOptions>,
+    ) -> Trainer {
+        let device = lanes.streams()[0].device();
+        let graphs = captured.map(|options| GraphCache::new(device, options, FORMS));
+        Trainer { lanes, optimizer, graphs, captured: CapturedReport::default() }
     }
 
-    /// Captures the step for prepared batches like these, if it is not yet; nothing is trained. What the plan is like, and whether it was
-    /// captured just now.
+    /// One step: the losses, in batch order.
+    ///
+    /// # Errors
+    /// Those of the model's ops; as [`capture`](Self::capture) and [`Graph::replay`](tensor::Graph::replay).
+    pub fn step(&mut self, model: &dyn Model, batches: Vec<Batch>) -> Result<Vec<Tensor>> {
+        if self.graphs.is_some() {
+            return self.replay(model, &model.prepare_all(batches)?);
+        }
+        let device = self.lanes.streams()[0].device();
+        // On the device, where it is already unless the host has prepared it.
+        let uploaded = |batch: Batch| batch.rebuild(&mut |tensor| tensor.to_device(device));
+        let prepared = |batch| no_grad(|| model.prepare(batch)).and_then(uploaded);
+        train(&self.lanes, &mut *self.optimizer, batches, |batch| model.batch_loss(&prepared(batch)?))
+    }
+
+    /// One step on prepared batches ([`Model::prepare_all`]).
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub fn replay(&mut self, model: &dyn Model, batches: &Vec<Batch>) -> Result<Vec<Tensor>> {
+        let Trainer { lanes, optimizer, graphs, .. } = self;
+        let mut step = |batches: &_| train(lanes, &mut **optimizer, batches, |batch| model.batch_loss(batch));
+        match graphs {
+            Some(graphs) => graphs.run(batches, step),
+            None => step(batches),
+        }
+    }
+
+    /// Captures the step for prepared batches like these, if steps are captured and this one is not yet; nothing is trained.
     ///
     /// # Errors
     /// As [`Graph::capture_with`](tensor::Graph::capture_with); those of the model's ops.
-    pub fn capture(
-        &mut self,
-        mut training: Training<'_>,
-        batches: &Vec<Batch>,
-    ) -> Result<(PlanReport, bool)> {
-        self.0.capture(batches, |batches| training.step(batches))
+    pub fn capture(&mut self, model: &dyn Model, batches: &Vec<Batch>) -> Result<()> {
+        let Trainer { lanes, optimizer, graphs: Some(graphs), captured } = self else { return Ok(()) };
+        let start = Instant::now();
+        let step = |batches: &_| train(lanes, &mut **optimizer, batches, |batch| model.batch_loss(batch));
+        let (plan, is_fresh) = graphs.capture(batches, step)?;
+        if is_fresh {
+            captured.plan = plan;
+            captured.captures += 1;
+            captured.capture_ms += start.elapsed().as_secs_f64() * 1e3;
+        }
+        Ok(())
     }
 
-    /// One step on prepared batches: the losses, in batch order.
-    ///
-    /// # Errors
-    /// As [`capture`](Self::capture) and [`Graph::replay`](tensor::Graph::replay).
-    pub fn step(&mut self, mut training: Training<'_>, batches: &Vec<Batch>) -> Result<Vec<Tensor>> {
-        self.0.run(batches, |batches| training.step(batches))
+    /// What was captured; `None` if steps are not.
+    pub fn captured(&self) -> Option<CapturedReport> {
+        self.graphs.is_some().then_some(self.captured)
     }
+}
+
+fn train<B: Send>(
+    lanes: &ConcurrentBatches,
+    optimizer: &mut dyn Optimizer,
+    batches: impl IntoIterator<Item = B>,
+    loss: impl Fn(B) -> Result<Var> + Sync,
+) -> Result<Vec<Tensor>> {
+    let step = lanes.step(batches, loss)?;
+    optimizer.step(&step.gradients)?;
+    Ok(step.losses)
 }

@@ -86,9 +86,8 @@ pub fn save_training(
     let state = optimizer.state()?;
     let mut tensors = state_of(model)?;
     for (name, tensor) in &state.tensors {
-        let (name, bytes) = (format!("{OPTIMIZER}{name}"), Bytes::of(tensor)?);
-        bytes.check_elements(&name)?;
-        tensors.push((name, bytes));
+        let name = format!("{OPTIMIZER}{name}");
+        tensors.push((name.clone(), Bytes::checked(&name, tensor)?));
     }
     let Progress { epoch, step, seed, scaler, loader } = progress;
     let mut text = format!("epoch={epoch} step={step} seed={seed} optimizer={}", state.kind);
@@ -149,7 +148,7 @@ fn copy_into(pairs: &[(Tensor, Tensor)]) -> Result<()> {
 }
 
 /// All that a file has of a model: parameters, then buffers.
-fn state(model: &dyn Module) -> Vec<(String, Tensor)> {
+pub fn state(model: &dyn Module) -> Vec<(String, Tensor)> {
     let parameters = model.named_parameters().into_iter().map(|(name, var)| (name, var.value().clone()));
     parameters.chain(model.named_buffers()).collect()
 }
@@ -161,8 +160,7 @@ fn state_of(model: &dyn Module) -> Result<Vec<(String, Bytes)>> {
         expect_fit(is_new, &name, "two parameters or buffers have this name")?;
         let is_free = !name.starts_with(OPTIMIZER);
         expect_fit(is_free, &name, format_args!("names may not start with {OPTIMIZER}"))?;
-        let bytes = Bytes::of(&tensor)?;
-        bytes.check_elements(&name)?;
+        let bytes = Bytes::checked(&name, &tensor)?;
         named.push((name, bytes));
     }
     Ok(named)
@@ -183,6 +181,19 @@ impl Bytes {
         Ok(Bytes { dtype, shape: tensor.shape().into(), data })
     }
 
+    /// Those of a tensor of this name, which has no element that a file may not have.
+    fn checked(name: &str, tensor: &Tensor) -> Result<Self> {
+        let bytes = Bytes::of(tensor)?;
+        bytes.check_elements(name)?;
+        Ok(bytes)
+    }
+
+    fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
+        let unsupported = || wrong(name, format_args!("elements of type {} are not supported", self.dtype));
+        let dtype = dtype_of(self.dtype).ok_or_else(unsupported)?;
+        Tensor::from_bytes(&little_endian(self.data.clone(), dtype), &self.shape, dtype, device)
+    }
+
     fn view(&self) -> Result<TensorView<'_>, SafeTensorError> {
         TensorView::new(self.dtype, self.shape.clone(), &self.data)
     }
@@ -200,10 +211,8 @@ impl Bytes {
             }
             _ => None,
         };
-        match found {
-            Some((element, value)) => Err(wrong(name, format!("element {element} is {value}"))),
-            None => Ok(()),
-        }
+        found
+            .map_or(Ok(()), |(element, value)| Err(wrong(name, format_args!("element {element} is {value}"))))
     }
 }
 
@@ -235,21 +244,19 @@ impl Contents {
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
         let text = header.metadata().as_ref().and_then(|entries| entries.get(METADATA).cloned());
         let file = SafeTensors::deserialize(&bytes).map_err(damaged)?;
-        let tensors = file
-            .iter()
-            .map(|(name, view)| {
-                let bytes =
-                    Bytes { dtype: view.dtype(), shape: view.shape().into(), data: view.data().into() };
-                (name.to_owned(), bytes)
-            })
-            .collect();
+        let bytes = |view: TensorView<'_>| Bytes {
+            dtype: view.dtype(),
+            shape: view.shape().into(),
+            data: view.data().into(),
+        };
+        let tensors = file.iter().map(|(name, view)| (name.to_owned(), bytes(view))).collect();
         Ok(Contents { path: path.into(), tensors, text })
     }
 
     /// The new value for each parameter and buffer of `model`, once all of them are found to fit.
     fn state_for(&self, model: &dyn Module) -> Result<Vec<(Tensor, Tensor)>> {
         let named = state(model);
-        for (name, tensor) in &named {
+        let load = |(name, tensor): &(String, Tensor)| {
             let found = self.tensors.get(name).ok_or_else(|| wrong(name, "missing in the file"))?;
             let (shape, dtype) = (tensor.shape(), tensor.dtype());
             let detail = format_args!("shape {:?} in the file, {shape:?} in the model", found.shape);
@@ -257,21 +264,14 @@ impl Contents {
             let detail = format_args!("{} in the file, {dtype} in the model", found.dtype);
             expect_fit(dtype_of(found.dtype) == Some(dtype), name, detail)?;
             found.check_elements(name)?;
-        }
+            Ok((tensor.clone(), found.tensor(name, tensor.device())?))
+        };
+        let loaded = named.iter().map(load).collect::<Result<_>>()?;
         let unknown = self
             .tensors
             .keys()
             .find(|name| !name.starts_with(OPTIMIZER) && !named.iter().any(|(known, _)| known == *name));
-        if let Some(name) = unknown {
-            return Err(wrong(name, "in the file, but not in the model"));
-        }
-        named
-            .into_iter()
-            .map(|(name, tensor)| {
-                let loaded = self.tensor(&name, tensor.device())?;
-                Ok((tensor, loaded))
-            })
-            .collect()
+        unknown.map_or(Ok(loaded), |name| Err(wrong(name, "in the file, but not in the model")))
     }
 
     fn training(&self, device: &Device) -> Result<(OptimizerState, Progress)> {
@@ -314,7 +314,7 @@ impl Contents {
         for (name, bytes) in &self.tensors {
             if let Some(short) = name.strip_prefix(OPTIMIZER) {
                 bytes.check_elements(name)?;
-                state.tensors.push((short.into(), self.tensor(name, device)?));
+                state.tensors.push((short.into(), bytes.tensor(name, device)?));
             }
         }
         Ok((state, progress))
@@ -326,17 +326,6 @@ impl Contents {
 
     fn parsed<T: std::str::FromStr>(&self, name: &str, value: &str) -> Result<T> {
         value.parse().map_err(|_| self.malformed(format_args!("\"{name}={value}\" is not understood")))
-    }
-
-    fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
-        let bytes = self.tensors.get(name).ok_or_else(|| wrong(name, "missing in the file"))?;
-        match dtype_of(bytes.dtype) {
-            Some(dtype) => {
-                let data = little_endian(bytes.data.clone(), dtype);
-                Tensor::from_bytes(&data, &bytes.shape, dtype, device)
-            }
-            None => Err(wrong(name, format!("elements of type {} are not supported", bytes.dtype))),
-        }
     }
 }
 

@@ -181,14 +181,13 @@ impl Rows {
         let ms = |ns: f64| ns / 1e6;
         let rows = self.0.into_iter().map(|(key, row)| Average {
             key,
-            calls: row.calls,
             host_total_ms: ms(row.host_total_ms),
             host_self_ms: ms(row.host_self_ms),
             device_total_ms: ms(row.device_total_ms),
             device_self_ms: ms(row.device_self_ms),
             device_mean_ms: ms(row.device_total_ms) / row.calls.max(1) as f64,
             share: share(row.device_self_ms, whole),
-            copied_bytes: row.copied_bytes,
+            ..row
         });
         Averages { rows: rows.collect() }.sorted_by(Sort::default())
     }

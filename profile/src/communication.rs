@@ -6,12 +6,13 @@ use super::profile::{Profile, entry, ms};
 use super::timeline::RecordingIndex;
 
 /// The collectives of one op and one line of the program.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Communication {
     /// The op, as in `all_gather`.
     pub op: &'static str,
     /// The line of the program, if there is one to name.
+    #[serde(skip)]
     pub place: Option<Place>,
     /// How many there were.
     pub calls: usize,

@@ -3,7 +3,7 @@
 use device::quantiles;
 
 /// Median, tenth and ninetieth percentile.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Quantiles {
     /// Half of the values are below.
     pub median: f64,

@@ -128,15 +128,11 @@ impl<'a> RecordingIndex<'a> {
         let launched = self.launched_ns(at);
         match ends.max() {
             Some((end, earlier)) if end > launched => (Cause::Command(earlier), end),
-            _ if self.is_known(at) => (Cause::Launch, launched),
+            // The launch is in the recording.
+            _ if (self.command(at).launch.thread as usize) < self.threads.len() => (Cause::Launch, launched),
             Some((end, earlier)) => (Cause::Command(earlier), end),
             None => (Cause::Unknown, start),
         }
-    }
-
-    /// Whether the launch of the command is in the recording.
-    fn is_known(&self, at: usize) -> bool {
-        (self.command(at).launch.thread as usize) < self.threads.len()
     }
 
     /// Whether the command ran within the call that launched it.

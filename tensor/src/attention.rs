@@ -78,7 +78,8 @@ impl Attention {
     /// # Errors
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`, `DTypeUnsupported` unless floating-point; `InvalidArgument` for
     /// a mask of a causal attention, and unless dropout has a probability.
-    pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Attended> {
+    pub fn forward(&self, qkv: [&Tensor; 3]) -> Result<Attended> {
+        let [q, _, v] = qkv;
         let (&[.., queries, _], &[.., value_width]) = (q.shape(), v.shape()) else {
             return Err(Error::shape_mismatch(OP, q.shape(), v.shape()));
         };
@@ -87,11 +88,12 @@ impl Attention {
         crate::check::elements_of(OP, &shape)?;
         let layout = like(&shape, q)?;
         let out = Tensor::empty(&shape, q.dtype(), q.device())?.with_layout(layout);
-        let log_sums = self.forward_to(q, k, v, &out)?;
+        let log_sums = self.forward_to(qkv, &out)?;
         Ok(Attended { out, log_sums })
     }
 
-    fn forward_to(&self, q: &Tensor, k: &Tensor, v: &Tensor, out: &Tensor) -> Result<Tensor> {
+    fn forward_to(&self, qkv: [&Tensor; 3], out: &Tensor) -> Result<Tensor> {
+        let [q, k, v] = qkv;
         q.dtype().require_float(OP)?;
         same_kind(OP, q, k)?;
         same_kind(OP, q, v)?;
@@ -100,7 +102,7 @@ impl Attention {
         let mask = self.added_mask(q, k)?;
         Stream::with_current(q.device(), |stream| {
             let log_sums = Tensor::allocate(stream, &q.shape()[..q.rank() - 1], q.dtype.compute_dtype())?;
-            let (kind, input) = self.input(q, k, v, mask.as_ref());
+            let (kind, input) = self.input(qkv, mask.as_ref());
             let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
             kernels::attention(stream, kind, input, result)?;
             Ok(log_sums)
@@ -109,14 +111,11 @@ impl Attention {
 
     fn input<'a>(
         &self,
-        q: &'a Tensor,
-        k: &'a Tensor,
-        v: &'a Tensor,
+        [q, k, v]: [&'a Tensor; 3],
         mask: Option<&'a Tensor>,
     ) -> (AttentionKind, AttentionInput<'a>) {
-        let width = q.shape().last().copied().unwrap_or(0);
-        let kind =
-            AttentionKind { causal: self.is_causal, scale: self.scale_for(width), dropout: self.dropout };
+        let scale = self.scale_for(q.shape().last().copied().unwrap_or(0));
+        let kind = AttentionKind { causal: self.is_causal, scale, dropout: self.dropout };
         (kind, AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask: mask.map(Tensor::view) })
     }
 
@@ -124,36 +123,27 @@ impl Attention {
     ///
     /// # Errors
     /// As [`Attention::forward`].
-    pub fn backward(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        attended: &Attended,
-        g: &Tensor,
-    ) -> Result<[Tensor; 3]> {
+    pub fn backward(&self, qkv: [&Tensor; 3], attended: &Attended, g: &Tensor) -> Result<[Tensor; 3]> {
         let fresh = |x: &Tensor| -> Result<Tensor> {
             Ok(Tensor::empty(x.shape(), x.dtype(), x.device())?.with_layout(like(x.shape(), x)?))
         };
-        let to = [fresh(q)?, fresh(k)?, fresh(v)?];
-        self.backward_to(q, k, v, attended, g, &to)?;
+        let to = [fresh(qkv[0])?, fresh(qkv[1])?, fresh(qkv[2])?];
+        self.backward_to(qkv, attended, g, &to)?;
         Ok(to)
     }
 
     fn backward_to(
         &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
+        qkv: [&Tensor; 3],
         attended: &Attended,
         g: &Tensor,
         to: &[Tensor; 3],
     ) -> Result<()> {
-        same_kind(OP, q, g)?;
-        let mask = self.added_mask(q, k)?;
-        Stream::with_current(q.device(), |stream| {
+        same_kind(OP, qkv[0], g)?;
+        let mask = self.added_mask(qkv[0], qkv[1])?;
+        Stream::with_current(g.device(), |stream| {
             let products = Tensor::allocate(stream, attended.log_sums.shape(), attended.log_sums.dtype)?;
-            let (kind, input) = self.input(q, k, v, mask.as_ref());
+            let (kind, input) = self.input(qkv, mask.as_ref());
             let result = AttentionResult { out: attended.out.view(), log_sums: attended.log_sums.view() };
             let to = AttentionGrads { q: to[0].view(), k: to[1].view(), v: to[2].view() };
             kernels::attention_grad(stream, kind, input, result, (g.view(), products.view()), to)
@@ -167,13 +157,13 @@ impl Attention {
     /// # Errors
     /// As [`Attention::forward`]; `InvalidArgument` if the last axis is not divided by three times the heads.
     pub fn forward_packed(&self, qkv: &Tensor, heads: usize) -> Result<Attended> {
-        let [q, k, v] = unpack(qkv, heads)?;
-        let (&[ref leading @ .., sequence, packed], &[.., width]) = (qkv.shape(), q.shape()) else {
-            return Err(Error::shape_mismatch(OP, qkv.shape(), q.shape()));
+        let parts = unpack(qkv, heads)?;
+        let (&[ref leading @ .., sequence, packed], &[.., width]) = (qkv.shape(), parts[0].shape()) else {
+            return Err(Error::shape_mismatch(OP, qkv.shape(), parts[0].shape()));
         };
         let shape: Dims = leading.iter().copied().chain([sequence, heads, width]).collect();
         let out = Tensor::empty(&shape, qkv.dtype(), qkv.device())?;
-        let log_sums = self.forward_to(&q, &k, &v, &out.transpose(-3, -2)?)?;
+        let log_sums = self.forward_to(parts.each_ref(), &out.transpose(-3, -2)?)?;
         let shape: Dims = leading.iter().copied().chain([sequence, packed / 3]).collect();
         Ok(Attended { out: out.reshape(&shape)?, log_sums })
     }
@@ -189,11 +179,11 @@ impl Attention {
         attended: &Attended,
         g: &Tensor,
     ) -> Result<Tensor> {
-        let [q, k, v] = unpack(qkv, heads)?;
         let to = Tensor::empty(qkv.shape(), qkv.dtype(), qkv.device())?;
         let by_heads = |x: &Tensor| split_heads(x, heads);
         let attended = Attended { out: by_heads(&attended.out)?, log_sums: attended.log_sums.clone() };
-        self.backward_to(&q, &k, &v, &attended, &by_heads(g)?, &unpack(&to, heads)?)?;
+        let parts = unpack(qkv, heads)?;
+        self.backward_to(parts.each_ref(), &attended, &by_heads(g)?, &unpack(&to, heads)?)?;
         Ok(to)
     }
 }
@@ -257,6 +247,6 @@ impl Tensor {
         v: &Tensor,
         attention: &Attention,
     ) -> Result<Tensor> {
-        Ok(attention.forward(self, k, v)?.out)
+        Ok(attention.forward([self, k, v])?.out)
     }
 }

@@ -135,26 +135,6 @@ impl Tensor {
     ) -> Result<Tensor> {
         Ok(batch_norm(self, Some([mean, var]), [weight, bias], eps, Activation::None)?.0)
     }
-
-    fn normalised(
-        &self,
-        affine: [Option<&Tensor>; 2],
-        statistics: &BatchStatistics,
-        eps: f64,
-        activation: Activation,
-    ) -> Result<Tensor> {
-        if let Some(pixels) = pixels(self)? {
-            return images(&pixels.normalised(affine, statistics, eps, activation)?, self.shape());
-        }
-        let op = activation.op("batch_norm", "batch_norm_relu");
-        let (x, affine) = (self.contiguous()?, vectors(op, self, affine)?);
-        let norm = norm(statistics, &affine, eps, activation);
-        self.produce_like(self.shape(), |stream, out| {
-            Tensor::with_workspace(stream, batch_norm_workspace(stream, self.shape()), |memory| {
-                kernels::batch_norm(stream, x.view(), norm, memory, out)
-            })
-        })
-    }
 }
 
 /// [`Tensor::batch_norm`], or [`Tensor::batch_norm_with`] for a `given` mean and variance, and an activation in the same pass: the
@@ -171,6 +151,10 @@ pub fn batch_norm(
 ) -> Result<(Tensor, BatchStatistics)> {
     let op = activation.op("batch_norm", "batch_norm_relu");
     let c = channels(op, x)?;
+    if let Some(pixels) = pixels(x)? {
+        let (y, statistics) = batch_norm(&pixels, given, affine, eps, activation)?;
+        return Ok((images(&y, x.shape())?, statistics));
+    }
     let statistics = match given {
         Some([mean, var]) => {
             let (mean, var) = (statistic(op, x, mean)?, statistic(op, x, var)?);
@@ -185,7 +169,14 @@ pub fn batch_norm(
             Ok(BatchStatistics { mean: fresh()?, var: fresh()?, training: true })
         })?,
     };
-    Ok((x.normalised(affine, &statistics, eps, activation)?, statistics))
+    let (x, affine) = (x.contiguous()?, vectors(op, x, affine)?);
+    let norm = norm(&statistics, &affine, eps, activation);
+    let y = x.produce_like(x.shape(), |stream, out| {
+        Tensor::with_workspace(stream, batch_norm_workspace(stream, x.shape()), |memory| {
+            kernels::batch_norm(stream, x.view(), norm, memory, out)
+        })
+    })?;
+    Ok((y, statistics))
 }
 
 fn norm<'a>(

@@ -1,7 +1,7 @@
 //! Convolutions over the last two axes.
 
 use device::{Error, Result, Stream};
-use kernels::{Activation, Conv2d, ConvPass, Layout, View, Window, conv2d_wants_channels_last};
+use kernels::{Activation, Conv2d, ConvPass, Layout, Window, conv2d_wants_channels_last};
 
 use crate::Tensor;
 use crate::check::{elements_of, same_kind};
@@ -69,7 +69,7 @@ fn rank_4<'a>(op: &'static str, x: &'a Tensor, other: &Tensor) -> Result<&'a [us
 }
 
 /// The two sizes of a window.
-pub(crate) fn kernel_of(op: &'static str, weight: &Tensor, other: &Tensor) -> Result<[usize; 2]> {
+fn kernel_of(op: &'static str, weight: &Tensor, other: &Tensor) -> Result<[usize; 2]> {
     let &[_, _, kh, kw] = rank_4(op, weight, other)?;
     Ok([kh, kw])
 }
@@ -137,11 +137,8 @@ pub fn conv2d(
     let (&[n, _, h, w], &[f, ..]) = (rank_4(op, x, weight)?, rank_4(op, weight, x)?);
     let window = options.window(kernel_of(op, weight, x)?);
     let [oh, ow] = window.places(op, [h, w])?;
-    let how = (window, options.groups);
-    let form = ConvCall { op, pass: ConvPass::Forward, how };
-    form.make([n, f, oh, ow], [x, weight], bias, |stream, [x, weight], bias, out| {
-        kernels::conv2d(stream, x, weight, bias, how, out)?.activated(activation)
-    })
+    let call = ConvCall { op, pass: ConvPass::Forward, how: (window, options.groups), activation };
+    call.make([n, f, oh, ow], [x, weight], bias)
 }
 
 /// [`Tensor::conv_transpose2d`] and an activation in the same command: the bits are those of separate ops.
@@ -168,20 +165,14 @@ struct ConvCall {
     op: &'static str,
     pass: ConvPass,
     how: (Window, usize),
+    activation: Activation,
 }
 
 impl ConvCall {
     /// What one command makes of two operands: a fresh tensor, with its channels last where that is quicker. Filters' gradients
     /// become contiguous again, as the filters are.
-    fn make(
-        &self,
-        shape: [usize; 4],
-        operands: [&Tensor; 2],
-        bias: Option<&Tensor>,
-        conv: impl for<'v> FnOnce(&'v Stream, [View<'v>; 2], Option<View<'v>>, View<'v>) -> Result<Conv2d<'v>>,
-    ) -> Result<Tensor> {
-        let ConvCall { op, pass, how } = *self;
-        let [x, y] = operands;
+    fn make(&self, shape: [usize; 4], [x, y]: [&Tensor; 2], bias: Option<&Tensor>) -> Result<Tensor> {
+        let ConvCall { op, pass, how, activation } = *self;
         x.dtype().require_float(op)?;
         same_kind(op, x, y)?;
         bias.map_or(Ok(()), |bias| same_kind(op, x, bias))?;
@@ -202,8 +193,15 @@ impl ConvCall {
         let made = Stream::with_current(x.device(), |stream| {
             let layout = if last { Layout::channels_last(shape) } else { Layout::contiguous(&shape) };
             let out = Tensor { layout, ..Tensor::allocate(stream, &shape, x.dtype)? };
-            let bias = bias.as_ref().map(Tensor::view);
-            launch(stream, &x, conv(stream, [x.view(), y.view()], bias, out.view())?)?;
+            let (a, b, bias, to) = (x.view(), y.view(), bias.as_ref().map(Tensor::view), out.view());
+            let conv = match pass {
+                ConvPass::Forward => kernels::conv2d(stream, a, b, bias, how, to)?.activated(activation),
+                ConvPass::InputGrad => {
+                    kernels::conv2d_input_grad(stream, b, a, bias, how, to)?.activated(activation)
+                }
+                ConvPass::WeightGrad => kernels::conv2d_weight_grad(stream, a, b, how, to),
+            };
+            launch(stream, &x, conv?)?;
             Ok(out)
         })?;
         if pass == ConvPass::WeightGrad { made.contiguous() } else { Ok(made) }
@@ -233,9 +231,9 @@ fn launch(stream: &Stream, like: &Tensor, conv: Conv2d<'_>) -> Result<()> {
 }
 
 /// The gradient of [`Tensor::conv2d`] with respect to its images, of sizes `image`, for `g` the gradient of its
-/// value; a bias is added to each channel.
+/// value.
 ///
-/// Shapes: `g [n, f, oh, ow]`, `weight [f, c / groups, kh, kw]`, `bias [c]` -> `[n, c, h, w]`. There may be fewer
+/// Shapes: `g [n, f, oh, ow]`, `weight [f, c / groups, kh, kw]` -> `[n, c, h, w]`. There may be fewer
 /// places `oh`, `ow` than the convolution has: what would come from others is left out.
 ///
 /// # Errors
@@ -243,11 +241,10 @@ fn launch(stream: &Stream, like: &Tensor, conv: Conv2d<'_>) -> Result<()> {
 pub fn conv2d_input_grad(
     g: &Tensor,
     weight: &Tensor,
-    bias: Option<&Tensor>,
     image: [usize; 2],
     options: &ConvOptions,
 ) -> Result<Tensor> {
-    images("conv2d_input_grad", g, weight, bias, image, options, Activation::None)
+    images("conv2d_input_grad", g, weight, None, image, options, Activation::None)
 }
 
 /// The images, of sizes `image`, whose convolution has the gradient `g`, and an activation of them.
@@ -261,13 +258,9 @@ fn images(
     activation: Activation,
 ) -> Result<Tensor> {
     let (&[n, ..], &[_, per_group, ..]) = (rank_4(op, g, weight)?, rank_4(op, weight, g)?);
-    let window = options.window(kernel_of(op, weight, g)?);
     let shape = [n, per_group.saturating_mul(options.groups), image[0], image[1]];
-    let how = (window, options.groups);
-    let form = ConvCall { op, pass: ConvPass::InputGrad, how };
-    form.make(shape, [weight, g], bias, |stream, [weight, g], bias, out| {
-        kernels::conv2d_input_grad(stream, g, weight, bias, how, out)?.activated(activation)
-    })
+    let how = (options.window(kernel_of(op, weight, g)?), options.groups);
+    ConvCall { op, pass: ConvPass::InputGrad, how, activation }.make(shape, [weight, g], bias)
 }
 
 /// The gradient of [`Tensor::conv2d`] with respect to its weight, for images `x` and the gradient `g` of its value.
@@ -287,8 +280,6 @@ pub fn conv2d_weight_grad(
     let (&[_, c, ..], &[_, f, ..]) = (rank_4(OP, x, g)?, rank_4(OP, g, x)?);
     let shape = [f, c / options.groups.max(1), kernel[0], kernel[1]];
     let how = (options.window(kernel), options.groups);
-    let form = ConvCall { op: OP, pass: ConvPass::WeightGrad, how };
-    form.make(shape, [x, g], None, |stream, [x, g], _, out| {
-        kernels::conv2d_weight_grad(stream, x, g, how, out)
-    })
+    let call = ConvCall { op: OP, pass: ConvPass::WeightGrad, how, activation: Activation::None };
+    call.make(shape, [x, g], None)
 }

@@ -114,9 +114,7 @@ impl Tensor {
                 f.write_str(", ")?;
             } else if at > 0 {
                 f.write_char(',')?;
-                for _ in 0..self.rank() - axis - 1 {
-                    f.write_char('\n')?;
-                }
+                f.write_str(&"\n".repeat(self.rank() - axis - 1))?;
                 write!(f, "{:indent$}", "", indent = indent + 1)?;
             }
             match index {

@@ -73,20 +73,20 @@ impl BatchSignature {
 impl<B: Tensors, R: Tensors, F: FnMut(&B) -> Result<R>> Graphs<B, R, F> {
     /// No captured step yet, of as many as there will be.
     pub fn new(device: &Device, step: F) -> Self {
-        Graphs { cache: GraphCache::new(device), step }
+        Graphs { cache: GraphCache::new(device, GraphOptions::default(), usize::MAX), step }
     }
 
     /// How steps are planned that are captured from now on.
     #[must_use]
     pub fn options(self, options: GraphOptions) -> Self {
-        Graphs { cache: self.cache.options(options), ..self }
+        Graphs { cache: GraphCache { options, ..self.cache }, ..self }
     }
 
     /// At most `most` captured steps, and at least one: a further one takes the place of that which was not used for longest,
     /// once it is captured.
     #[must_use]
     pub fn at_most(self, most: usize) -> Self {
-        Graphs { cache: self.cache.at_most(most), ..self }
+        Graphs { cache: GraphCache { most: most.max(1), ..self.cache }, ..self }
     }
 
     /// How many steps are captured.
@@ -112,26 +112,9 @@ impl<B: Tensors, R: Tensors, F: FnMut(&B) -> Result<R>> Graphs<B, R, F> {
 
 #[derive::located]
 impl<B: Tensors, R: Tensors> GraphCache<B, R> {
-    /// No captured step yet.
-    pub fn new(device: &Device) -> Self {
-        GraphCache {
-            device: device.clone(),
-            options: GraphOptions::default(),
-            most: usize::MAX,
-            kept: Vec::new(),
-        }
-    }
-
-    /// As [`Graphs::options`].
-    #[must_use]
-    pub fn options(self, options: GraphOptions) -> Self {
-        GraphCache { options, ..self }
-    }
-
-    /// As [`Graphs::at_most`].
-    #[must_use]
-    pub fn at_most(self, most: usize) -> Self {
-        GraphCache { most: most.max(1), ..self }
+    /// No captured step yet; see [`Graphs::options`] and [`Graphs::at_most`].
+    pub fn new(device: &Device, options: GraphOptions, most: usize) -> Self {
+        GraphCache { device: device.clone(), options, most: most.max(1), kept: Vec::new() }
     }
 
     /// How many steps are captured.

@@ -50,14 +50,9 @@ impl Tensor {
     pub fn from_ipc_handle(bytes: &[u8], device: &Device) -> Result<Tensor> {
         const OP: &str = "from_ipc_handle";
         let (len, note) = shared_copy(OP, bytes)?;
-        let (shape, dtype) = read(note, len).ok_or_else(|| {
-            Error::invalid(
-                OP,
-                "handle",
-                "of a tensor",
-                format_args!("{len} bytes and a note of {}", note.len()),
-            )
-        })?;
+        let value = format_args!("{len} bytes and a note of {}", note.len());
+        let wrong = || Error::invalid(OP, "handle", "of a tensor", value);
+        let (shape, dtype) = read(note, len).ok_or_else(wrong)?;
         Stream::with_current(device, |stream| {
             let tensor = Tensor::empty(&shape, dtype, device)?;
             stream.copy_shared(OP, &tensor.storage, bytes)?;

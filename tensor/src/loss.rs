@@ -32,8 +32,7 @@ impl Tensor {
     pub fn cross_entropy(&self, labels: &Tensor) -> Result<(Tensor, Tensor)> {
         const OP: &str = "cross_entropy";
         let (n, c) = self.rows("cross_entropy")?;
-        same_device(OP, self, labels)?;
-        labels.check_labels(OP, n, c)?;
+        labels.check_labels(OP, self, [n, c])?;
         Stream::with_current(self.device(), |stream| {
             let of_rows = || Tensor::allocate(stream, &[n], self.dtype.compute_dtype());
             let (losses, log_sums) = (of_rows()?, of_rows()?);
@@ -58,8 +57,7 @@ impl Tensor {
 pub fn cross_entropy_grad(logits: &Tensor, log_sums: &Tensor, labels: &Tensor, g: &Tensor) -> Result<Tensor> {
     const OP: &str = "cross_entropy_grad";
     let (n, c) = logits.rows(OP)?;
-    same_device(OP, logits, labels)?;
-    labels.check_labels(OP, n, c)?;
+    labels.check_labels(OP, logits, [n, c])?;
     same_device(OP, logits, g)?;
     has_shape(OP, &[n], g)?;
     same_kind(OP, g, log_sums)?;

@@ -151,12 +151,8 @@ impl Norm {
     fn parameter(&self, x: &Tensor, parameter: Option<&Tensor>) -> Result<Option<Tensor>> {
         let Some(parameter) = parameter else { return Ok(None) };
         let parameter = in_compute_dtype(self.op, x, parameter)?;
-        Error::require_shapes(
-            parameter.elements() == self.rows.weights(),
-            self.op,
-            x.shape(),
-            parameter.shape(),
-        )?;
+        let fits = parameter.elements() == self.rows.weights();
+        Error::require_shapes(fits, self.op, x.shape(), parameter.shape())?;
         parameter.contiguous().map(Some)
     }
 }

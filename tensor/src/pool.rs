@@ -1,7 +1,7 @@
 //! Pooling over the last two axes.
 
 use device::{Error, Result, Stream};
-use kernels::{Dims, Means, Window, max_pool2d_index_dtype};
+use kernels::{Dims, Means, View, Window, max_pool2d_index_dtype};
 
 use crate::Tensor;
 use crate::check::{elements_of, has_shape, same_device, wrong_shape};
@@ -156,7 +156,7 @@ impl Tensor {
     pub fn avg_pool2d(&self, pool: &AvgPool) -> Result<Tensor> {
         const OP: &str = "avg_pool2d";
         let shape = resized(self, places(OP, &pool.window(), image_of(OP, self)?, pool.ceil_mode)?);
-        self.means(OP, pool.means(), &shape)
+        averaged(OP, self, pool.means(), &shape, kernels::avg_pool2d)
     }
 
     /// The means over `size[0]` by `size[1]` windows, which cover the image and overlap where they must: along an axis
@@ -170,21 +170,21 @@ impl Tensor {
     pub fn adaptive_avg_pool2d(&self, size: [usize; 2]) -> Result<Tensor> {
         const OP: &str = "adaptive_avg_pool2d";
         image_of(OP, self)?;
-        self.means(OP, Means::Adaptive, &resized(self, size))
+        averaged(OP, self, Means::Adaptive, &resized(self, size), kernels::avg_pool2d)
     }
+}
 
-    fn means(&self, op: &'static str, means: Means, shape: &[usize]) -> Result<Tensor> {
-        elements_of(op, shape)?;
-        let x = self.contiguous()?;
-        self.produce_like(shape, |stream, out| kernels::avg_pool2d(stream, x.view(), means, out))
-    }
-
-    fn means_grad(&self, op: &'static str, means: Means, image: [usize; 2]) -> Result<Tensor> {
-        let shape = resized(self, image);
-        elements_of(op, &shape)?;
-        let g = self.contiguous()?;
-        self.produce_like(&shape, |stream, out| kernels::avg_pool2d_grad(stream, g.view(), means, out))
-    }
+/// Means of `x`, or their gradient.
+fn averaged(
+    op: &'static str,
+    x: &Tensor,
+    means: Means,
+    shape: &[usize],
+    launch: fn(&Stream, View<'_>, Means, View<'_>) -> Result<()>,
+) -> Result<Tensor> {
+    elements_of(op, shape)?;
+    let x = x.contiguous()?;
+    x.produce_like(shape, |stream, out| launch(stream, x.view(), means, out))
 }
 
 /// The gradient of [`Tensor::max_pool2d`] for images of sizes `image`: `g` added where the maxima came from.
@@ -223,7 +223,7 @@ pub fn avg_pool2d_grad(g: &Tensor, pool: &AvgPool, image: [usize; 2]) -> Result<
     const OP: &str = "avg_pool2d_grad";
     image_of(OP, g)?;
     has_shape(OP, &resized(g, places(OP, &pool.window(), image, pool.ceil_mode)?), g)?;
-    g.means_grad(OP, pool.means(), image)
+    averaged(OP, g, pool.means(), &resized(g, image), kernels::avg_pool2d_grad)
 }
 
 /// The gradient of [`Tensor::adaptive_avg_pool2d`] for images of sizes `image`.
@@ -236,5 +236,5 @@ pub fn adaptive_avg_pool2d_grad(g: &Tensor, image: [usize; 2]) -> Result<Tensor>
     if g.rank() < 2 {
         return Err(wrong_shape(OP, "gradient", "[.., h, w]", g));
     }
-    g.means_grad(OP, Means::Adaptive, image)
+    averaged(OP, g, Means::Adaptive, &resized(g, image), kernels::avg_pool2d_grad)
 }

@@ -22,11 +22,6 @@ fn reduced_shape(shape: &[usize], axes: &[usize], keepdim: bool) -> Dims {
     out
 }
 
-/// Axes as the launchers take them, where none at all would mean every axis.
-fn signed(axes: &[usize]) -> Strides {
-    axes.iter().map(|&axis| axis as isize).collect()
-}
-
 #[derive::located]
 impl Tensor {
     /// The axes counted from the front; a scalar has one axis of one element, as in torch.
@@ -47,24 +42,17 @@ impl Tensor {
     }
 
     /// One command that reduces `axes` into a fresh tensor, with memory for it to work in.
-    fn reduce_to(
-        &self,
-        axes: &[usize],
-        keepdim: bool,
-        dtype: DType,
-        launch: impl Fn(&Stream, &[isize], Option<View<'_>>, View<'_>) -> Result<()>,
-    ) -> Result<Tensor> {
-        let (shape, axes) = (reduced_shape(self.shape(), axes, keepdim), signed(axes));
-        Tensor::produce(self.device(), Layout::contiguous(&shape), dtype, |stream, out| {
-            let bytes = reduce_workspace(stream, &self.layout, &axes)?;
-            Tensor::with_workspace(stream, bytes, |memory| launch(stream, &axes, memory, out))
-        })
-    }
-
     fn reduce(&self, how: impl Into<Reduction>, axes: &[usize], keepdim: bool) -> Result<Tensor> {
         let how = how.into();
-        self.reduce_to(axes, keepdim, self.dtype, |stream, axes, memory, out| {
-            kernels::reduce(stream, how, self.view(), axes, memory, out)
+        let dtype = if matches!(how, Reduction::Index(_)) { DType::I64 } else { self.dtype };
+        let shape = reduced_shape(self.shape(), axes, keepdim);
+        // As the launchers take them, where none at all would mean every axis.
+        let axes: Strides = axes.iter().map(|&axis| axis as isize).collect();
+        Tensor::produce(self.device(), Layout::contiguous(&shape), dtype, |stream, out| {
+            let bytes = reduce_workspace(stream, &self.layout, &axes)?;
+            Tensor::with_workspace(stream, bytes, |memory| {
+                kernels::reduce(stream, how, self.view(), &axes, memory, out)
+            })
         })
     }
 
@@ -174,9 +162,7 @@ impl Tensor {
         }
         let axis = normalize_axis(op, axis, self.rank())?;
         self.axes_not_empty(op, &[axis])?;
-        self.reduce_to(&[axis], keepdim, DType::I64, |stream, axes, memory, out| {
-            kernels::reduce(stream, Reduction::Index(which), self.view(), axes, memory, out)
-        })
+        self.reduce(Reduction::Index(which), &[axis], keepdim)
     }
 
     /// The variance over `axes`, `sum((x - mean)^2) / (n - correction)`, in two passes; no axes means all of them.
@@ -242,14 +228,15 @@ impl Tensor {
         &self,
         op: &'static str,
         axis: isize,
-        launch: impl Fn(&Stream, &Tensor, usize, View<'_>) -> Result<()>,
+        launch: impl Fn(&Stream, View<'_>, isize, View<'_>) -> Result<()>,
     ) -> Result<Tensor> {
         self.dtype().require_float(op)?;
-        let at = normalize_axis(op, axis, self.rank().max(1))?;
+        let at = normalize_axis(op, axis, self.rank().max(1))? as isize;
         let one = if self.rank() == 0 { Some(self.reshape(&[1])?) } else { None };
         let x = one.as_ref().unwrap_or(self);
         let layout = Layout::contiguous(x.shape());
-        let mut out = Tensor::produce(self.device(), layout, self.dtype, |s, out| launch(s, x, at, out))?;
+        let mut out =
+            Tensor::produce(self.device(), layout, self.dtype, |s, out| launch(s, x.view(), at, out))?;
         if one.is_some() {
             out.layout = Layout::contiguous(&[]);
         }
@@ -261,7 +248,7 @@ impl Tensor {
     /// # Errors
     /// `AxisOutOfRange`; `DTypeUnsupported` unless the elements are floats.
     pub fn softmax(&self, axis: isize) -> Result<Tensor> {
-        self.along("softmax", axis, |s, x, axis, out| kernels::softmax(s, x.view(), axis as isize, out))
+        self.along("softmax", axis, kernels::softmax)
     }
 
     /// `x - logsumexp(x)` along `axis`: the logarithm of [`Tensor::softmax`].
@@ -269,9 +256,7 @@ impl Tensor {
     /// # Errors
     /// As for [`Tensor::softmax`].
     pub fn log_softmax(&self, axis: isize) -> Result<Tensor> {
-        self.along("log_softmax", axis, |stream, x, axis, out| {
-            kernels::log_softmax(stream, x.view(), axis as isize, out)
-        })
+        self.along("log_softmax", axis, kernels::log_softmax)
     }
 }
 
@@ -302,7 +287,7 @@ fn along_with(
     same_kind(op, y, g)?;
     has_shape(op, y.shape(), g)?;
     y.along(op, axis, |stream, y, axis, out| {
-        let g = g.with_layout(g.layout.expand(op, y.shape())?);
-        launch(stream, y.view(), g.view(), axis as isize, out)
+        let g = g.with_layout(g.layout.expand(op, y.layout.shape())?);
+        launch(stream, y, g.view(), axis, out)
     })
 }

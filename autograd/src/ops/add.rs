@@ -2,8 +2,7 @@
 
 use tensor::Result;
 
-use super::binary::record_binary;
-use super::record_one;
+use super::{record_binary, record_one};
 use crate::Var;
 
 #[derive::located]

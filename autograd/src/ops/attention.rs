@@ -2,8 +2,7 @@
 
 use tensor::{Attended, Attention, CompareOp, DType, Dropout, Error, RandomKey, Result, Tensor, next_key};
 
-use super::samples::{Draw, Sample, sample};
-use super::{Dims, record_one};
+use super::{Dims, Draw, Sample, record_one};
 use crate::autocast::{Cast, Operand};
 use crate::{Save, Var, is_recording, record};
 
@@ -127,7 +126,7 @@ fn is_mask(mask: &Tensor, scores: &[usize]) -> bool {
 
 /// Attention of operands with the same leading axes.
 fn attend(attention: Attention, [q, k, v]: [&Var; 3]) -> Result<Var> {
-    let Attended { out, log_sums } = attention.forward(q.value(), k.value(), v.value())?;
+    let Attended { out, log_sums } = attention.forward([q, k, v].map(Var::value))?;
     let saved = [Save::Input(0), Save::Input(1), Save::Input(2), Save::Output, Save::Tensor(&log_sums)];
     Ok(record("attention", &[q, k, v], &saved, out, move |ctx, g| {
         let (q, k, v) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
@@ -137,7 +136,7 @@ fn attend(attention: Attention, [q, k, v]: [&Var; 3]) -> Result<Var> {
             return recorded_gradients(&attention, [&q, &k, &v], &attended, g)
                 .map(|grads| grads.into_iter().map(Some).collect());
         }
-        let grads = attention.backward(q.value(), k.value(), v.value(), &attended, g.value())?;
+        let grads = attention.backward([&q, &k, &v].map(Var::value), &attended, g.value())?;
         Ok(grads.into_iter().map(|grad| Some(Var::constant(grad))).collect())
     }))
 }
@@ -281,10 +280,8 @@ fn recorded_gradients(
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, [q, k, v]: [&[usize]; 3], options: AttentionOptions| -> Result<Sample> {
-        let inputs = [d.normal(q)?, d.normal(k)?, d.normal(v)?];
-        let run = move |v: &[Var]| v[0].scaled_dot_product_attention(&v[1], &v[2], &options);
-        Ok(sample(name, inputs, run))
+    let of = |name, shapes: [&[usize]; 3], options: AttentionOptions| {
+        d.sample(name, &shapes, move |v| v[0].scaled_dot_product_attention(&v[1], &v[2], &options))
     };
     let plain = AttentionOptions::default;
     let causal = || AttentionOptions { is_causal: true, ..plain() };
@@ -292,11 +289,10 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     // The second query sees nothing.
     let hidden = Tensor::from_slice(&[0.0, f64::NEG_INFINITY, 1.0], &[3, 1], &d.device)?;
     let masked = |mask: &Tensor| AttentionOptions { attn_mask: Some(mask.clone()), ..plain() };
-    let dropped = |name, [q, k, v]: [&[usize]; 3], attention: Attention| -> Result<Sample> {
+    let dropped = |name, shapes: [&[usize]; 3], attention: Attention| {
         let dropout = Some(Dropout { p: 0.3, key: RandomKey { seed: 5, op: 1 } });
         let attention = Attention { dropout, ..attention };
-        let inputs = [d.normal(q)?, d.normal(k)?, d.normal(v)?];
-        Ok(sample(name, inputs, move |v| attend(attention.clone(), [&v[0], &v[1], &v[2]])))
+        d.sample(name, &shapes, move |v| attend(attention.clone(), [&v[0], &v[1], &v[2]]))
     };
     let causal_dropout = Attention { is_causal: true, ..Attention::default() };
     let in_groups = |options| AttentionOptions { enable_gqa: true, ..options };
@@ -314,18 +310,18 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
         of("truth_values", [&[2, 3, 2], &[2, 4, 2], &[2, 4, 2]], masked(&truth))?,
         of("nothing_seen", [&[3, 2], &[4, 2], &[4, 2]], masked(&hidden))?,
         of("broadcast", [&[2, 3, 2], &[1, 4, 2], &[4, 2]], plain())?,
-        sample("all_the_same", [d.normal(&[3, 2])?], |v| {
+        d.sample("all_the_same", &[&[3, 2]], |v| {
             v[0].scaled_dot_product_attention(&v[0], &v[0], &AttentionOptions::default())
-        }),
+        })?,
         dropped("dropout", [&[2, 3, 2], &[2, 4, 2], &[2, 4, 2]], Attention::default())?,
         dropped("dropout_causal", [&[2, 5, 3], &[2, 5, 3], &[2, 5, 2]], causal_dropout)?,
     ])
 }
 
 pub(super) fn packed_samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, shape: &[usize], heads: usize, is_causal: bool| -> Result<Sample> {
+    let of = |name, shape, heads, is_causal| {
         let options = AttentionOptions { is_causal, ..AttentionOptions::default() };
-        Ok(sample(name, [d.normal(shape)?], move |v| v[0].self_attention(heads, &options)))
+        d.sample(name, &[shape], move |v| v[0].self_attention(heads, &options))
     };
     Ok(vec![
         of("heads", &[2, 3, 12], 2, false)?,

@@ -1,10 +1,8 @@
 //! `y` = the mean at each place of a window, or over a fixed number of ranges; the gradient is shared by what was seen.
 
-use tensor::{AvgPool, Result, grad};
+use tensor::{AvgPool, Result, Tensor, grad};
 
-use super::max_pool2d::last_two;
-use super::record_one;
-use super::samples::{Draw, Sample, sample};
+use super::{Draw, Sample, last_two, record_pair};
 use crate::Var;
 
 #[derive::located]
@@ -14,9 +12,10 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::avg_pool2d`](tensor::Tensor::avg_pool2d).
     pub fn avg_pool2d(&self, pool: &AvgPool) -> Result<Var> {
-        let value = self.value().avg_pool2d(pool)?;
         let (pool, image) = (*pool, last_two(self));
-        record_one("avg_pool2d", self, &[], value, move |_, g| shared(g, pool, image))
+        let mean = move |x: &Tensor, _: &[&Tensor]| x.avg_pool2d(&pool);
+        let shared = move |g: &Tensor, _: &[&Tensor]| grad::avg_pool2d(g, &pool, image);
+        record_pair(["avg_pool2d", "avg_pool2d_grad"], self, &[], mean, shared)
     }
 
     /// The means over `size[0]` by `size[1]` windows that cover the image. See
@@ -25,27 +24,15 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::adaptive_avg_pool2d`](tensor::Tensor::adaptive_avg_pool2d).
     pub fn adaptive_avg_pool2d(&self, size: [usize; 2]) -> Result<Var> {
-        let value = self.value().adaptive_avg_pool2d(size)?;
         let image = last_two(self);
-        record_one("adaptive_avg_pool2d", self, &[], value, move |_, g| shared_by_ranges(g, image))
+        let mean = move |x: &Tensor, _: &[&Tensor]| x.adaptive_avg_pool2d(size);
+        let shared = move |g: &Tensor, _: &[&Tensor]| grad::adaptive_avg_pool2d(g, image);
+        record_pair(["adaptive_avg_pool2d", "adaptive_avg_pool2d_grad"], self, &[], mean, shared)
     }
 }
 
-fn shared(g: &Var, pool: AvgPool, image: [usize; 2]) -> Result<Var> {
-    let value = grad::avg_pool2d(g.value(), &pool, image)?;
-    record_one("avg_pool2d_grad", g, &[], value, move |_, h| h.avg_pool2d(&pool))
-}
-
-fn shared_by_ranges(g: &Var, image: [usize; 2]) -> Result<Var> {
-    let value = grad::adaptive_avg_pool2d(g.value(), image)?;
-    let size = last_two(g);
-    record_one("adaptive_avg_pool2d_grad", g, &[], value, move |_, h| h.adaptive_avg_pool2d(size))
-}
-
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, shape: &[usize], pool: AvgPool| -> Result<Sample> {
-        Ok(sample(name, [d.normal(shape)?], move |v| v[0].avg_pool2d(&pool)?.square()))
-    };
+    let of = |name, shape, pool| d.sample(name, &[shape], move |v| v[0].avg_pool2d(&pool)?.square());
     let halves = AvgPool::new([2, 2]);
     let overlapping = AvgPool { stride: [1, 2], padding: [1, 1], ..AvgPool::new([3, 3]) };
     Ok(vec![

@@ -6,7 +6,7 @@ use tensor::fused::{self, Activation};
 use tensor::{BatchStatistics, CompareOp, Result, Tensor, grad};
 
 use super::normalize::parameter;
-use super::samples::{Draw, Sample, sample};
+use super::{Draw, Sample};
 use crate::{Save, Var, Vjp, is_recording, record};
 
 #[derive::located]
@@ -152,32 +152,27 @@ fn expressed(
 
 pub(super) fn samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
     const EPS: f64 = 1e-2;
-    let of = |name, shape: &[usize]| -> Result<Sample> {
-        let inputs = [d.normal(shape)?, d.normal(&shape[1..2])?, d.normal(&shape[1..2])?];
-        let run = move |v: &[Var]| batch_norm(&v[0], None, [Some(&v[1]), Some(&v[2])], EPS, activation);
-        Ok(sample(name, inputs, move |v| Ok(run(v)?.0)))
+    let run = move |given: Option<[&Tensor; 2]>, x: &Var, affine: [Option<&Var>; 2]| {
+        batch_norm(x, given, affine, EPS, activation).map(|(y, _)| y)
+    };
+    let of = |name, shape: &[usize]| {
+        let affine = &shape[1..2];
+        d.sample(name, &[shape, affine, affine], move |v| run(None, &v[0], [Some(&v[1]), Some(&v[2])]))
     };
     let (given, same) = ([d.normal(&[2])?, d.positive(&[2])?], [d.normal(&[2])?, d.positive(&[2])?]);
     Ok(vec![
         of("images", &[2, 3, 2, 2])?,
         of("rows", &[5, 2])?,
         of("one_channel", &[1, 1, 4])?,
-        sample("plain", [d.normal(&[3, 2, 2])?], move |v| {
-            batch_norm(&v[0], None, [None; 2], EPS, activation)?.0.square()
-        }),
-        sample("only_a_bias", [d.normal(&[2, 2, 3])?, d.normal(&[2])?], move |v| {
-            Ok(batch_norm(&v[0], None, [None, Some(&v[1])], EPS, activation)?.0)
-        }),
-        sample("only_a_weight", [d.normal(&[3, 2, 2])?, d.normal(&[2])?], move |v| {
-            Ok(batch_norm(&v[0], None, [Some(&v[1]), None], EPS, activation)?.0)
-        }),
-        sample("given", [d.normal(&[3, 2, 2])?, d.normal(&[2])?, d.normal(&[2])?], move |v| {
-            let affine = [Some(&v[1]), Some(&v[2])];
-            Ok(batch_norm(&v[0], Some(given.each_ref()), affine, EPS, activation)?.0)
-        }),
-        sample("given_plain", [d.normal(&[2, 2, 2, 1])?], move |v| {
-            batch_norm(&v[0], Some(same.each_ref()), [None; 2], EPS, activation)?.0.square()
-        }),
+        d.sample("plain", &[&[3, 2, 2]], move |v| run(None, &v[0], [None; 2])?.square())?,
+        d.sample("only_a_bias", &[&[2, 2, 3], &[2]], move |v| run(None, &v[0], [None, Some(&v[1])]))?,
+        d.sample("only_a_weight", &[&[3, 2, 2], &[2]], move |v| run(None, &v[0], [Some(&v[1]), None]))?,
+        d.sample("given", &[&[3, 2, 2], &[2], &[2]], move |v| {
+            run(Some(given.each_ref()), &v[0], [Some(&v[1]), Some(&v[2])])
+        })?,
+        d.sample("given_plain", &[&[2, 2, 2, 1]], move |v| {
+            run(Some(same.each_ref()), &v[0], [None; 2])?.square()
+        })?,
     ])
 }
 

@@ -2,9 +2,8 @@
 
 use tensor::{BinaryGradOp, CompareOp, Result, Tensor};
 
-use super::Reduction;
-use super::binary::{binary_slope, if_needed};
 use super::mse_loss::loss_by_element;
+use super::{Reduction, binary_slope, if_needed};
 use crate::{Grads, Save, Var, record};
 
 #[derive::located]

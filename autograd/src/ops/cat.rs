@@ -3,9 +3,7 @@
 use smallvec::SmallVec;
 use tensor::{DType, Result, Tensor};
 
-use super::binary::if_needed;
-use super::position;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample, if_needed, position};
 use crate::{Var, record};
 
 #[derive::located]

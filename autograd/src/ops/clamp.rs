@@ -2,8 +2,7 @@
 
 use tensor::{CompareOp, Result};
 
-use super::samples::{Draw, Sample, sample, unary};
-use super::{record_one, scalar_like};
+use super::{Draw, Sample, record_one, scalar_like, unary};
 use crate::{Save, Var};
 
 #[derive::located]
@@ -28,9 +27,10 @@ impl Var {
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let mut samples = unary(d, Draw::distinct, |x| x.clamp(-0.11, 0.17))?;
-    samples.push(sample("below_only", [d.nonzero(&[7])?], |v| v[0].clamp(0.0, f64::INFINITY)?.mul(&v[0])));
-    let above = |v: &[Var]| v[0].clamp(f64::NEG_INFINITY, 0.0)?.mul(&v[0]);
-    samples.push(sample("above_only", [d.nonzero(&[7])?], above));
+    for (name, low, high) in [("below_only", 0.0, f64::INFINITY), ("above_only", f64::NEG_INFINITY, 0.0)] {
+        let clamped = move |v: &[Var]| v[0].clamp(low, high)?.mul(&v[0]);
+        samples.push(d.sample_of(Draw::nonzero, name, &[&[7]], clamped)?);
+    }
     Ok(samples)
 }
 

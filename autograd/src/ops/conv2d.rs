@@ -5,11 +5,9 @@
 use tensor::fused::{self, Activation};
 use tensor::{ConvOptions, Result, grad};
 
-use super::binary::if_needed;
-use super::crossed::{Crossed, Product, record_crossed};
-use super::max_pool2d::last_two;
-use super::samples::{Draw, Sample, sample};
-use crate::{Var, Vjp};
+use super::crossed::{Product, record_crossed};
+use super::{Draw, Sample, if_needed, last_two};
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -72,24 +70,15 @@ pub fn conv_transpose2d(
     batched(x, |x| {
         let (images, filters, b) = (x.value(), weight.value(), bias.map(Var::value));
         let value = fused::conv_transpose2d(images, filters, b, output_padding, options, activation)?;
-        transposed(Product { op, value, activation }, [x, weight], bias, *options)
+        let image = [value.shape()[2], value.shape()[3]];
+        let sizes = Sizes { image, kernel: last_two(weight), places: last_two(x), options: *options };
+        Ok(sizes.record(Product { op, value, activation }, Of::Images, [x, weight], bias))
     })
 }
 
 /// Applies `f` to `[n, c, h, w]`, or to `[c, h, w]` as to one image.
 pub(super) fn batched(x: &Var, f: impl FnOnce(&Var) -> Result<Var>) -> Result<Var> {
     if x.shape().len() == 3 { f(&x.unsqueeze(0)?)?.squeeze(0) } else { f(x) }
-}
-
-/// The value of a convolution at the first `places` only.
-fn at_places(x: &Var, weight: &Var, places: [usize; 2], options: ConvOptions) -> Result<Var> {
-    let mut y = convolution(x, weight, None, options, Activation::None)?;
-    for (axis, size) in [(2, places[0]), (3, places[1])] {
-        if y.shape()[axis as usize] != size {
-            y = y.narrow(axis, 0, size)?;
-        }
-    }
-    Ok(y)
 }
 
 fn convolution(
@@ -101,60 +90,71 @@ fn convolution(
 ) -> Result<Var> {
     let op = activation.op("conv2d", "conv2d_relu");
     let value = fused::conv2d(x.value(), weight.value(), bias.map(Var::value), &options, activation)?;
-    let (image, kernel) = (last_two(x), last_two(weight));
-    let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, g: &Var| {
-        Ok([
-            if_needed(ctx, 0, || input_gradient(g, &crossed.rhs(ctx), image, options))?,
-            if_needed(ctx, 1, || weight_gradient(&crossed.lhs(ctx), g, kernel, options))?,
-            if_needed(ctx, 2, || channel_sums(g))?,
-        ])
-    };
-    Ok(record_crossed(Product { op, value, activation }, [x, weight], bias, vjp))
+    let places = [value.shape()[2], value.shape()[3]];
+    let sizes = Sizes { image: last_two(x), kernel: last_two(weight), places, options };
+    Ok(sizes.record(Product { op, value, activation }, Of::Outputs, [x, weight], bias))
 }
 
-/// The gradient of a bias.
-fn channel_sums(g: &Var) -> Result<Var> {
-    g.sum(&[0, 2, 3], false)
+/// What a product of a convolution makes. Any two of the three make the third one, so the gradients of each product are the others.
+#[derive(Clone, Copy)]
+enum Of {
+    /// Of images and filters.
+    Outputs,
+    /// Of outputs and filters.
+    Images,
+    /// Of images and outputs.
+    Filters,
 }
 
-/// The gradient with respect to images.
-fn input_gradient(g: &Var, weight: &Var, image: [usize; 2], options: ConvOptions) -> Result<Var> {
-    let value = grad::conv2d_input(g.value(), weight.value(), None, image, &options)?;
-    let product = Product { op: "conv2d_input_grad", value, activation: Activation::None };
-    transposed(product, [g, weight], None, options)
-}
-
-/// Records images that a transposed convolution made.
-fn transposed(
-    product: Product,
-    [g, weight]: [&Var; 2],
-    bias: Option<&Var>,
+/// The last two axes of images, filters and outputs.
+#[derive(Clone, Copy)]
+struct Sizes {
+    image: [usize; 2],
+    kernel: [usize; 2],
+    places: [usize; 2],
     options: ConvOptions,
-) -> Result<Var> {
-    let (places, kernel) = (last_two(g), last_two(weight));
-    let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, h: &Var| {
-        Ok([
-            if_needed(ctx, 0, || at_places(h, &crossed.rhs(ctx), places, options))?,
-            if_needed(ctx, 1, || weight_gradient(h, &crossed.lhs(ctx), kernel, options))?,
-            if_needed(ctx, 2, || channel_sums(h))?,
-        ])
-    };
-    Ok(record_crossed(product, [g, weight], bias, vjp))
 }
 
-fn weight_gradient(x: &Var, g: &Var, kernel: [usize; 2], options: ConvOptions) -> Result<Var> {
-    const OP: &str = "conv2d_weight_grad";
-    let value = grad::conv2d_weight(x.value(), g.value(), kernel, &options)?;
-    let (image, places) = (last_two(x), last_two(g));
-    let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, h: &Var| {
-        Ok([
-            if_needed(ctx, 0, || input_gradient(&crossed.rhs(ctx), h, image, options))?,
-            if_needed(ctx, 1, || at_places(&crossed.lhs(ctx), h, places, options))?,
-            None,
-        ])
-    };
-    let product = Product { op: OP, value, activation: Activation::None };
-    Ok(record_crossed(product, [x, g], None, vjp))
+impl Sizes {
+    fn record(self, product: Product, of: Of, operands: [&Var; 2], bias: Option<&Var>) -> Var {
+        record_crossed(product, operands, bias, move |ctx, crossed, g| {
+            let of_lhs = || match of {
+                Of::Outputs => self.images(g, &crossed.rhs(ctx)),
+                Of::Images => self.outputs(g, &crossed.rhs(ctx)),
+                Of::Filters => self.images(&crossed.rhs(ctx), g),
+            };
+            let of_rhs = || match of {
+                Of::Outputs => self.filters(&crossed.lhs(ctx), g),
+                Of::Images => self.filters(g, &crossed.lhs(ctx)),
+                Of::Filters => self.outputs(&crossed.lhs(ctx), g),
+            };
+            let of_bias = || g.sum(&[0, 2, 3], false);
+            Ok([if_needed(ctx, 0, of_lhs)?, if_needed(ctx, 1, of_rhs)?, if_needed(ctx, 2, of_bias)?])
+        })
+    }
+
+    /// The convolution's value at the first places only: a transposed one may have made more pixels than they see.
+    fn outputs(self, x: &Var, weight: &Var) -> Result<Var> {
+        let mut y = convolution(x, weight, None, self.options, Activation::None)?;
+        for (axis, size) in (2..).zip(self.places) {
+            if y.shape()[axis as usize] != size {
+                y = y.narrow(axis, 0, size)?;
+            }
+        }
+        Ok(y)
+    }
+
+    fn images(self, g: &Var, weight: &Var) -> Result<Var> {
+        let value = grad::conv2d_input(g.value(), weight.value(), self.image, &self.options)?;
+        let product = Product { op: "conv2d_input_grad", value, activation: Activation::None };
+        Ok(self.record(product, Of::Images, [g, weight], None))
+    }
+
+    fn filters(self, x: &Var, g: &Var) -> Result<Var> {
+        let value = grad::conv2d_weight(x.value(), g.value(), self.kernel, &self.options)?;
+        let product = Product { op: "conv2d_weight_grad", value, activation: Activation::None };
+        Ok(self.record(product, Of::Filters, [x, g], None))
+    }
 }
 
 fn options(stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups: usize) -> ConvOptions {
@@ -162,9 +162,9 @@ fn options(stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups
 }
 
 pub(super) fn samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
-    let of = |name, x: &[usize], weight: &[usize], options: ConvOptions| -> Result<Sample> {
-        let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&weight[..1])?];
-        Ok(sample(name, inputs, move |v| conv2d(&v[0], &v[1], Some(&v[2]), &options, activation)))
+    let of = |name, x, weight: &[usize], options| {
+        let shapes = [x, weight, &weight[..1]];
+        d.sample(name, &shapes, move |v| conv2d(&v[0], &v[1], Some(&v[2]), &options, activation))
     };
     let plain = ConvOptions::default();
     let several = options([1, 1], [1, 0], [1, 1], 2);
@@ -180,19 +180,18 @@ pub(super) fn samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
         of("groups", &[1, 4, 3, 3], &[4, 2, 2, 2], options([1, 1], [0, 1], [1, 1], 2))?,
         of("depthwise", &[1, 2, 4, 4], &[2, 1, 3, 3], options([2, 1], [1, 1], [1, 1], 2))?,
         of("depthwise_with_several_filters", &[1, 2, 3, 3], &[4, 1, 2, 2], several)?,
-        sample("without_bias", [d.normal(&[1, 1, 3, 3])?, d.normal(&[2, 1, 2, 2])?], move |v| {
+        d.sample("without_bias", &[&[1, 1, 3, 3], &[2, 1, 2, 2]], move |v| {
             let y = conv2d(&v[0], &v[1], None, &plain, activation)?;
             y.mul(&v[0].narrow(2, 0, 2)?.narrow(3, 0, 2)?)
-        }),
+        })?,
     ])
 }
 
 pub(super) fn transpose_samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
-    let of = |name, x: &[usize], weight: &[usize], extra, options: ConvOptions| -> Result<Sample> {
-        let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&[weight[1] * options.groups])?];
-        Ok(sample(name, inputs, move |v| {
+    let of = |name, x, weight: &[usize], extra, options: ConvOptions| {
+        d.sample(name, &[x, weight, &[weight[1] * options.groups]], move |v| {
             conv_transpose2d(&v[0], &v[1], Some(&v[2]), extra, &options, activation)
-        }))
+        })
     };
     let plain = ConvOptions::default();
     let dilated = options([1, 1], [1, 0], [2, 2], 1);
@@ -204,9 +203,9 @@ pub(super) fn transpose_samples(d: &Draw, activation: Activation) -> Result<Vec<
         of("more_output_than_places", &[1, 1, 3, 2], &[1, 2, 2, 2], [1, 1], dilated)?,
         of("groups", &[1, 4, 2, 2], &[4, 1, 2, 2], [0, 0], options([1, 1], [0, 0], [1, 1], 2))?,
         of("depthwise", &[1, 2, 3, 2], &[2, 1, 3, 2], [1, 0], options([2, 1], [1, 0], [1, 1], 2))?,
-        sample("without_bias", [d.normal(&[1, 2, 2, 2])?, d.normal(&[2, 1, 2, 2])?], move |v| {
+        d.sample("without_bias", &[&[1, 2, 2, 2], &[2, 1, 2, 2]], move |v| {
             conv_transpose2d(&v[0], &v[1], None, [0, 0], &plain, activation)?.square()
-        }),
+        })?,
     ])
 }
 

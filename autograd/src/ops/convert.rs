@@ -2,8 +2,7 @@
 
 use tensor::{DType, Device, Result};
 
-use super::record_one;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample, record_one};
 use crate::Var;
 use crate::autocast::record_conversion;
 

@@ -2,9 +2,7 @@
 
 use tensor::{CompareOp, Error, Result, Tensor, grad};
 
-use super::binary::{if_needed, widened};
-use super::samples::{Draw, Sample, sample};
-use super::{Dims, Reduction, record_one};
+use super::{Dims, Draw, Reduction, Sample, if_needed, record_one, widened};
 use crate::autocast::{Cast, suspended};
 use crate::{Grads, Save, Var, record};
 
@@ -213,9 +211,9 @@ pub(super) fn cross_entropy_grad(logits: &Var, log_sums: &Tensor, labels: &Tenso
 
 /// The samples of a loss by label.
 pub(super) fn by_label(d: &Draw, f: fn(&Var, &Tensor, Reduction) -> Result<Var>) -> Result<Vec<Sample>> {
-    let of = |name, shape: &[usize], labels: &[i64], labels_shape: &[usize], reduction| -> Result<Sample> {
+    let of = |name, shape, labels: &[i64], labels_shape: &[usize], reduction| {
         let labels = d.indices(labels, labels_shape)?;
-        Ok(sample(name, [d.normal(shape)?], move |v| f(&v[0], &labels, reduction)))
+        d.sample(name, &[shape], move |v| f(&v[0], &labels, reduction))
     };
     let three = d.indices(&[1, 0, 1], &[3])?;
     Ok(vec![
@@ -226,17 +224,17 @@ pub(super) fn by_label(d: &Draw, f: fn(&Var, &Tensor, Reduction) -> Result<Var>)
         of("vector", &[3], &[1], &[], Reduction::Mean)?,
         of("image", &[2, 3, 2], &[0, 1, 2, 0], &[2, 2], Reduction::Mean)?,
         of("odd", &[5, 17], &[16, 0, 7, 8, 16], &[5], Reduction::Mean)?,
-        sample("used_twice", [d.normal(&[3, 2])?], move |v| f(&v[0], &three, Reduction::Sum)?.mul(&v[0])),
+        d.sample("used_twice", &[&[3, 2]], move |v| f(&v[0], &three, Reduction::Sum)?.mul(&v[0]))?,
     ])
 }
 
 pub(super) fn option_samples(d: &Draw) -> Result<Vec<Sample>> {
     let weight = d.positive(&[4])?;
     let labels = d.indices(&[2, -1, 3, 0, -1], &[5])?;
-    let of = |name, weight: Option<&Tensor>, label_smoothing, reduction| -> Result<Sample> {
+    let of = |name, weight: Option<&Tensor>, label_smoothing, reduction| {
         let options = CrossEntropy { weight: weight.cloned(), ignore_index: -1, label_smoothing, reduction };
         let labels = labels.clone();
-        Ok(sample(name, [d.normal(&[5, 4])?], move |v| options.loss(&v[0], &labels)))
+        d.sample(name, &[&[5, 4]], move |v| options.loss(&v[0], &labels))
     };
     let image = d.indices(&[0, 1, -100, 0], &[2, 2])?;
     Ok(vec![
@@ -245,7 +243,7 @@ pub(super) fn option_samples(d: &Draw) -> Result<Vec<Sample>> {
         of("smooth", None, 0.2, Reduction::Sum)?,
         of("all", Some(&weight), 0.2, Reduction::Mean)?,
         of("all_apart", Some(&weight), 0.2, Reduction::None)?,
-        sample("image", [d.normal(&[2, 3, 2])?], move |v| CrossEntropy::default().loss(&v[0], &image)),
+        d.sample("image", &[&[2, 3, 2]], move |v| CrossEntropy::default().loss(&v[0], &image))?,
     ])
 }
 

@@ -1,9 +1,8 @@
 //! `y[i] = x[0] + .. + x[i]` along an axis; `x'[i] = g[i] + .. + g[n - 1]`.
 
-use tensor::Result;
+use tensor::{Result, Tensor};
 
-use super::record_one;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample, record_pair};
 use crate::Var;
 
 #[derive::located]
@@ -15,15 +14,12 @@ impl Var {
     /// As for [`Tensor::cumsum`](tensor::Tensor::cumsum).
     pub fn cumsum(&self, axis: isize) -> Result<Var> {
         autocast!("cumsum", [self], |x| x.cumsum(axis));
-        let value = self.value().cumsum(axis)?;
-        record_one("cumsum", self, &[], value, move |_, g| from_end(g, axis))
+        let (sum, back) = (
+            move |x: &Tensor, _: &[&Tensor]| x.cumsum(axis),
+            move |g: &Tensor, _: &[&Tensor]| g.cumsum_from_end(axis),
+        );
+        record_pair(["cumsum", "cumsum_from_end"], self, &[], sum, back)
     }
-}
-
-/// The sums of the elements from each place to the end.
-fn from_end(x: &Var, axis: isize) -> Result<Var> {
-    let value = x.value().cumsum_from_end(axis)?;
-    record_one("cumsum_from_end", x, &[], value, move |_, g| g.cumsum(axis))
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {

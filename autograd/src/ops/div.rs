@@ -2,8 +2,7 @@
 
 use tensor::{BinaryGradOp, Result};
 
-use super::binary::{binary_slope, if_needed, record_binary};
-use super::record_one;
+use super::{binary_slope, if_needed, record_binary, record_one};
 use crate::{Save, Var};
 
 #[derive::located]

@@ -2,8 +2,7 @@
 
 use tensor::{RandomKey, Result, next_key};
 
-use super::record_one;
-use super::samples::{Draw, Sample, sample};
+use super::{Draw, Sample, record_one};
 use crate::Var;
 
 #[derive::located]
@@ -22,16 +21,13 @@ impl Var {
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let key = |op| RandomKey { seed: 7, op };
-    let with = |name, shape: &[usize], p, op| -> Result<Sample> {
-        Ok(sample(name, [d.normal(shape)?], move |v| v[0].dropout(p, key(op))?.mul(&v[0])))
-    };
-    let expanded = move |v: &[Var]| v[0].dropout(0.5, key(5))?.sum(&[1], false);
+    let with = |name, shape, p, op| d.sample(name, &[shape], move |v| v[0].dropout(p, key(op))?.mul(&v[0]));
     Ok(vec![
         with("half", &[3, 5], 0.5, 0)?,
         with("little", &[17], 0.1, 1)?,
         with("none", &[3], 0.0, 2)?,
         with("all", &[3], 1.0, 3)?,
-        sample("expanded_gradient", [d.normal(&[3, 5])?], expanded),
+        d.sample("expanded_gradient", &[&[3, 5]], move |v| v[0].dropout(0.5, key(5))?.sum(&[1], false))?,
     ])
 }
 

@@ -2,8 +2,7 @@
 
 use tensor::{CompareOp, Error, Result, Tensor, grad};
 
-use super::samples::{Draw, Sample, indices};
-use super::{Dims, record_one};
+use super::{Dims, Draw, Sample, indices, record_one};
 use crate::{Save, Var};
 
 #[derive::located]

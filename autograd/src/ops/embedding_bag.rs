@@ -4,10 +4,8 @@
 use smallvec::SmallVec;
 use tensor::{Bags, Error, Result, Tensor, grad};
 
-use super::binary::if_needed;
 use super::embedding::{padding_row, table};
-use super::record_one;
-use super::samples::{Draw, Sample, sample};
+use super::{Draw, Sample, if_needed, record_one};
 use crate::{Grads, Save, Var, Vjp, record};
 
 /// What is done with the rows of a bag.
@@ -143,21 +141,21 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let flat = rows.reshape(&[6])?;
     // The second bag is empty.
     let offsets = d.indices(&[0, 2, 2, 5], &[4])?;
-    let of = |name, offsets: Option<&Tensor>, mode, padding_idx| -> Result<Sample> {
+    let of = |name, offsets: Option<&Tensor>, mode, padding_idx| {
         let indices = if offsets.is_some() { flat.clone() } else { rows.clone() };
         let options = BagOptions { mode, padding_idx, per_sample_weights: None };
         let offsets = offsets.cloned();
-        Ok(sample(name, [d.normal(&[4, 2])?], move |v| {
+        d.sample(name, &[&[4, 2]], move |v| {
             v[0].embedding_bag(&indices, offsets.as_ref(), &options)?.square()
-        }))
+        })
     };
-    let weighted = |name, table: &[usize], padding_idx| -> Result<Sample> {
+    let weighted = |name, table, padding_idx| {
         let (flat, offsets) = (flat.clone(), offsets.clone());
-        Ok(sample(name, [d.normal(table)?, d.normal(&[6])?], move |v| {
+        d.sample(name, &[table, &[6]], move |v| {
             let per_sample_weights = Some(v[1].clone());
             let options = BagOptions { mode: BagMode::Sum, padding_idx, per_sample_weights };
             v[0].embedding_bag(&flat, Some(&offsets), &options)?.square()
-        }))
+        })
     };
     let (none, no_bags) = (d.indices(&[], &[0])?, d.indices(&[0, 0], &[2])?);
     Ok(vec![
@@ -168,9 +166,9 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
         of("offsets_sum", Some(&offsets), BagMode::Sum, None)?,
         of("padding", Some(&offsets), BagMode::Mean, Some(2))?,
         weighted("weighted_padding", &[4, 2], Some(-2))?,
-        sample("empty", [d.normal(&[4, 1])?], move |v| {
+        d.sample("empty", &[&[4, 1]], move |v| {
             v[0].embedding_bag(&none, Some(&no_bags), &BagOptions::default())
-        }),
+        })?,
     ])
 }
 

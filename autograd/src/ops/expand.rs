@@ -2,8 +2,7 @@
 
 use tensor::Result;
 
-use super::samples::{Draw, Sample};
-use super::{Dims, record_one};
+use super::{Dims, Draw, Sample, record_one};
 use crate::Var;
 
 #[derive::located]

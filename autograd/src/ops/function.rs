@@ -2,8 +2,7 @@
 
 use tensor::{Result, Saves, UnaryOp, grad};
 
-use super::binary::if_needed;
-use super::record_one;
+use super::{if_needed, record_one};
 use crate::{Grads, Save, Var, record};
 
 /// `f(x)`. `bend` is the derivative of `f'` for what it is a function of, [`STRAIGHT`] where `f'` is flat.

@@ -6,8 +6,7 @@ use tensor::{CompareOp, Result, UnaryOp};
 
 use super::Autocast::{F32, Operands};
 use super::function::{STRAIGHT, function};
-use super::samples::{Draw, Sample, sample, unary};
-use super::{OpEntry, op};
+use super::{Draw, OpEntry, Sample, op, unary};
 use crate::Var;
 
 /// Methods of [`Var`] and the entries of the list of ops. A row has the name and the numbers of the method, in which type it runs
@@ -203,9 +202,10 @@ impl Var {
 
 fn softplus_samples(d: &Draw) -> Result<Vec<Sample>> {
     let mut samples = unary(d, Draw::normal, |x| x.softplus(1.0, 20.0))?;
-    samples.push(sample("steep", [d.nonzero(&[7])?], |v| v[0].softplus(-2.5, 20.0)));
+    samples.push(d.sample_of(Draw::nonzero, "steep", &[&[7]], |v| v[0].softplus(-2.5, 20.0))?);
     // The value jumps a little at the threshold, which no sample is near.
-    samples.push(sample("straight", [d.distinct(&[40])?], |v| v[0].softplus(3.0, 1.0)?.mul(&v[0])));
+    let straight = |v: &[Var]| v[0].softplus(3.0, 1.0)?.mul(&v[0]);
+    samples.push(d.sample_of(Draw::distinct, "straight", &[&[40]], straight)?);
     Ok(samples)
 }
 

@@ -2,9 +2,7 @@
 
 use tensor::{Result, Tensor, grad};
 
-use super::binary::if_needed;
-use super::samples::{Draw, Sample, sample};
-use super::{Dims, record_one};
+use super::{Dims, Draw, Sample, if_needed, record_pair};
 use crate::{Grads, Save, Var, record};
 
 #[derive::located]
@@ -15,11 +13,10 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::gather`].
     pub fn gather(&self, axis: isize, indices: &Tensor) -> Result<Var> {
-        let value = self.value().gather(axis, indices)?;
         let shape = Dims::from_slice(self.shape());
-        record_one("gather", self, &[Save::Tensor(indices)], value, move |ctx, g| {
-            gather_grad(g, axis, ctx.saved(0).value(), &shape)
-        })
+        let gather = move |x: &Tensor, indices: &[&Tensor]| x.gather(axis, indices[0]);
+        let add = move |g: &Tensor, indices: &[&Tensor]| grad::gather(g, axis, indices[0], &shape);
+        record_pair(["gather", "gather_grad"], self, &[indices], gather, add)
     }
 
     /// A copy with `src` added at `indices` along `axis`, in a fixed order. Operands of different types are
@@ -40,14 +37,6 @@ impl Var {
     }
 }
 
-/// Zeros of `shape` with `g` added at the elements that were taken.
-fn gather_grad(g: &Var, axis: isize, indices: &Tensor, shape: &[usize]) -> Result<Var> {
-    let value = grad::gather(g.value(), axis, indices, shape)?;
-    record_one("gather_grad", g, &[Save::Tensor(indices)], value, move |ctx, h| {
-        h.gather(axis, ctx.saved(0).value())
-    })
-}
-
 /// Zeros behind each axis up to the size in `shape`: the elements of `src` that no index names.
 fn pad_to(mut g: Var, shape: &[usize]) -> Result<Var> {
     // Rank 0 counts as rank 1.
@@ -64,9 +53,9 @@ fn pad_to(mut g: Var, shape: &[usize]) -> Result<Var> {
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let along = |name, shape: &[usize], axis, indices: &[i64], indices_shape: &[usize]| -> Result<Sample> {
+    let along = |name, shape, axis, indices: &[i64], indices_shape: &[usize]| {
         let indices = d.indices(indices, indices_shape)?;
-        Ok(sample(name, [d.normal(shape)?], move |v| v[0].gather(axis, &indices)?.square()))
+        d.sample(name, &[shape], move |v| v[0].gather(axis, &indices)?.square())
     };
     Ok(vec![
         along("labels", &[3, 4], 1, &[2, 0, 3], &[3, 1])?,
@@ -81,11 +70,9 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
 }
 
 pub(super) fn scatter_samples(d: &Draw) -> Result<Vec<Sample>> {
-    let to = |name, shape: &[usize], axis, indices: &[i64], indices_shape: &[usize], src: &[usize]| {
+    let to = |name, shape, axis, indices: &[i64], indices_shape: &[usize], src| {
         let indices = d.indices(indices, indices_shape)?;
-        Ok(sample(name, [d.normal(shape)?, d.normal(src)?], move |v| {
-            v[0].scatter_add(axis, &indices, &v[1])?.square()
-        }))
+        d.sample(name, &[shape, src], move |v| v[0].scatter_add(axis, &indices, &v[1])?.square())
     };
     [
         to("rows", &[3, 2], 0, &[2, 0, 2, 1], &[2, 2], &[2, 2]),

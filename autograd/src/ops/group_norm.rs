@@ -3,7 +3,7 @@
 use tensor::{Norm, Result};
 
 use super::normalize::normalize;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample};
 use crate::Var;
 
 #[derive::located]

@@ -2,9 +2,7 @@
 
 use tensor::{Result, Tensor, grad};
 
-use super::binary::if_needed;
-use super::samples::{Draw, Sample, indices};
-use super::{position, record_one};
+use super::{Draw, Sample, if_needed, indices, position, record_pair};
 use crate::{Grads, Save, Var, record};
 
 #[derive::located]
@@ -15,11 +13,11 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::index_select`].
     pub fn index_select(&self, axis: isize, indices: &Tensor) -> Result<Var> {
-        let value = self.value().index_select(axis, indices)?;
-        let size = self.shape()[position(axis, self.shape().len())];
-        record_one("index_select", self, &[Save::Tensor(indices)], value, move |ctx, g| {
-            index_select_grad(g, axis, ctx.saved(0).value(), size)
-        })
+        // Without such an axis, the selection is refused.
+        let size = self.shape().get(position(axis, self.shape().len())).copied().unwrap_or(0);
+        let select = move |x: &Tensor, indices: &[&Tensor]| x.index_select(axis, indices[0]);
+        let add = move |g: &Tensor, indices: &[&Tensor]| grad::index_select(g, axis, indices[0], size);
+        record_pair(["index_select", "index_select_grad"], self, &[indices], select, add)
     }
 
     /// A copy with `src` added at positions of one axis. Operands of different types are
@@ -37,14 +35,6 @@ impl Var {
             ]))
         }))
     }
-}
-
-/// Zeros of `size` along `axis` with `g` added at the places that were picked.
-fn index_select_grad(g: &Var, axis: isize, indices: &Tensor, size: usize) -> Result<Var> {
-    let value = grad::index_select(g.value(), axis, indices, size)?;
-    record_one("index_select_grad", g, &[Save::Tensor(indices)], value, move |ctx, h| {
-        h.index_select(axis, ctx.saved(0).value())
-    })
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {

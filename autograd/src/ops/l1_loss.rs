@@ -3,9 +3,8 @@
 
 use tensor::{Error, Result};
 
-use super::Reduction;
 use super::mse_loss::{by_element, loss_by_element};
-use super::samples::{Draw, Sample};
+use super::{Draw, Reduction, Sample};
 use crate::Var;
 
 #[derive::located]

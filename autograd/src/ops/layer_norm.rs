@@ -3,7 +3,7 @@
 use tensor::{Norm, Result};
 
 use super::normalize::normalize;
-use super::samples::{Draw, Program, Sample};
+use super::{Draw, Program, Sample};
 use crate::Var;
 
 #[derive::located]

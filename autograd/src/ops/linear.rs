@@ -3,11 +3,9 @@
 use tensor::Result;
 use tensor::fused::{self, Activation};
 
-use super::Dims;
-use super::binary::if_needed;
-use super::crossed::{Crossed, Product, record_crossed};
-use super::samples::{Draw, Sample, sample};
-use crate::{Var, Vjp};
+use super::crossed::{Product, record_crossed};
+use super::{Dims, Draw, Sample, if_needed, last_two, sample};
+use crate::Var;
 
 #[derive::located]
 impl Var {
@@ -33,8 +31,8 @@ pub fn linear(x: &Var, weight: &Var, bias: Option<&Var>, activation: Activation)
     // The gradient of a weight that is stored transposed is made in the same order, so that an update walks
     // both straight through.
     let transposed = matches!(weight.value().strides(), [rows, columns] if rows < columns);
-    let vjp = move |ctx: &Vjp<'_>, crossed: Crossed, g: &Var| {
-        let (rows, inputs, outputs) = sizes(&shape, g.shape());
+    let ([outputs, inputs], rows) = (last_two(weight), shape.iter().rev().skip(1).product());
+    Ok(record_crossed(Product { op, value, activation }, [x, weight], bias, move |ctx, crossed, g| {
         let g = g.reshape(&[rows, outputs])?;
         Ok([
             if_needed(ctx, 0, || g.matmul(&crossed.rhs(ctx))?.reshape(&shape))?,
@@ -44,24 +42,13 @@ pub fn linear(x: &Var, weight: &Var, bias: Option<&Var>, activation: Activation)
             })?,
             if_needed(ctx, 2, || g.sum(&[0], false))?,
         ])
-    };
-    Ok(record_crossed(Product { op, value, activation }, [x, weight], bias, vjp))
-}
-
-/// The number of rows of `x`, and the sizes of one row of `x` and of the result.
-fn sizes(x: &[usize], result: &[usize]) -> (usize, usize, usize) {
-    let rows = x.iter().rev().skip(1).product();
-    (rows, last(x), last(result))
-}
-
-fn last(shape: &[usize]) -> usize {
-    shape.last().copied().unwrap_or(1)
+    }))
 }
 
 pub(super) fn samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
-    let of = |name, x: &[usize], out: usize| -> Result<Sample> {
-        let inputs = [d.normal(x)?, d.normal(&[out, x[x.len() - 1]])?, d.normal(&[out])?];
-        Ok(sample(name, inputs, move |v| linear(&v[0], &v[1], Some(&v[2]), activation)))
+    let of = |name, x: &[usize], out: usize| {
+        let shapes: [&[usize]; 3] = [x, &[out, x[x.len() - 1]], &[out]];
+        d.sample(name, &shapes, move |v| linear(&v[0], &v[1], Some(&v[2]), activation))
     };
     let (x, weight) = (Var::constant(d.normal(&[2, 3])?), Var::constant(d.normal(&[4, 3])?));
     Ok(vec![
@@ -70,18 +57,14 @@ pub(super) fn samples(d: &Draw, activation: Activation) -> Result<Vec<Sample>> {
         of("vector", &[3], 2)?,
         of("stack", &[2, 2, 3], 2)?,
         of("odd", &[3, 17], 3)?,
-        sample("without_bias", [d.normal(&[2, 3])?, d.normal(&[4, 3])?], move |v| {
-            linear(&v[0], &v[1], None, activation)
-        }),
+        d.sample("without_bias", &[&[2, 3], &[4, 3]], move |v| linear(&v[0], &v[1], None, activation))?,
         sample("weight_stored_transposed", [d.normal(&[2, 3])?, d.normal(&[3, 4])?.t()?], move |v| {
             linear(&v[0], &v[1], None, activation)?.square()
         }),
-        sample("only_the_bias", [d.normal(&[4])?], move |v| {
-            linear(&x, &weight, Some(&v[0]), activation)?.square()
-        }),
-        sample("one_value_for_all", [d.normal(&[2, 2])?], move |v| {
+        d.sample("only_the_bias", &[&[4]], move |v| linear(&x, &weight, Some(&v[0]), activation)?.square())?,
+        d.sample("one_value_for_all", &[&[2, 2]], move |v| {
             linear(&v[0], &v[0], Some(&v[0].select(0, 0)?), activation)
-        }),
+        })?,
     ])
 }
 

@@ -5,9 +5,8 @@ use std::ops::Range;
 use smallvec::SmallVec;
 use tensor::{Error, Result, Tensor};
 
-use super::Reduction;
 use super::cross_entropy::{cross_entropy_grad, not_empty};
-use super::samples::{Draw, Sample, indices};
+use super::{Draw, Reduction, Sample, indices};
 use crate::{Grads, Save, Var, Vjp, record};
 
 #[derive::located]
@@ -89,15 +88,14 @@ fn losses(x: &Var, weight: &Var, bias: Option<&Var>, labels: &Tensor, chunk: usi
     inputs.extend(bias);
     let mut saved: SmallVec<[Save<'_>; 5]> = (0..inputs.len()).map(Save::Input).collect();
     saved.extend([Save::Tensor(&log_sums), Save::Tensor(labels)]);
-    let has_bias = bias.is_some();
-    Ok(record(OP, &inputs, &saved, losses, move |ctx, g| gradients(ctx, g, has_bias, chunk)))
+    Ok(record(OP, &inputs, &saved, losses, move |ctx, g| gradients(ctx, g, chunk)))
 }
 
 /// With `S = g (softmax(x Wᵀ + b) - one_hot(label))` of each chunk: `x' = S W`, `W' = Σ Sᵀ x`, `b' = Σ S`.
-fn gradients(ctx: &Vjp<'_>, g: &Var, has_bias: bool, chunk: usize) -> Result<Grads> {
+fn gradients(ctx: &Vjp<'_>, g: &Var, chunk: usize) -> Result<Grads> {
     let (x, weight) = (ctx.saved(0), ctx.saved(1));
-    let bias = has_bias.then(|| ctx.saved(2));
-    let inputs = 2 + usize::from(has_bias);
+    let inputs = ctx.inputs();
+    let bias = (inputs == 3).then(|| ctx.saved(2));
     let (log_sums, labels) = (ctx.saved(inputs), ctx.saved(inputs + 1));
     let mut of_x = Vec::new();
     let mut sums: [Option<Var>; 2] = [None, None];
@@ -113,7 +111,7 @@ fn gradients(ctx: &Vjp<'_>, g: &Var, has_bias: bool, chunk: usize) -> Result<Gra
         if ctx.needs(1) {
             add(&mut sums[0], of_scores.t()?.matmul(&x)?, ctx.is_recorded())?;
         }
-        if has_bias && ctx.needs(2) {
+        if ctx.needs(2) {
             add(&mut sums[1], of_scores.sum(&[0], false)?, ctx.is_recorded())?;
         }
     }

@@ -2,8 +2,7 @@
 
 use tensor::Result;
 
-use super::binary::widened;
-use super::{kept_shape, record_one};
+use super::{kept_shape, record_one, widened};
 use crate::{Save, Var};
 
 #[derive::located]

@@ -2,10 +2,8 @@
 
 use tensor::Result;
 
-use super::Dims;
-use super::binary::if_needed;
 use super::crossed::Crossed;
-use super::samples::{Draw, Program, Sample};
+use super::{Dims, Draw, Program, Sample, if_needed};
 use crate::{Grads, Var, record};
 
 #[derive::located]

@@ -2,8 +2,7 @@
 
 use tensor::{Result, Tensor};
 
-use super::samples::{Draw, Sample, sample};
-use super::{kept_shape, record_one};
+use super::{Draw, Sample, kept_shape, record_one};
 use crate::{Save, Var, Vjp};
 
 #[derive::located]
@@ -80,16 +79,16 @@ fn shares(ctx: &Vjp<'_>, kept: &[usize]) -> Result<Var> {
 }
 
 pub(super) fn indices_samples(d: &Draw) -> Result<Vec<Sample>> {
-    let along = |name, shape: &[usize], axis, keepdim| -> Result<Sample> {
-        Ok(sample(name, [d.distinct(shape)?], move |v| Ok(v[0].max_with_indices(axis, keepdim)?.0)))
+    let values = |x: &Var, axis, keepdim| x.max_with_indices(axis, keepdim).map(|(values, _)| values);
+    let along = |name, shape, axis, keepdim| {
+        d.sample_of(Draw::distinct, name, &[shape], move |v| values(&v[0], axis, keepdim))
     };
-    let twice = |v: &[Var]| v[0].max_with_indices(1, true)?.0.mul(&v[0]);
     Ok(vec![
         along("first", &[3, 5], 0, false)?,
         along("last", &[3, 5], -1, false)?,
         along("middle_kept", &[2, 3, 2], 1, true)?,
         along("one", &[1], 0, false)?,
-        sample("used_twice", [d.distinct(&[5, 3])?], twice),
+        d.sample_of(Draw::distinct, "used_twice", &[&[5, 3]], move |v| values(&v[0], 1, true)?.mul(&v[0]))?,
     ])
 }
 

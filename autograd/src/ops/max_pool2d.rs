@@ -2,8 +2,7 @@
 
 use tensor::{MaxPool, Result, Tensor, grad};
 
-use super::record_one;
-use super::samples::{Draw, Sample, sample};
+use super::{Draw, Sample, last_two, record_one, record_pair};
 use crate::{Save, Var};
 
 #[derive::located]
@@ -16,39 +15,18 @@ impl Var {
     pub fn max_pool2d(&self, pool: &MaxPool) -> Result<Var> {
         let (value, index) = self.value().max_pool2d(pool)?;
         let (pool, image) = (*pool, last_two(self));
+        let scatter = move |g: &Tensor, index: &[&Tensor]| grad::max_pool2d(g, index[0], &pool, image);
+        let pick = move |x: &Tensor, index: &[&Tensor]| grad::max_pool2d_pick(x, index[0], &pool);
         record_one("max_pool2d", self, &[Save::Tensor(&index)], value, move |ctx, g| {
-            scattered(g, ctx.saved(0).value(), pool, image)
+            let index = ctx.saved(0);
+            record_pair(["max_pool2d_grad", "max_pool2d_pick"], g, &[index.value()], scatter, pick)
         })
     }
 }
 
-/// The sizes of the last two axes, of which an op that took `x` has made sure.
-pub(super) fn last_two(x: &Var) -> [usize; 2] {
-    match *x.shape() {
-        [.., h, w] => [h, w],
-        _ => [0; 2],
-    }
-}
-
-/// `g` at the pixels that the index names; its own gradient is read there.
-fn scattered(g: &Var, index: &Tensor, pool: MaxPool, image: [usize; 2]) -> Result<Var> {
-    let value = grad::max_pool2d(g.value(), index, &pool, image)?;
-    record_one("max_pool2d_grad", g, &[Save::Tensor(index)], value, move |ctx, h| {
-        picked(h, ctx.saved(0).value(), pool)
-    })
-}
-
-fn picked(x: &Var, index: &Tensor, pool: MaxPool) -> Result<Var> {
-    let value = grad::max_pool2d_pick(x.value(), index, &pool)?;
-    let image = last_two(x);
-    record_one("max_pool2d_pick", x, &[Save::Tensor(index)], value, move |ctx, g| {
-        scattered(g, ctx.saved(0).value(), pool, image)
-    })
-}
-
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, shape: &[usize], pool: MaxPool| -> Result<Sample> {
-        Ok(sample(name, [d.distinct(shape)?], move |v| v[0].max_pool2d(&pool)?.square()))
+    let of = |name, shape, pool| {
+        d.sample_of(Draw::distinct, name, &[shape], move |v| v[0].max_pool2d(&pool)?.square())
     };
     let halves = MaxPool::new([2, 2]);
     let overlapping = MaxPool { stride: [1, 2], padding: [1, 1], ..MaxPool::new([3, 3]) };

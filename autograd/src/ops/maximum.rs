@@ -2,9 +2,7 @@
 
 use tensor::{CompareOp, Result, Tensor};
 
-use super::binary::{if_needed, record_binary};
-use super::samples::{Draw, Sample, binary};
-use super::scalar_like;
+use super::{Draw, Sample, binary, if_needed, record_binary, scalar_like};
 use crate::{Save, Var};
 
 const BOTH: &[Save<'static>] = &[Save::Input(0), Save::Input(1)];

@@ -113,8 +113,11 @@ pub use embedding_bag::{BagMode, BagOptions};
 pub use pad::PadMode;
 pub use reduction::Reduction;
 pub use rotary_embedding::{RotaryPairs, rotary_angles};
-use samples::{Draw, binary, unary};
 pub use samples::{Run, Sample};
+
+// What the ops share.
+use binary::{binary_slope, if_needed, record_binary, widened};
+use samples::{Draw, Drawn, Program, binary, indices, sample, unary};
 
 use crate::tape::one;
 use crate::{Save, Var, Vjp, record};
@@ -292,8 +295,33 @@ where
     Ok(record(op, &[x], saved, value, move |ctx, g| Ok(one(vjp(ctx, g)?))))
 }
 
+/// Records a linear op of one operand. Its gradient is its adjoint, whose gradient is the op again; both get their operand and the
+/// tensors that are `kept`, such as indices.
+fn record_pair<F, B>(names: [&'static str; 2], x: &Var, kept: &[&Tensor], op: F, adjoint: B) -> Result<Var>
+where
+    F: Fn(&Tensor, &[&Tensor]) -> Result<Tensor> + Clone + Send + Sync + 'static,
+    B: Fn(&Tensor, &[&Tensor]) -> Result<Tensor> + Clone + Send + Sync + 'static,
+{
+    let value = op(x.value(), kept)?;
+    let saved: SmallVec<[Save<'_>; 2]> = kept.iter().map(|kept| Save::Tensor(kept)).collect();
+    let count = kept.len();
+    record_one(names[0], x, &saved, value, move |ctx, g| {
+        let kept: SmallVec<[Var; 2]> = (0..count).map(|at| ctx.saved(at)).collect();
+        let kept: SmallVec<[&Tensor; 2]> = kept.iter().map(Var::value).collect();
+        record_pair([names[1], names[0]], g, &kept, adjoint.clone(), op.clone())
+    })
+}
+
 /// A shape that an op keeps for its gradient.
 type Dims = SmallVec<[usize; 4]>;
+
+/// The sizes of the last two axes, of which an op that took `x` has made sure.
+fn last_two(x: &Var) -> [usize; 2] {
+    match *x.shape() {
+        [.., h, w] => [h, w],
+        _ => [0; 2],
+    }
+}
 
 /// A constant of rank 0 with the type and device of `like`.
 fn scalar_like(like: &Tensor, value: f64) -> Result<Var> {

@@ -2,10 +2,9 @@
 
 use tensor::{Error, Result};
 
-use super::Reduction;
 use super::binary::computed;
 use super::cross_entropy::not_empty;
-use super::samples::{Draw, Sample, sample};
+use super::{Draw, Reduction, Sample, sample};
 use crate::Var;
 
 #[derive::located]

@@ -2,9 +2,8 @@
 
 use tensor::Result;
 
-use super::binary::{if_needed, record_binary};
 use super::crossed::Crossed;
-use super::record_one;
+use super::{if_needed, record_binary, record_one};
 use crate::Var;
 
 #[derive::located]

@@ -2,8 +2,7 @@
 
 use tensor::{Error, ErrorKind, Result};
 
-use super::samples::{Draw, Sample};
-use super::{Dims, position, record_one};
+use super::{Dims, Draw, Sample, position, record_one};
 use crate::Var;
 
 #[derive::located]

@@ -3,8 +3,7 @@
 
 use tensor::{Error, Result, Tensor};
 
-use super::record_one;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample, record_one};
 use crate::Var;
 
 /// What [`Var::pad`] puts around a tensor.
@@ -31,9 +30,8 @@ impl Var {
     /// than its axis, and for a repeated element of an axis that has none.
     pub fn pad(&self, borders: &[[isize; 2]], mode: PadMode) -> Result<Var> {
         let rank = self.shape().len();
-        if borders.len() > rank {
-            return Err(refused(format!("{borders:?} for {rank} axes"), "a pair for an axis at most"));
-        }
+        let value = format_args!("{borders:?} for {rank} axes");
+        Error::require(borders.len() <= rank, "pad", "borders", "a pair for an axis at most", value)?;
         let mut x = self.clone();
         for (nth, &border) in borders.iter().enumerate() {
             x = bordered(&x, rank - 1 - nth, border, mode)?;
@@ -44,15 +42,11 @@ impl Var {
 
 const TAKEN: &str = "no more taken than there are";
 
-#[cold]
-fn refused(value: String, expected: &'static str) -> Error {
-    Error::invalid("pad", "borders", expected, value)
-}
-
 fn bordered(x: &Var, axis: usize, [before, behind]: [isize; 2], mode: PadMode) -> Result<Var> {
     let size = x.shape()[axis];
     let whole = size.checked_add_signed(before).and_then(|size| size.checked_add_signed(behind));
-    let wrong = |expected| refused(format!("{before} and {behind} for {size} elements"), expected);
+    let value = format_args!("{before} and {behind} for {size} elements");
+    let wrong = |expected| Error::invalid("pad", "borders", expected, value);
     let whole = whole.ok_or_else(|| wrong(TAKEN))?;
     if before == 0 && behind == 0 {
         return Ok(x.clone());
@@ -64,7 +58,13 @@ fn bordered(x: &Var, axis: usize, [before, behind]: [isize; 2], mode: PadMode) -
             let kept = size.checked_sub(cut[0]).and_then(|size| size.checked_sub(cut[1]));
             let kept = kept.ok_or_else(|| wrong(TAKEN))?;
             let inner = if kept == size { x.clone() } else { x.narrow(axis as isize, cut[0], kept)? };
-            constant(&inner, axis, added, value)
+            if added == [0, 0] {
+                return Ok(inner);
+            }
+            let mut borders = vec![[0; 2]; x.shape().len()];
+            borders[axis] = added;
+            let padded = inner.value().pad_constant(&borders, value)?;
+            record_one("pad", &inner, &[], padded, move |_, g| g.narrow(axis as isize, added[0], kept))
         }
         PadMode::Reflect | PadMode::Replicate => {
             let reach = before.max(behind);
@@ -84,17 +84,6 @@ fn bordered(x: &Var, axis: usize, [before, behind]: [isize; 2], mode: PadMode) -
             x.index_select(axis as isize, &Tensor::from_slice(&places, &[whole], x.device())?)
         }
     }
-}
-
-fn constant(x: &Var, axis: usize, [before, behind]: [usize; 2], value: f64) -> Result<Var> {
-    if before == 0 && behind == 0 {
-        return Ok(x.clone());
-    }
-    let mut borders = vec![[0; 2]; x.shape().len()];
-    borders[axis] = [before, behind];
-    let padded = x.value().pad_constant(&borders, value)?;
-    let size = x.shape()[axis];
-    record_one("pad", x, &[], padded, move |_, g| g.narrow(axis as isize, before, size))
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {

@@ -3,8 +3,7 @@
 use smallvec::SmallVec;
 use tensor::Result;
 
-use super::samples::{Draw, Sample};
-use super::{position, record_one};
+use super::{Draw, Sample, position, record_one};
 use crate::Var;
 
 #[derive::located]

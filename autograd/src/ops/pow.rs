@@ -2,9 +2,8 @@
 
 use tensor::{BinaryGradOp, Result, UnaryOp};
 
-use super::binary::{binary_slope, if_needed, record_binary};
 use super::function::function;
-use super::samples::{Draw, Sample, sample, unary};
+use super::{Draw, Sample, binary_slope, if_needed, record_binary, unary};
 use crate::{Save, Var};
 
 #[derive::located]
@@ -48,11 +47,13 @@ impl Var {
 
 pub(super) fn scalar_samples(d: &Draw) -> Result<Vec<Sample>> {
     let mut samples = unary(d, Draw::positive, |x| x.pow_scalar(-1.5))?;
-    samples.push(sample("zeroth", [d.normal(&[3])?], |v| v[0].pow_scalar(0.0)?.mul(&v[0])));
-    samples.push(sample("first", [d.normal(&[3])?], |v| v[0].pow_scalar(1.0)));
-    samples.push(sample("second", [d.normal(&[3])?], |v| v[0].pow_scalar(2.0)));
-    samples.push(sample("third", [d.normal(&[3])?], |v| v[0].pow_scalar(3.0)));
-    samples.push(sample("half", [d.positive(&[3])?], |v| v[0].pow_scalar(0.5)));
+    samples.extend(d.samples(&[
+        ("zeroth", &[&[3]], |v| v[0].pow_scalar(0.0)?.mul(&v[0])),
+        ("first", &[&[3]], |v| v[0].pow_scalar(1.0)),
+        ("second", &[&[3]], |v| v[0].pow_scalar(2.0)),
+        ("third", &[&[3]], |v| v[0].pow_scalar(3.0)),
+    ])?);
+    samples.push(d.sample_of(Draw::positive, "half", &[&[3]], |v| v[0].pow_scalar(0.5))?);
     Ok(samples)
 }
 

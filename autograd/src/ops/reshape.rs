@@ -3,8 +3,7 @@
 
 use tensor::{Result, Tensor};
 
-use super::samples::{Draw, Sample};
-use super::{Dims, record_one};
+use super::{Dims, Draw, Sample, record_one};
 use crate::Var;
 
 #[derive::located]

@@ -2,9 +2,8 @@
 
 use tensor::{DType, Device, Error, Result, Tensor};
 
-use super::record_one;
-use super::samples::{Draw, Sample, sample};
-use crate::{Save, Var};
+use super::{Draw, Sample, record_pair};
+use crate::Var;
 
 /// Which elements of the last axis are turned together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,15 +25,12 @@ impl Var {
     /// As for [`Tensor::rotary_embedding`], but for `DTypeMismatch`.
     pub fn rotary_embedding(&self, cos: &Tensor, sin: &Tensor, pairs: RotaryPairs) -> Result<Var> {
         let dtype = self.value().result_type(cos);
-        self.to_dtype(dtype)?.turned(&cos.to_dtype(dtype)?, &sin.to_dtype(dtype)?, pairs, false)
-    }
-
-    fn turned(&self, cos: &Tensor, sin: &Tensor, pairs: RotaryPairs, back: bool) -> Result<Var> {
-        let value = self.value().rotary_embedding(cos, sin, pairs == RotaryPairs::Neighbours, back)?;
-        let saved = [Save::Tensor(cos), Save::Tensor(sin)];
-        record_one("rotary_embedding", self, &saved, value, move |ctx, g| {
-            g.turned(ctx.saved(0).value(), ctx.saved(1).value(), pairs, !back)
-        })
+        let interleaved = pairs == RotaryPairs::Neighbours;
+        let turned = move |back| {
+            move |x: &Tensor, angles: &[&Tensor]| x.rotary_embedding(angles[0], angles[1], interleaved, back)
+        };
+        let (x, cos, sin) = (self.to_dtype(dtype)?, cos.to_dtype(dtype)?, sin.to_dtype(dtype)?);
+        record_pair(["rotary_embedding"; 2], &x, &[&cos, &sin], turned(false), turned(true))
     }
 }
 
@@ -67,10 +63,10 @@ pub fn rotary_angles(
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, shape: &[usize], pairs| -> Result<Sample> {
+    let of = |name, shape: &[usize], pairs| {
         let [places, width] = [2, 1].map(|last| shape[shape.len() - last]);
         let (cos, sin) = rotary_angles(places, width, 10_000.0, DType::F64, &d.device)?;
-        Ok(sample(name, [d.normal(shape)?], move |v| v[0].rotary_embedding(&cos, &sin, pairs)?.mul(&v[0])))
+        d.sample(name, &[shape], move |v| v[0].rotary_embedding(&cos, &sin, pairs)?.mul(&v[0]))
     };
     Ok(vec![
         of("halves", &[2, 3, 4], RotaryPairs::Halves)?,

@@ -82,13 +82,31 @@ impl Draw {
         Tensor::from_slice(&values, shape, &self.device)
     }
 
+    /// A sample on numbers that `draw` draws in these shapes.
+    pub(super) fn sample_of(
+        &self,
+        draw: Drawn,
+        name: &'static str,
+        shapes: &[&[usize]],
+        run: impl Fn(&[Var]) -> Result<Var> + Send + Sync + 'static,
+    ) -> Result<Sample> {
+        let inputs = shapes.iter().map(|shape| draw(self, shape)).collect::<Result<_>>()?;
+        Ok(Sample { name, inputs, run: Box::new(run) })
+    }
+
+    /// A sample on normal numbers.
+    pub(super) fn sample(
+        &self,
+        name: &'static str,
+        shapes: &[&[usize]],
+        run: impl Fn(&[Var]) -> Result<Var> + Send + Sync + 'static,
+    ) -> Result<Sample> {
+        self.sample_of(Draw::normal, name, shapes, run)
+    }
+
     /// Samples on normal numbers: the shapes of the inputs, and the program.
     pub(super) fn samples(&self, list: &[(&'static str, &[&[usize]], Program)]) -> Result<Vec<Sample>> {
-        let of = |&(name, shapes, run): &(&'static str, &[&[usize]], Program)| -> Result<Sample> {
-            let inputs = shapes.iter().map(|shape| self.normal(shape)).collect::<Result<_>>()?;
-            Ok(Sample { name, inputs, run: Box::new(run) })
-        };
-        list.iter().map(of).collect()
+        list.iter().map(|&(name, shapes, run)| self.sample(name, shapes, run)).collect()
     }
 
     /// Indices or labels.
@@ -142,13 +160,13 @@ pub(super) type Drawn = fn(&Draw, &[usize]) -> Result<Tensor>;
 /// The samples of an elementwise op of one operand.
 pub(super) fn unary(d: &Draw, draw: Drawn, f: fn(&Var) -> Result<Var>) -> Result<Vec<Sample>> {
     Ok(vec![
-        sample("matrix", [draw(d, &[2, 3])?], move |v| f(&v[0])),
-        sample("odd", [draw(d, &[17])?], move |v| f(&v[0])),
-        sample("one", [draw(d, &[1, 1])?], move |v| f(&v[0])),
-        sample("scalar", [draw(d, &[])?], move |v| f(&v[0])),
-        sample("narrowed_inside", [draw(d, &[3, 4])?], move |v| f(&v[0].narrow(1, 1, 2)?)),
-        sample("expanded_inside", [draw(d, &[3, 1])?], move |v| f(&v[0].expand(&[3, 2])?)),
-        sample("used_twice", [draw(d, &[5])?], move |v| f(&v[0])?.mul(&v[0])),
+        d.sample_of(draw, "matrix", &[&[2, 3]], move |v| f(&v[0]))?,
+        d.sample_of(draw, "odd", &[&[17]], move |v| f(&v[0]))?,
+        d.sample_of(draw, "one", &[&[1, 1]], move |v| f(&v[0]))?,
+        d.sample_of(draw, "scalar", &[&[]], move |v| f(&v[0]))?,
+        d.sample_of(draw, "narrowed_inside", &[&[3, 4]], move |v| f(&v[0].narrow(1, 1, 2)?))?,
+        d.sample_of(draw, "expanded_inside", &[&[3, 1]], move |v| f(&v[0].expand(&[3, 2])?))?,
+        d.sample_of(draw, "used_twice", &[&[5]], move |v| f(&v[0])?.mul(&v[0]))?,
     ])
 }
 
@@ -177,7 +195,7 @@ pub(super) fn binary(
         sample("transposed_inside", [lhs(d, &[2, 3])?, rhs(d, &[3, 2])?], move |v| {
             f(&v[0], &v[1].transpose(0, 1)?)
         }),
-        sample("same_operand", [lhs(d, &[5])?], move |v| f(&v[0], &v[0])),
+        d.sample_of(lhs, "same_operand", &[&[5]], move |v| f(&v[0], &v[0]))?,
         sample("chained", [lhs(d, &[3])?, rhs(d, &[3])?], move |v| f(&v[0], &v[1])?.mul(&v[1])?.mul(&v[0])),
     ])
 }

@@ -2,9 +2,7 @@
 
 use tensor::{Result, grad};
 
-use super::binary::if_needed;
-use super::record_one;
-use super::samples::{Draw, Sample, sample};
+use super::{Draw, Sample, if_needed, record_one};
 use crate::{Grads, Save, Var, record};
 
 const BOTH: &[Save<'static>] = &[Save::Input(0), Save::Input(1)];
@@ -64,10 +62,7 @@ fn log_softmax_grad(y: &Var, g: &Var, axis: isize) -> Result<Var> {
 }
 
 pub(super) fn along_axes(d: &Draw, f: fn(&Var, isize) -> Result<Var>) -> Result<Vec<Sample>> {
-    let along = |name, shape: &[usize], axis| -> Result<Sample> {
-        Ok(sample(name, [d.normal(shape)?], move |v| f(&v[0], axis)))
-    };
-    let expanded = move |v: &[Var]| f(&v[0], 1)?.narrow(1, 0, 2)?.sum(&[1], false);
+    let along = |name, shape, axis| d.sample(name, &[shape], move |v| f(&v[0], axis));
     Ok(vec![
         along("last", &[2, 3], -1)?,
         along("vector", &[5], 0)?,
@@ -76,8 +71,8 @@ pub(super) fn along_axes(d: &Draw, f: fn(&Var, isize) -> Result<Var>) -> Result<
         along("odd", &[3, 17], 1)?,
         along("one", &[2, 1], 1)?,
         along("scalar", &[], -1)?,
-        sample("used_twice", [d.normal(&[2, 3])?], move |v| f(&v[0], 1)?.mul(&v[0])),
-        sample("expanded_gradient", [d.normal(&[2, 3])?], expanded),
+        d.sample("used_twice", &[&[2, 3]], move |v| f(&v[0], 1)?.mul(&v[0]))?,
+        d.sample("expanded_gradient", &[&[2, 3]], move |v| f(&v[0], 1)?.narrow(1, 0, 2)?.sum(&[1], false))?,
     ])
 }
 

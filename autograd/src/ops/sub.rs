@@ -2,7 +2,7 @@
 
 use tensor::Result;
 
-use super::binary::{if_needed, record_binary};
+use super::{if_needed, record_binary};
 use crate::Var;
 
 #[derive::located]

@@ -2,8 +2,7 @@
 
 use tensor::Result;
 
-use super::samples::{Draw, Drawn, Sample, sample, unary};
-use super::{Dims, kept_shape, record_one, spread};
+use super::{Dims, Draw, Drawn, Sample, kept_shape, record_one, spread, unary};
 use crate::Var;
 
 #[derive::located]
@@ -48,8 +47,8 @@ pub(super) fn reductions(
     draw: Drawn,
     f: fn(&Var, &[isize], bool) -> Result<Var>,
 ) -> Result<Vec<Sample>> {
-    let over = |name, shape: &[usize], axes: &'static [isize], keepdim| -> Result<Sample> {
-        Ok(sample(name, [draw(d, shape)?], move |v| f(&v[0], axes, keepdim)))
+    let over = |name, shape, axes: &'static [isize], keepdim| {
+        d.sample_of(draw, name, &[shape], move |v| f(&v[0], axes, keepdim))
     };
     Ok(vec![
         over("first", &[3, 5], &[0], false)?,
@@ -65,8 +64,8 @@ pub(super) fn reductions(
         over("scalar_along_its_only_axis", &[], &[0], true)?,
         over("size_one_kept", &[3, 1, 2], &[1], true)?,
         over("two_of_one_row", &[1, 2], &[1], false)?,
-        sample("narrowed_inside", [draw(d, &[3, 5])?], move |v| f(&v[0].narrow(1, 1, 3)?, &[0], false)),
-        sample("used_twice", [draw(d, &[3, 2])?], move |v| v[0].mul(&f(&v[0], &[1], true)?)),
+        d.sample_of(draw, "narrowed_inside", &[&[3, 5]], move |v| f(&v[0].narrow(1, 1, 3)?, &[0], false))?,
+        d.sample_of(draw, "used_twice", &[&[3, 2]], move |v| v[0].mul(&f(&v[0], &[1], true)?))?,
     ])
 }
 

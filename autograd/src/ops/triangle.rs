@@ -2,8 +2,7 @@
 
 use tensor::Result;
 
-use super::record_one;
-use super::samples::{Draw, Sample, sample};
+use super::{Draw, Sample, record_one};
 use crate::Var;
 
 #[derive::located]
@@ -28,9 +27,7 @@ impl Var {
 }
 
 pub(super) fn both(d: &Draw, f: fn(&Var, i64) -> Result<Var>) -> Result<Vec<Sample>> {
-    let of = |name, shape: &[usize], diagonal| -> Result<Sample> {
-        Ok(sample(name, [d.normal(shape)?], move |v| f(&v[0], diagonal)?.square()))
-    };
+    let of = |name, shape, diagonal| d.sample(name, &[shape], move |v| f(&v[0], diagonal)?.square());
     [of("square", &[3, 3], 0), of("above", &[3, 4], 1), of("below", &[2, 4, 3], -1)].into_iter().collect()
 }
 

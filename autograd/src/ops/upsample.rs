@@ -2,9 +2,7 @@
 
 use tensor::{DType, Error, Result, Tensor};
 
-use super::binary::widened;
-use super::max_pool2d::last_two;
-use super::samples::{Draw, Sample};
+use super::{Draw, Sample, last_two, widened};
 use crate::Var;
 
 #[derive::located]

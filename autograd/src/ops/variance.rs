@@ -4,10 +4,8 @@
 use smallvec::SmallVec;
 use tensor::{CompareOp, Result, Tensor};
 
-use super::binary::widened;
-use super::samples::{Draw, Sample, sample};
 use super::sum::reductions;
-use super::{kept_shape, record_one, reduced_elements, scalar_like};
+use super::{Draw, Sample, kept_shape, record_one, reduced_elements, scalar_like, widened};
 use crate::{Save, Var};
 
 #[derive::located]
@@ -75,8 +73,8 @@ pub(super) fn std_samples(d: &Draw) -> Result<Vec<Sample>> {
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let mut samples = reductions(d, Draw::normal, |x, axes, keepdim| x.var(axes, 0.0, keepdim))?;
-    samples.push(sample("unbiased", [d.normal(&[3, 4])?], |v| v[0].var(&[1], 1.0, false)));
-    samples.push(sample("unbiased_all", [d.normal(&[3, 4])?], |v| v[0].var(&[], 1.0, false)));
+    samples.push(d.sample("unbiased", &[&[3, 4]], |v| v[0].var(&[1], 1.0, false))?);
+    samples.push(d.sample("unbiased_all", &[&[3, 4]], |v| v[0].var(&[], 1.0, false))?);
     Ok(samples)
 }
 

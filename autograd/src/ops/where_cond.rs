@@ -2,9 +2,7 @@
 
 use tensor::{CompareOp, Result, Tensor};
 
-use super::binary::if_needed;
-use super::samples::{Draw, Sample, sample};
-use super::{Dims, scalar_like};
+use super::{Dims, Draw, Sample, if_needed, scalar_like};
 use crate::{Grads, Save, Var, record};
 
 #[derive::located]
@@ -38,10 +36,9 @@ impl Var {
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, cond: &[usize], a: &[usize], b: &[usize]| -> Result<Sample> {
+    let of = |name, cond: &[usize], a, b| {
         let cond = d.normal(cond)?.compare_scalar(CompareOp::Gt, 0.0)?;
-        let run = move |v: &[Var]| Var::where_cond(&cond, &v[0], &v[1])?.mul(&v[0]);
-        Ok(sample(name, [d.normal(a)?, d.normal(b)?], run))
+        d.sample(name, &[a, b], move |v| Var::where_cond(&cond, &v[0], &v[1])?.mul(&v[0]))
     };
     Ok(vec![
         of("same_shape", &[2, 3], &[2, 3], &[2, 3])?,
@@ -55,9 +52,9 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
 }
 
 pub(super) fn masked_fill_samples(d: &Draw) -> Result<Vec<Sample>> {
-    let of = |name, mask: &[usize]| -> Result<Sample> {
+    let of = |name, mask: &[usize]| {
         let mask = d.normal(mask)?.compare_scalar(CompareOp::Gt, 0.0)?;
-        Ok(sample(name, [d.normal(&[2, 5])?], move |v| v[0].masked_fill(&mask, -1.5)?.mul(&v[0])))
+        d.sample(name, &[&[2, 5]], move |v| v[0].masked_fill(&mask, -1.5)?.mul(&v[0]))
     };
     Ok(vec![of("same_shape", &[2, 5])?, of("row", &[5])?])
 }

@@ -234,21 +234,30 @@ impl ConcurrentBatches {
         let (mut batches, later) = self.first("ConcurrentBatches::merged_step", batches)?;
         AtCaller::user(|| batches.extend(later));
         let (around, count) = (Around::next(), batches.len());
-        let forward =
-            |index, item| as_batch(&around, index, || Ok(Cut::new(AtCaller::user(|| forward(item))?)));
+        // Its result, and the leaf that stands for it in the loss.
+        let forward = |index, item| {
+            as_batch(&around, index, || {
+                let value = AtCaller::user(|| forward(item))?;
+                let leaf =
+                    if value.requires_grad() { Var::leaf(value.value().clone()) } else { value.detach() };
+                Ok((value, leaf))
+            })
+        };
         let merged = |width| {
-            let forward: Result<Vec<(Cut, Updates)>> =
-                self.each(width, 0, batches, &forward)?.into_iter().collect();
-            let (cuts, mut updates): (Vec<Cut>, Vec<Updates>) = forward?.into_iter().unzip();
-            let leaves: Vec<Var> = cuts.iter().map(|cut| cut.leaf.clone()).collect();
+            let forward: Result<Vec<_>> = self.each(width, 0, batches, &forward)?.into_iter().collect();
+            let (parts, mut updates): (Vec<(Var, Var)>, Vec<Updates>) = forward?.into_iter().unzip();
+            let (values, leaves): (Vec<Var>, Vec<Var>) = parts.into_iter().unzip();
             let (loss, own) = as_batch(&around, count, || AtCaller::user(|| loss(&leaves)))?;
             updates.push(own);
-            let ends = Ends::shared_by(cuts.iter().map(|cut| &cut.value).chain([&loss]));
+            let ends = Ends::shared_by(values.iter().chain([&loss]));
             let (mut gradients, mut at_ends) = backward_until(&loss, None, &ends)?;
             let parts = gradients.take(&leaves);
             drop(leaves);
-            let back = |_, (cut, gradient): (Cut, Option<Var>)| cut.backward(gradient, &ends);
-            let parts = self.each(width, 0, cuts.into_iter().zip(parts).collect(), &back)?;
+            let back = |_, (value, gradient): (Var, Option<Var>)| match gradient {
+                Some(_) => backward_until(&value, gradient, &ends),
+                None => Ok(Default::default()),
+            };
+            let parts = self.each(width, 0, values.into_iter().zip(parts).collect(), &back)?;
             for (of_leaves, of_ends) in parts.into_iter().collect::<Result<Vec<_>>>()?.into_iter().rev() {
                 gradients.merge(of_leaves)?;
                 at_ends.merge(of_ends)?;
@@ -397,28 +406,6 @@ fn as_batch<R>(around: &Around, index: usize, f: impl FnOnce() -> Result<R>) -> 
 
 /// What a batch put off.
 type Updates = Vec<Update>;
-
-/// A value at which the tape is cut: the pass from a loss ends at the leaf, and goes on from the value elsewhere.
-struct Cut {
-    value: Var,
-    leaf: Var,
-}
-
-impl Cut {
-    fn new(value: Var) -> Cut {
-        let tensor = value.value().clone();
-        let leaf = if value.requires_grad() { Var::leaf(tensor) } else { Var::constant(tensor) };
-        Cut { value, leaf }
-    }
-
-    /// The rest of the pass, as far as no other batch takes part in it.
-    fn backward(self, gradient: Option<Var>, ends: &Ends) -> Result<(Gradients, Gradients)> {
-        match gradient {
-            Some(_) => backward_until(&self.value, gradient, ends),
-            None => Ok(Default::default()),
-        }
-    }
-}
 
 impl Tensors for Step {
     fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {

@@ -29,15 +29,17 @@ pub(super) struct Stage<'a> {
 pub(super) struct StageThreads {
     pub(super) groups: Vec<Range<usize>>,
     pub(super) streams: Vec<Stream>,
+    /// Batches that may wait in the channel between two groups.
+    depth: usize,
     team: Team,
 }
 
 impl StageThreads {
     /// A stream for each group.
-    pub(super) fn new(device: &Device, groups: Vec<Range<usize>>) -> Result<StageThreads> {
+    pub(super) fn new(device: &Device, groups: Vec<Range<usize>>, depth: usize) -> Result<StageThreads> {
         let streams = streams(device, &staged(groups.len(), Placement::Caller))?;
         let team = Team::new("stage", groups.len() - 1)?;
-        Ok(StageThreads { groups, streams, team })
+        Ok(StageThreads { groups, streams, depth, team })
     }
 }
 
@@ -101,14 +103,14 @@ impl<'r> Run<'r> {
     }
 
     /// Takes up to `count` more batches through the stages. Each group pulls its batches from the one before it, through a
-    /// channel in which `depth` batches may wait.
+    /// channel.
     pub(super) fn go_on(
         &mut self,
         stages: &mut [Stage<'_>],
         lines: &StageThreads,
-        depth: usize,
         count: usize,
     ) -> Result<()> {
+        let depth = lines.depth;
         let (around, outputs) = (&self.around, &mut self.outputs);
         let (batches, next, is_over) = (&mut *self.batches, &mut self.next, &mut self.is_over);
         let mut source: Batches<'_> = Box::new((0..count).map_while(move |_| {
@@ -199,11 +201,10 @@ impl<'r> Run<'r> {
         &mut self,
         stages: &mut [Stage<'_>],
         lines: &StageThreads,
-        depth: usize,
         count: usize,
     ) -> Result<f64> {
         let start = Instant::now();
-        self.go_on(stages, lines, depth, count)?;
+        self.go_on(stages, lines, count)?;
         lines.streams.iter().try_for_each(Stream::synchronize)?;
         Ok(start.elapsed().as_secs_f64() * 1e3)
     }

@@ -45,7 +45,9 @@ const BLOCK_MS: f64 = if cfg!(test) { 0.0 } else { 4.0 };
 /// ```
 pub struct Prefetch<T> {
     device: Device,
-    producers: Vec<Producer<T>>,
+    producers: Vec<Arc<Shared<T>>>,
+    /// Those that ask the iterators ahead. Waited for when they drop.
+    threads: Vec<Thread>,
     /// The number of the next item, which the line takes that is as far along the list.
     next: usize,
     /// While it is not decided who asks the iterators.
@@ -135,17 +137,18 @@ impl<T: Send + 'static> Prefetch<T> {
         let line = |(first, items): (usize, I)| {
             let options = StreamOptions { placement: Placement::Caller, ..StreamOptions::default() };
             let source = Source {
-                items: Some(Box::new(items.into_iter())),
+                items: Box::new(items.into_iter()),
                 number: first,
                 step: count,
                 stream: device.new_stream_with(options)?,
                 around: Arc::clone(&around),
             };
-            Ok(Producer { shared: Shared::new(source, each, is_ahead), thread: None })
+            Ok(Shared::new(source, each, is_ahead))
         };
         let mut prefetch = Prefetch {
             device: device.clone(),
             producers: sources.into_iter().enumerate().map(line).collect::<Result<_>>()?,
+            threads: Vec::new(),
             next: 0,
             blocks: (schedule == PipelineSchedule::Measured).then(|| Blocks {
                 trial: Trial::new(1, 1, 3),
@@ -156,9 +159,9 @@ impl<T: Send + 'static> Prefetch<T> {
             report: PrefetchReport { threads: if is_ahead { count } else { 0 }, ..PrefetchReport::default() },
         };
         if schedule != PipelineSchedule::Serial {
-            for Producer { shared, thread } in &mut prefetch.producers {
-                let own = Arc::clone(shared);
-                *thread = Some(Thread::new("prefetch", move || own.serve())?);
+            for producer in &prefetch.producers {
+                let own = Arc::clone(producer);
+                prefetch.threads.push(Thread::new("prefetch", move || own.serve())?);
             }
         }
         Ok(prefetch)
@@ -187,7 +190,7 @@ impl<T: Send + 'static> Prefetch<T> {
         [self.report.serial_ms, self.report.concurrent_ms] = trial.medians();
         self.blocks.take_if(|blocks| blocks.trial.pays.is_some());
         self.report.threads = if is_ahead { self.producers.len() } else { 0 };
-        self.producers.iter().for_each(|line| line.shared.change(|state| state.is_ahead = is_ahead));
+        self.producers.iter().for_each(|line| line.change(|state| state.is_ahead = is_ahead));
     }
 }
 
@@ -195,7 +198,7 @@ impl<T: Send + 'static> Iterator for Prefetch<T> {
     type Item = Result<T>;
 
     fn next(&mut self) -> Option<Result<T>> {
-        let Made { item, from, is_last } = self.producers[self.next % self.producers.len()].shared.take()?;
+        let Made { item, from, is_last } = self.producers[self.next % self.producers.len()].take()?;
         self.device.take_over(from);
         // Nothing follows a panic: its producer has no more items.
         self.next += usize::from(!is_last);
@@ -207,7 +210,7 @@ impl<T: Send + 'static> Iterator for Prefetch<T> {
 impl<T> Drop for Prefetch<T> {
     fn drop(&mut self) {
         // All are told before any is waited for.
-        self.producers.iter().for_each(|line| line.shared.change(|state| state.is_ended = true));
+        self.producers.iter().for_each(|line| line.change(|state| state.is_ended = true));
     }
 }
 
@@ -217,13 +220,7 @@ impl<T> fmt::Debug for Prefetch<T> {
     }
 }
 
-/// An iterator, and the thread that may ask it.
-struct Producer<T> {
-    shared: Arc<Shared<T>>,
-    /// Waited for when it drops.
-    thread: Option<Thread>,
-}
-
+/// An iterator, which its consumer or a thread asks.
 struct Shared<T> {
     state: Mutex<State<T>>,
     /// What the thread waits for: that it may ask, or is to end. It is not told of items that are taken while it may not, since
@@ -304,12 +301,8 @@ impl<T> Shared<T> {
     }
 
     /// Asks the source for an item, and lets go of the lock meanwhile.
-    fn ask(&self, state: &mut MutexGuard<'_, State<T>>, mut source: Source<T>, is_ahead: bool) {
-        let (item, source) = MutexGuard::unlocked(state, || {
-            let item = source.asked(is_ahead);
-            // What is over goes here, not under the lock.
-            (item, source.items.is_some().then_some(source))
-        });
+    fn ask(&self, state: &mut MutexGuard<'_, State<T>>, source: Source<T>, is_ahead: bool) {
+        let (item, source) = MutexGuard::unlocked(state, || source.asked(is_ahead));
         state.ready.extend(item);
         state.is_over = source.is_none();
         state.source = source;
@@ -327,8 +320,7 @@ struct Made<T> {
 
 /// An iterator, with what it is asked under.
 struct Source<T> {
-    /// `None` once there are no more.
-    items: Option<Box<dyn Iterator<Item = Result<T>> + Send>>,
+    items: Box<dyn Iterator<Item = Result<T>> + Send>,
     /// The number of the next item among those of all sources, and how far it is to the one after.
     number: usize,
     step: usize,
@@ -337,28 +329,27 @@ struct Source<T> {
 }
 
 impl<T> Source<T> {
-    /// The next item. If its consumer makes it, a device that runs on the host makes it on the consumer's stream, where it runs at
+    /// The next item, and the source if there may be more. If its consumer makes it, a device that runs on the host makes it on the consumer's stream, where it runs at
     /// once; on other devices it is made on the source's stream, beside the consumer's.
-    fn asked(&mut self, is_ahead: bool) -> Option<Made<T>> {
+    fn asked(mut self, is_ahead: bool) -> (Option<Made<T>>, Option<Source<T>>) {
         let stream = self.stream.clone();
-        if is_ahead || !stream.device().runs_on_host() { stream.scope(|| self.next()) } else { self.next() }
+        let beside = is_ahead || !stream.device().runs_on_host();
+        let made = if beside { stream.scope(|| self.next()) } else { self.next() };
+        let goes_on = made.as_ref().is_some_and(|made| !made.is_last);
+        (made, goes_on.then_some(self))
     }
 
     fn next(&mut self) -> Option<Made<T>> {
         let Source { items, number, stream, around, step } = self;
         let _at = AtCaller::enter_at(around.caller);
-        let ask = || AtCaller::user(|| items.as_mut().and_then(|items| items.next()));
+        let ask = || AtCaller::user(|| items.next());
         let asked = around.run(around.generator(*number), || stream.device().range("prefetch", ask));
-        let made = |item, is_last| Some(Made { item, from: stream.device().hand_off(), is_last });
-        let made = match asked {
-            Ok(item) => item.and_then(|item| made(item, false)),
-            Err(panicked) => made(Err(failed("prefetch", *number, panicked)), true),
+        let (item, is_last) = match asked {
+            Ok(item) => (item?, false),
+            Err(panicked) => (Err(failed("prefetch", *number, panicked)), true),
         };
-        if made.as_ref().is_none_or(|made| made.is_last) {
-            *items = None;
-        }
         *number += *step;
-        made
+        Some(Made { item, from: stream.device().hand_off(), is_last })
     }
 }
 

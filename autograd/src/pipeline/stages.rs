@@ -200,11 +200,11 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         let in_batch = is_in_batch();
         let lines = match self.lines.take_if(|_| !in_batch) {
             Some(lines) => lines,
-            None if in_batch => StageThreads::new(&self.device, all(self.stages.len()))?,
+            None if in_batch => StageThreads::new(&self.device, all(self.stages.len()), depth)?,
             None => self.decide(&mut run)?,
         };
         self.report_on(&lines.groups, &lines.streams);
-        let done = run.go_on(&mut self.stages, &lines, self.options.depth, usize::MAX);
+        let done = run.go_on(&mut self.stages, &lines, usize::MAX);
         // Too few batches to measure decide nothing.
         if !in_batch && (self.options.schedule != PipelineSchedule::Measured || run.is_decided) {
             self.lines = Some(lines);
@@ -322,15 +322,15 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
 
     /// Which stages share a stream.
     fn decide(&mut self, run: &mut Run<'_>) -> Result<StageThreads> {
-        let count = self.stages.len();
-        let serial = StageThreads::new(&self.device, all(count))?;
+        let (count, depth) = (self.stages.len(), self.options.depth);
+        let serial = StageThreads::new(&self.device, all(count), depth)?;
         match self.options.schedule {
             // The recorder takes time, too, and its reader would be told of the waits: it is for a later run to measure.
             PipelineSchedule::Measured if count > 1 && !self.device.is_recording() => {
                 self.measure(run, serial)
             }
             PipelineSchedule::Stages | PipelineSchedule::Measured if count > 1 => {
-                StageThreads::new(&self.device, each(count))
+                StageThreads::new(&self.device, each(count), depth)
             }
             _ => {
                 run.is_decided = true;
@@ -341,8 +341,7 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
 
     /// Measures on the first batches.
     fn measure(&mut self, run: &mut Run<'_>, serial: StageThreads) -> Result<StageThreads> {
-        let depth = self.options.depth;
-        run.go_on(&mut self.stages, &serial, depth, 1)?;
+        run.go_on(&mut self.stages, &serial, 1)?;
         let alone = run.time_stages(&mut self.stages, &serial)?;
         self.report_on(&serial.groups, &serial.streams);
         self.report.stages.iter_mut().zip(&alone).for_each(|(stage, ms)| stage.alone_ms = Some(*ms));
@@ -355,15 +354,15 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         let trial =
             self.trial.take_if(|(known, _)| *known == groups).map_or(Trial::new(1, 0, 3), |(_, trial)| trial);
         let (_, trial) = self.trial.insert((groups.clone(), trial));
-        let several = StageThreads::new(&self.device, groups)?;
+        let several = StageThreads::new(&self.device, groups, self.options.depth)?;
         let fill = several.groups.len();
         // What a stream does first takes longer.
-        run.go_on(&mut self.stages, &several, depth, fill + 1)?;
+        run.go_on(&mut self.stages, &several, fill + 1)?;
         while trial.pays.is_none() {
-            let one = run.timed(&mut self.stages, &serial, depth, BLOCK)?;
+            let one = run.timed(&mut self.stages, &serial, BLOCK)?;
             // Without the time in which the first batch comes through.
-            let short = run.timed(&mut self.stages, &several, depth, fill)?;
-            let long = run.timed(&mut self.stages, &several, depth, fill + BLOCK)?;
+            let short = run.timed(&mut self.stages, &several, fill)?;
+            let long = run.timed(&mut self.stages, &several, fill + BLOCK)?;
             if run.is_over {
                 run.is_decided = false;
                 return Ok(serial);

@@ -12,7 +12,7 @@ type Function = dyn Fn(&Var) -> Result<Option<Var>> + Send + Sync;
 
 /// A hook as its value knows it: the handle owns it, so that one which holds the value keeps nothing alive by itself.
 #[derive(Clone)]
-pub(crate) struct Hook(Weak<Function>);
+pub(crate) struct Hook(pub(super) Weak<Function>);
 
 /// Hooks in the order in which they were registered: a word where there are none, as few values have any.
 #[allow(clippy::box_collection)]
@@ -32,20 +32,9 @@ impl Hook {
 
 /// A registered hook, which lives as long as this; see [`Var::register_hook`].
 #[must_use = "the hook is removed when its handle is dropped"]
-pub struct HookHandle(Arc<Function>);
+pub struct HookHandle(pub(super) Arc<Function>);
 
 impl HookHandle {
-    pub(crate) fn new<F>(hook: F) -> HookHandle
-    where
-        F: Fn(&Var) -> Result<Option<Var>> + Send + Sync + 'static,
-    {
-        HookHandle(Arc::new(hook))
-    }
-
-    pub(crate) fn hook(&self) -> Hook {
-        Hook(Arc::downgrade(&self.0))
-    }
-
     /// Removes the hook, as dropping the handle does. It is not called any more, unless it is being called now.
     pub fn remove(self) {}
 }

@@ -3,8 +3,7 @@
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 
-use device::OnDrop;
-use device::Shared;
+use device::{OnDrop, Shared};
 use rustc_hash::{FxHashMap, FxHashSet};
 use tensor::Tensor;
 

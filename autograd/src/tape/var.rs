@@ -1,11 +1,12 @@
 //! `Var`: a tensor with its node on the tape.
 
 use std::fmt;
+use std::sync::Arc;
 
 use device::Shared;
 use tensor::{DType, Device, Error, ErrorKind, Result, Tensor, Tensors};
 
-use super::{HookHandle, Node};
+use super::{Hook, HookHandle, Node};
 
 /// A tensor through which gradients can flow. Cloning is cheap and returns a handle of the same value.
 ///
@@ -111,8 +112,8 @@ impl Var {
         F: Fn(&Var) -> Result<Option<Var>> + Send + Sync + 'static,
     {
         let node = self.node.as_ref().ok_or(Error::new(ErrorKind::NoGradient { op: "register_hook" }))?;
-        let handle = HookHandle::new(hook);
-        node.add_hook(handle.hook())?;
+        let handle = HookHandle(Arc::new(hook));
+        node.add_hook(Hook(Arc::downgrade(&handle.0)))?;
         Ok(handle)
     }
 }

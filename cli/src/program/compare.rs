@@ -109,23 +109,23 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         printer.table(&sweep::table(&found))?;
     }
     let [json, trace, report] = outputs;
-    if let Some(output) = json {
+    Output::save(json, || {
         let value = match &found[..] {
             [one] => to_json(one),
             several => several.iter().map(to_json).collect(),
         };
-        output.write(&format!("{value:#}\n"))?;
-    }
+        format!("{value:#}\n")
+    })?;
     if let (Some(output), [one]) = (trace, &found[..]) {
         output.write(&traced(one).to_json().to_string())?;
     }
-    if let Some(output) = report {
+    Output::save(report, || {
         let page = match &found[..] {
             [one] => report::of(one, workload.info().about, &figures(one), &verdicts(one)),
             several => sweep::report(several, workload.info().about),
         };
-        output.write(&page.html())?;
-    }
+        page.html()
+    })?;
     Ok(found.iter().all(|one| one.identical_losses && one.identical_parameters))
 }
 

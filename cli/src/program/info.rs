@@ -50,8 +50,9 @@ pub(super) fn check_environment() -> Result<(), Failure> {
     environment::check().map_err(|error| Failure::Usage(error.to_string()))
 }
 
-#[cfg(target_arch = "x86_64")]
+/// What kernels may use of the processor.
 fn instruction_sets() -> Vec<&'static str> {
+    #[cfg(target_arch = "x86_64")]
     let known = [
         ("sse4.2", std::arch::is_x86_feature_detected!("sse4.2")),
         ("avx", std::arch::is_x86_feature_detected!("avx")),
@@ -61,25 +62,14 @@ fn instruction_sets() -> Vec<&'static str> {
         ("avx512bw", std::arch::is_x86_feature_detected!("avx512bw")),
         ("avx512bf16", std::arch::is_x86_feature_detected!("avx512bf16")),
     ];
-    found(&known)
-}
-
-#[cfg(target_arch = "aarch64")]
-fn instruction_sets() -> Vec<&'static str> {
+    #[cfg(target_arch = "aarch64")]
     let known = [
         ("neon", std::arch::is_aarch64_feature_detected!("neon")),
         ("fp16", std::arch::is_aarch64_feature_detected!("fp16")),
         ("sve", std::arch::is_aarch64_feature_detected!("sve")),
     ];
-    found(&known)
-}
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn instruction_sets() -> Vec<&'static str> {
-    found(&[])
-}
-
-fn found(known: &[(&'static str, bool)]) -> Vec<&'static str> {
-    let found: Vec<_> = known.iter().filter(|(_, there)| *there).map(|(name, _)| *name).collect();
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let known: [(&str, bool); 0] = [];
+    let found: Vec<_> = known.into_iter().filter(|(_, there)| *there).map(|(name, _)| name).collect();
     if found.is_empty() { vec!["none known"] } else { found }
 }

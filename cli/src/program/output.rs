@@ -145,6 +145,11 @@ impl Output {
         Ok(file::check_writable(path)?)
     }
 
+    /// Writes what is asked for, if it is.
+    pub(super) fn save(output: Option<Output>, text: impl FnOnce() -> String) -> Result<(), Failure> {
+        output.map_or(Ok(()), |output| output.write(&text()))
+    }
+
     pub(super) fn write(self, text: &str) -> Result<(), Failure> {
         let (path, written) = match self {
             Output::Stdout => {

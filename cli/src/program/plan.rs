@@ -94,9 +94,7 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     ))?;
     printer.empty_line()?;
     printer.table(&table(&steps))?;
-    if let Some(output) = json {
-        output.write(&format!("{:#}\n", to_json(&plan, &steps)))?;
-    }
+    Output::save(json, || format!("{:#}\n", to_json(&plan, &steps)))?;
     Ok(true)
 }
 
@@ -119,12 +117,6 @@ fn table(steps: &[PlannedStep]) -> Table {
 }
 
 fn to_json(plan: &Plan, steps: &[PlannedStep]) -> serde_json::Value {
-    let step = |step: &PlannedStep| {
-        json!({
-            "ranks": step.ranks, "step_ms": step.step_ms, "communication_ms": step.communication_ms,
-            "exposed_ms": step.exposed_ms, "efficiency": step.efficiency, "rows_per_s": step.rows_per_s,
-        })
-    };
     json!({
         "device": plan.options.device.name(),
         "batch": plan.options.batch,
@@ -133,6 +125,6 @@ fn to_json(plan: &Plan, steps: &[PlannedStep]) -> serde_json::Value {
         "parameter_bytes": plan.parameter_bytes,
         "peak_bytes": plan.peak_bytes,
         "bucket_bytes": plan.buckets,
-        "steps": steps.iter().map(step).collect::<Vec<_>>(),
+        "steps": steps,
     })
 }

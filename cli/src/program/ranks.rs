@@ -10,7 +10,7 @@ use workloads::{RankComparison, RankOptions, RankSchedule, compare_ranks};
 use super::args::{positive, rate};
 use super::failure::Failure;
 use super::output::{Output, Printer};
-use super::show::{quantiles_json, results};
+use super::show::results;
 use super::table::{Table, pairs};
 
 /// The name on the command line.
@@ -82,17 +82,13 @@ pub(super) fn run(
     let diagnosis = diagnose(&found.serial.profile);
     results([&figures, &verdicts], "diagnosis of the serial schedule", &diagnosis, printer)?;
     let [json, trace, page] = outputs;
-    if let Some(output) = json {
-        output.write(&format!("{:#}\n", to_json(&found)))?;
-    }
-    if let Some(output) = trace {
+    Output::save(json, || format!("{:#}\n", to_json(&found)))?;
+    Output::save(trace, || {
         let mut trace = Trace::new();
         schedules(&found).for_each(|schedule| trace.add(schedule.name, &schedule.profile));
-        output.write(&trace.to_json().to_string())?;
-    }
-    if let Some(output) = page {
-        output.write(&report(&found, &figures, &verdicts).html())?;
-    }
+        trace.to_json().to_string()
+    })?;
+    Output::save(page, || report(&found, &figures, &verdicts).html())?;
     Ok(found.identical_losses && found.identical_parameters)
 }
 
@@ -166,18 +162,12 @@ fn report(found: &RankComparison, figures: &Table, verdicts: &Table) -> Report {
 fn to_json(found: &RankComparison) -> Value {
     let RankOptions { ranks, batch, features, steps, warmup, seed, average, .. } = found.options;
     let schedule = |schedule: &RankSchedule| {
-        let communication = schedule.profile.communication().into_iter().map(|of| {
-            json!({
-                "op": of.op, "calls": of.calls, "bytes": of.bytes,
-                "total_ms": of.total_ms, "exposed_ms": of.exposed_ms,
-            })
-        });
         json!({
             "name": schedule.name,
-            "step_ms": quantiles_json(schedule.step_ms),
-            "without_network_ms": quantiles_json(schedule.without_network_ms),
+            "step_ms": schedule.step_ms,
+            "without_network_ms": schedule.without_network_ms,
             "traced_steps": schedule.profile.steps(),
-            "communication": communication.collect::<Vec<_>>(),
+            "communication": schedule.profile.communication(),
         })
     };
     let bandwidth = Some(found.network.bandwidth).filter(|bandwidth| bandwidth.is_finite());

@@ -39,16 +39,12 @@ pub(super) fn at_scale(scale: Option<Scale>) -> String {
     scale.map_or(String::new(), |scale| format!(" at scale {scale}"))
 }
 
-/// The traced step of median length.
-fn middle_step(schedule: &ScheduleReport) -> Option<&Recording> {
+/// The traced step of median length, with the streams' names.
+fn profile(schedule: &ScheduleReport) -> Option<Profile> {
     let mut steps: Vec<&Recording> = schedule.recordings.iter().collect();
     steps.sort_by_key(|step| step.wall_ns);
-    steps.get(steps.len() / 2).copied()
-}
-
-/// That step with the streams' names.
-fn profile(schedule: &ScheduleReport) -> Option<Profile> {
-    Some(schedule.named([middle_step(schedule)?.clone()]))
+    let middle = *steps.get(steps.len() / 2)?;
+    Some(schedule.named([middle.clone()]))
 }
 
 fn timeline(schedule: &ScheduleReport) -> Option<Timeline> {

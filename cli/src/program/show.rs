@@ -139,7 +139,7 @@ pub(super) fn to_json(found: &Comparison) -> Value {
         "seed": options.seed,
         "schedules": found.schedules().map(|schedule| schedule_json(found, schedule)).collect::<Vec<_>>(),
         "speedup": found.speedup,
-        "speedup_spread": quantiles_json(found.speedup_spread),
+        "speedup_spread": found.speedup_spread,
         "bound_ms": found.bound_ms,
         "work_ms": found.work_ms,
         "efficiency": found.efficiency,
@@ -160,7 +160,7 @@ fn schedule_json(found: &Comparison, schedule: &ScheduleReport) -> Value {
     json!({
         "name": schedule.name,
         "streams": schedule.streams,
-        "step_ms": quantiles_json(schedule.step_ms),
+        "step_ms": schedule.step_ms,
         "launch_ms": schedule.launch_ms,
         "steps_per_s": schedule.steps_per_s(),
         "busy_pct": 100.0 * profile.busy,
@@ -180,15 +180,7 @@ fn schedule_json(found: &Comparison, schedule: &ScheduleReport) -> Value {
         "captured": schedule.captured.zip(schedule.gain).map(|(captured, gain)| {
             captured_json(captured, gain, found.captured_efficiency(schedule))
         }),
-        "hosted": schedule.gain.filter(|_| schedule.captured.is_none()).map(|gain| {
-            json!({
-                "speedup": gain.speedup,
-                "speedup_spread": quantiles_json(gain.speedup_spread),
-                "identical_losses": gain.identical_losses,
-                "identical_parameters": gain.identical_parameters,
-                "loss_difference": gain.loss_difference,
-            })
-        }),
+        "hosted": schedule.gain.filter(|_| schedule.captured.is_none()),
     })
 }
 
@@ -206,12 +198,8 @@ fn captured_json(captured: CapturedReport, gain: Gain, efficiency: Option<f64>) 
         "capture_ms": captured.capture_ms,
         "speedup": gain.speedup,
         "efficiency": efficiency,
-        "speedup_spread": quantiles_json(gain.speedup_spread),
+        "speedup_spread": gain.speedup_spread,
         "identical_losses": gain.identical_losses,
         "identical_parameters": gain.identical_parameters,
     })
-}
-
-pub(super) fn quantiles_json(Quantiles { median, p10, p90 }: Quantiles) -> Value {
-    json!({ "median": median, "p10": p10, "p90": p90 })
 }

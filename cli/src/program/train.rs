@@ -5,17 +5,16 @@ use std::time::Instant;
 
 use indicatif::ProgressBar;
 use streamgrad::checkpoint::{self, Progress};
-use streamgrad::compare::{CapturedStep, Evaluation, Model, Scale, Training, Workload};
+use streamgrad::compare::{Evaluation, Model, Scale, Trainer, Workload};
 use streamgrad::models::data::LoaderSteps;
 use streamgrad::models::file;
-use streamgrad::optim::Optimizer;
 use streamgrad::profile::{
     Profile, ProfileOptions, ProfileSchedule, Profiler,
     report::{Line, Plot, Report},
 };
 use streamgrad::{
-    Batch, ConcurrentBatches, DType, DataLoader, Device, Error, ErrorKind, GraphOptions, InMemory,
-    LoaderOptions, Tensor, autocast, no_grad,
+    ConcurrentBatches, DType, DataLoader, Device, Error, ErrorKind, GraphOptions, InMemory, LoaderOptions,
+    Tensor, autocast,
 };
 
 use super::args::{device, positive, rate, workload, workload_help};
@@ -81,9 +80,7 @@ const MAX_LANES: usize = 256;
 struct Run {
     device: Device,
     model: Box<dyn Model>,
-    optimizer: Box<dyn Optimizer>,
-    lanes: ConcurrentBatches,
-    captured: Option<CapturedStep>,
+    trainer: Trainer,
     autocast: Option<DType>,
     progress: Progress,
     batches: LoaderSteps<InMemory>,
@@ -151,7 +148,7 @@ fn train(
         // Says so if the parameters are not finite any more, and the last good checkpoint stays.
         let accuracy = 100.0 * run.evaluate()?.accuracy;
         if let Some(path) = &args.save {
-            checkpoint::save_training(path, &*run.model, &*run.optimizer, run.progress)?;
+            checkpoint::save_training(path, &*run.model, &*run.trainer.optimizer, run.progress)?;
         }
         let seconds = start.elapsed().as_secs_f64();
         let number = run.progress.epoch;
@@ -228,13 +225,11 @@ impl Run {
         let lanes = ConcurrentBatches::new(&device, lanes)?;
         let options = ProfileOptions { schedule: RECORDED, ..ProfileOptions::default() };
         let profiler = args.report.as_ref().map(|_| Profile::start(&device, options)).transpose()?;
-        let captured = args.graph.then(|| CapturedStep::new(&device, GraphOptions::default()));
+        let trainer = Trainer::new(lanes, optimizer, args.graph.then(GraphOptions::default));
         Ok(Run {
             device,
             model,
-            optimizer,
-            lanes,
-            captured,
+            trainer,
             autocast: args.autocast,
             progress,
             batches,
@@ -245,26 +240,14 @@ impl Run {
         })
     }
 
-    /// The losses of one step.
-    fn step(&mut self, batches: Vec<Batch>) -> Result<Vec<Tensor>, Failure> {
-        if let Some(captured) = &mut self.captured {
-            let training =
-                Training { lanes: &self.lanes, model: &*self.model, optimizer: &mut *self.optimizer };
-            let step = || captured.step(training, &self.model.prepare_all(batches)?);
-            return autocast(self.autocast, step).map_err(not_captured);
-        }
-        let loss = |batch| self.model.batch_loss(&no_grad(|| self.model.prepare(batch))?);
-        let step = autocast(self.autocast, || self.lanes.step(batches, loss))?;
-        self.optimizer.step(&step.gradients)?;
-        Ok(step.losses)
-    }
-
     /// Trains one epoch and returns the mean loss over its batches.
     fn epoch(&mut self, bar: &ProgressBar) -> Result<f64, Failure> {
         let mut losses: Vec<Tensor> = Vec::new();
         for _ in 0..self.steps_per_epoch {
             let Some(batches) = self.batches.next() else { break };
-            losses.extend(self.step(batches?)?);
+            let batches = batches?;
+            let step = autocast(self.autocast, || self.trainer.step(&*self.model, batches));
+            losses.extend(step.map_err(not_captured)?);
             self.profiler.iter().for_each(Profiler::step);
             bar.inc(1);
         }
@@ -329,7 +312,7 @@ impl Run {
         if loss.is_finite() {
             return Ok(loss);
         }
-        let rate = self.optimizer.learning_rate() * self.lanes.streams().len() as f64;
+        let rate = self.trainer.optimizer.learning_rate() * self.trainer.lanes.streams().len() as f64;
         let epoch = self.progress.epoch;
         Err(Failure::Run(format!("epoch {epoch}: the {name} is {loss}; try an --lr below {rate}")))
     }

@@ -94,7 +94,7 @@ fn every_type_of_element_comes_back() {
     write(&place.file(), named, None).unwrap();
     let file = Contents::read(&place.file()).unwrap();
     for (number, tensor) in tensors.iter().enumerate() {
-        let back = file.tensor(&number.to_string(), &dev).unwrap();
+        let back = file.tensors[&number.to_string()].tensor("back", &dev).unwrap();
         assert_eq!((back.shape(), back.dtype()), (tensor.shape(), tensor.dtype()));
         assert_eq!(Bytes::of(&back).unwrap().data, Bytes::of(tensor).unwrap().data);
     }

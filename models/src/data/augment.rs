@@ -189,8 +189,8 @@ fn finite(
     values: &[f64],
     fits: impl Fn(f64) -> bool,
 ) -> Result<()> {
-    match values.iter().find(|value| !(value.is_finite() && fits(**value))) {
-        Some(value) => Err(Error::invalid(op, argument, "finite and in range", value)),
-        None => Ok(()),
-    }
+    let is_valid = |value: &f64| value.is_finite() && fits(*value);
+    values
+        .iter()
+        .try_for_each(|value| Error::require(is_valid(value), op, argument, "finite and in range", value))
 }

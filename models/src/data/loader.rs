@@ -124,8 +124,8 @@ pub struct Position {
 /// ```
 pub struct DataLoader<D: Dataset> {
     plan: Arc<BatchPlan<D>>,
-    /// What came to the end of an epoch, and may go on with the next one.
-    kept: Arc<Mutex<Option<Running<D::Batch>>>>,
+    /// Workers that came to the end of an epoch, and may go on with the next one, from the batch of this number.
+    kept: Arc<Numbered<Prefetch<D::Batch>>>,
 }
 
 /// The batches of a [`DataLoader`] from a position on, of one epoch or of all.
@@ -133,7 +133,8 @@ pub struct DataLoader<D: Dataset> {
 /// An error names its batch by its number in the epoch, and the next one comes after it.
 pub struct LoaderIter<D: Dataset> {
     loader: DataLoader<D>,
-    running: Option<Running<D::Batch>>,
+    /// The workers, once there are any.
+    running: Option<Prefetch<D::Batch>>,
     /// The number of the next batch, counted from the start of epoch 0.
     next: u64,
     end: u64,
@@ -147,27 +148,17 @@ pub struct LoaderSteps<D: Dataset> {
     lanes: usize,
 }
 
-/// Workers, and the number of the batch that they give next.
-struct Running<B> {
-    next: u64,
-    batches: Prefetch<B>,
-}
-
 /// What batches follow from.
 struct BatchPlan<D> {
     data: D,
     options: LoaderOptions,
     per_epoch: u64,
-    /// The orders of an even and of an odd epoch: workers may be at the end of one and at the start of the next.
-    orders: [Mutex<Option<EpochOrder>>; 2],
+    /// The rows of an even and of an odd epoch, with its number: workers may be at the end of one and at the start of the next.
+    orders: [Numbered<Arc<[usize]>>; 2],
 }
 
-/// The rows of an epoch.
-#[derive(Clone)]
-struct EpochOrder {
-    epoch: u64,
-    rows: Arc<[usize]>,
-}
+/// Something of one number, if there is one now.
+type Numbered<T> = Mutex<Option<(u64, T)>>;
 
 const OP: &str = "data loader";
 
@@ -192,7 +183,7 @@ impl<D: Dataset> BatchPlan<D> {
         let value = format_args!("{all} batches for {ranks} ranks");
         Error::require(all >= ranks, OP, "ranks", "at most the number of batches", value)?;
         let per_epoch = (all / ranks) as u64;
-        Ok(BatchPlan { data, options, per_epoch, orders: [Mutex::new(None), Mutex::new(None)] })
+        Ok(BatchPlan { data, options, per_epoch, orders: Default::default() })
     }
 
     /// The number of the batch at a position, counted from the start of epoch 0.
@@ -212,8 +203,8 @@ impl<D: Dataset> BatchPlan<D> {
 
     fn order(&self, epoch: u64) -> Arc<[usize]> {
         let mut known = self.orders[(epoch % 2) as usize].lock();
-        if let Some(order) = known.as_ref().filter(|order| order.epoch == epoch) {
-            return Arc::clone(&order.rows);
+        if let Some((_, rows)) = known.as_ref().filter(|(known, _)| *known == epoch) {
+            return Arc::clone(rows);
         }
         let rows: Arc<[usize]> = if self.options.shuffle {
             let seed = random::mix(&[self.options.seed, epoch, SHUFFLE]);
@@ -221,7 +212,7 @@ impl<D: Dataset> BatchPlan<D> {
         } else {
             (0..self.data.len()).collect()
         };
-        *known = Some(EpochOrder { epoch, rows: Arc::clone(&rows) });
+        *known = Some((epoch, Arc::clone(&rows)));
         rows
     }
 
@@ -316,10 +307,10 @@ impl<D: Dataset + 'static> DataLoader<D> {
     }
 
     /// Workers whose next batch has this number: those that are kept, or new ones.
-    fn start(&self, next: u64) -> Result<Running<D::Batch>> {
+    fn start(&self, next: u64) -> Result<Prefetch<D::Batch>> {
         let kept = self.kept.lock().take();
         match kept {
-            Some(kept) if kept.next == next => return Ok(kept),
+            Some((known, batches)) if known == next => return Ok(batches),
             // What is elsewhere ends before others begin.
             elsewhere => drop(elsewhere),
         }
@@ -332,8 +323,7 @@ impl<D: Dataset + 'static> DataLoader<D> {
         let sources = (0..*workers as u64).map(source);
         // The caller's random numbers are the same with and without workers.
         let start = || autocast(None, || Prefetch::interleaved(device, sources, options));
-        let batches = with_generator(Generator::new(0), start)?;
-        Ok(Running { next, batches })
+        with_generator(Generator::new(0), start)
     }
 }
 
@@ -345,27 +335,7 @@ impl<D: Dataset> LoaderIter<D> {
 
     /// Who makes the batches, and what was measured to decide that; `None` if there are no workers, or before the first batch.
     pub fn report(&self) -> Option<PrefetchReport> {
-        self.running.as_ref().map(|running| running.batches.report())
-    }
-}
-
-impl<D: Dataset + 'static> LoaderIter<D> {
-    /// Starts the workers, if there are to be any.
-    fn start(&mut self) -> Result<()> {
-        if self.loader.plan.options.workers > 0 && self.running.is_none() {
-            self.running = Some(self.loader.start(self.next)?);
-        }
-        Ok(())
-    }
-
-    fn load(&mut self) -> Option<Result<D::Batch>> {
-        match &mut self.running {
-            None => Some(self.loader.plan.load(self.next)),
-            Some(running) => {
-                running.next += 1;
-                running.batches.next()
-            }
-        }
+        self.running.as_ref().map(Prefetch::report)
     }
 }
 
@@ -379,13 +349,18 @@ impl<D: Dataset + 'static> Iterator for LoaderIter<D> {
         if self.next >= self.end {
             return None;
         }
-        // Without workers no batch was asked for: the next try is for the same one.
-        if let Err(error) = self.start() {
-            return Some(Err(error));
+        if self.loader.plan.options.workers > 0 && self.running.is_none() {
+            match self.loader.start(self.next) {
+                Ok(running) => self.running = Some(running),
+                // Without workers no batch was asked for: the next try is for the same one.
+                Err(error) => return Some(Err(error)),
+            }
         }
-        let batch = self.load();
         self.next += 1;
-        batch
+        match &mut self.running {
+            None => Some(self.loader.plan.load(self.next - 1)),
+            Some(running) => running.next(),
+        }
     }
 
     /// Skips without making the batches that are skipped.
@@ -408,7 +383,7 @@ impl<D: Dataset> Drop for LoaderIter<D> {
     fn drop(&mut self) {
         let kept = self.running.take().filter(|_| self.next == self.end);
         // What was kept before ends without the lock.
-        let former = kept.and_then(|kept| self.loader.kept.lock().replace(kept));
+        let former = kept.and_then(|kept| self.loader.kept.lock().replace((self.next, kept)));
         drop(former);
     }
 }

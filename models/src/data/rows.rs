@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::{Device, Element, Error, Result};
+use device::{Device, Element, Result};
 use tensor::Tensor;
 
 use super::no_row;
@@ -42,10 +42,8 @@ impl<T: Element> Rows<T> {
 
     /// The elements of the rows of these numbers, in this order.
     pub(super) fn select(&self, rows: &[usize]) -> Result<Vec<T>> {
-        let mut selected = Vec::with_capacity(rows.len() * self.width());
-        for &index in rows {
-            selected.extend_from_slice(self.row(index).ok_or_else(|| self.outside(index))?);
-        }
+        let mut selected = vec![T::default(); rows.len() * self.width()];
+        self.gather(rows, &mut selected)?;
         Ok(selected)
     }
 
@@ -59,12 +57,9 @@ impl<T: Element> Rows<T> {
     fn gather(&self, rows: &[usize], to: &mut [T]) -> Result<()> {
         let width = self.width();
         for (at, &index) in rows.iter().enumerate() {
-            to[at * width..][..width].copy_from_slice(self.row(index).ok_or_else(|| self.outside(index))?);
+            let row = self.row(index).ok_or_else(|| no_row("data set: rows", index, self.count))?;
+            to[at * width..][..width].copy_from_slice(row);
         }
         Ok(())
-    }
-
-    fn outside(&self, index: usize) -> Error {
-        no_row("data set: rows", index, self.count)
     }
 }

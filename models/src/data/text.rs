@@ -121,12 +121,10 @@ impl Text {
     pub fn encode(&self, text: &str) -> Result<Vec<i64>> {
         let number = |c: char| match self.vocabulary.binary_search(&c) {
             Ok(place) => Ok(place as i64),
-            Err(_) => Err(Error::invalid(
-                "text",
-                "text",
-                "made of the vocabulary's characters",
-                format_args!("{c:?}"),
-            )),
+            Err(_) => {
+                let expected = "made of the vocabulary's characters";
+                Err(Error::invalid("text", "text", expected, format_args!("{c:?}")))
+            }
         };
         text.chars().map(number).collect()
     }

@@ -21,46 +21,25 @@ impl Forward for Relu {
     }
 }
 
-/// `y = x * Phi(x)`, exact by default, or with the tanh approximation: `Gelu(tensor::Gelu::Tanh)`.
-#[derive(Clone, Copy, Debug, Module)]
-pub struct Gelu(#[module(skip)] pub tensor::Gelu);
+applied! {
+    /// `y = x * Phi(x)`, exact by default, or with the tanh approximation: `Gelu(tensor::Gelu::Tanh)`.
+    Gelu(tensor::Gelu): |x, gelu| x.gelu(gelu.0);
+
+    /// `y = x / (1 + exp(-x))`, element by element.
+    #[derive(Default)]
+    Silu: |x, _silu| x.silu();
+
+    /// `y = tanh(x)`, element by element.
+    #[derive(Default)]
+    Tanh: |x, _tanh| x.tanh();
+
+    /// `y = 1 / (1 + exp(-x))`, element by element.
+    #[derive(Default)]
+    Sigmoid: |x, _sigmoid| x.sigmoid();
+}
 
 impl Default for Gelu {
     fn default() -> Self {
         Gelu(tensor::Gelu::Erf)
     }
-}
-
-#[derive::located]
-impl Forward for Gelu {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        input.gelu(self.0)
-    }
-}
-
-/// Layers that are a method of [`Var`] without arguments.
-macro_rules! elementwise {
-    ($($(#[$doc:meta])* $layer:ident: $op:ident;)+) => {
-        $($(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, Module)]
-        pub struct $layer;
-
-        #[derive::located]
-        impl Forward for $layer {
-            fn forward(&self, input: &Var) -> Result<Var> {
-                input.$op()
-            }
-        })+
-    };
-}
-
-elementwise! {
-    /// `y = x / (1 + exp(-x))`, element by element.
-    Silu: silu;
-
-    /// `y = tanh(x)`, element by element.
-    Tanh: tanh;
-
-    /// `y = 1 / (1 + exp(-x))`, element by element.
-    Sigmoid: sigmoid;
 }

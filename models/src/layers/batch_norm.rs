@@ -3,7 +3,7 @@
 use autograd::ops::fused::{self, Activation};
 use autograd::{Var, defer};
 use device::{DType, Device, Error, Result};
-use tensor::{BatchStatistics, Tensor};
+use tensor::Tensor;
 
 use super::parameters::filled;
 use crate::{Module, Training};
@@ -60,15 +60,6 @@ struct Running {
     running_mean: Tensor,
     running_var: Tensor,
     num_batches_tracked: Tensor,
-}
-
-impl Running {
-    /// Moves towards a batch of `elements` elements in a channel.
-    fn follow(&self, batch: &BatchStatistics, elements: usize, momentum: Option<f64>) -> Result<()> {
-        let unbiased = elements as f64 / (elements as f64 - 1.0);
-        let (mean, var) = (&self.running_mean, &self.running_var);
-        batch.followed_by(mean, var, &self.num_batches_tracked, unbiased, momentum)
-    }
 }
 
 #[derive::located]
@@ -131,8 +122,12 @@ impl BatchNorm2d {
             running.filter(|_| !training).map(|running| [&running.running_mean, &running.running_var]);
         let (value, statistics) = fused::batch_norm(input, given, affine, self.options.eps, activation)?;
         if let (Some(running), true) = (running, training) {
-            let (running, momentum) = (running.clone(), self.options.momentum);
-            defer(move || running.follow(&statistics, n * h * w, momentum))?;
+            let (running, momentum, elements) = (running.clone(), self.options.momentum, (n * h * w) as f64);
+            let unbiased = elements / (elements - 1.0);
+            defer(move || {
+                let Running { running_mean, running_var, num_batches_tracked } = &running;
+                statistics.followed_by(running_mean, running_var, num_batches_tracked, unbiased, momentum)
+            })?;
         }
         Ok(value)
     }

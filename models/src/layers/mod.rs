@@ -1,5 +1,22 @@
 //! Layers: the modules that models are made of.
 
+/// Layers that are a method of [`Var`], with the options that they consist of.
+macro_rules! applied {
+    ($($(#[$attribute:meta])* $layer:ident $(($options:ty))?: |$input:ident, $own:ident| $value:expr;)+) => {
+        $($(#[$attribute])*
+        #[derive(Clone, Copy, Debug, Module)]
+        pub struct $layer $((#[module(skip)] pub $options))?;
+
+        #[derive::located]
+        impl Forward for $layer {
+            fn forward(&self, $input: &Var) -> Result<Var> {
+                let $own = self;
+                $value
+            }
+        })+
+    };
+}
+
 mod activation;
 mod attention;
 mod batch_norm;

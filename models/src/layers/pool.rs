@@ -6,20 +6,27 @@ use tensor::{AvgPool, MaxPool};
 
 use crate::{Forward, Module};
 
-/// The largest element at each place of a window; see [`Var::max_pool2d`].
-///
-/// ```
-/// use models::{Forward, MaxPool2d};
-/// use tensor::{DType, Tensor};
-/// # fn main() -> device::Result<()> {
-/// let images = Tensor::ones(&[2, 3, 8, 8], DType::F32, &device::Device::cpu())?;
-/// let halves = MaxPool2d::new([2, 2]).forward(&autograd::Var::constant(images))?;
-/// assert_eq!(halves.shape(), [2, 3, 4, 4]);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, Module)]
-pub struct MaxPool2d(#[module(skip)] pub MaxPool);
+applied! {
+    /// The largest element at each place of a window; see [`Var::max_pool2d`].
+    ///
+    /// ```
+    /// use models::{Forward, MaxPool2d};
+    /// use tensor::{DType, Tensor};
+    /// # fn main() -> device::Result<()> {
+    /// let images = Tensor::ones(&[2, 3, 8, 8], DType::F32, &device::Device::cpu())?;
+    /// let halves = MaxPool2d::new([2, 2]).forward(&autograd::Var::constant(images))?;
+    /// assert_eq!(halves.shape(), [2, 3, 4, 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    MaxPool2d(MaxPool): |x, pool| x.max_pool2d(&pool.0);
+
+    /// The mean at each place of a window; see [`Var::avg_pool2d`].
+    AvgPool2d(AvgPool): |x, pool| x.avg_pool2d(&pool.0);
+
+    /// The means over as many ranges as the result is to have; see [`Var::adaptive_avg_pool2d`].
+    AdaptiveAvgPool2d([usize; 2]): |x, size| x.adaptive_avg_pool2d(size.0);
+}
 
 impl MaxPool2d {
     /// A window whose places lie side by side.
@@ -28,38 +35,9 @@ impl MaxPool2d {
     }
 }
 
-#[derive::located]
-impl Forward for MaxPool2d {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        input.max_pool2d(&self.0)
-    }
-}
-
-/// The mean at each place of a window; see [`Var::avg_pool2d`].
-#[derive(Clone, Copy, Debug, Module)]
-pub struct AvgPool2d(#[module(skip)] pub AvgPool);
-
 impl AvgPool2d {
     /// A window whose places lie side by side.
     pub fn new(kernel: [usize; 2]) -> AvgPool2d {
         AvgPool2d(AvgPool::new(kernel))
-    }
-}
-
-#[derive::located]
-impl Forward for AvgPool2d {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        input.avg_pool2d(&self.0)
-    }
-}
-
-/// The means over as many ranges as the result is to have; see [`Var::adaptive_avg_pool2d`].
-#[derive(Clone, Copy, Debug, Module)]
-pub struct AdaptiveAvgPool2d(#[module(skip)] pub [usize; 2]);
-
-#[derive::located]
-impl Forward for AdaptiveAvgPool2d {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        input.adaptive_avg_pool2d(self.0)
     }
 }

@@ -27,66 +27,58 @@ pub type Adam = Fused<AdamOptions>;
 /// (Loshchilov and Hutter 2019, in torch's order of operations).
 pub type AdamW = Fused<AdamWOptions>;
 
+/// How [`Adam`] steps; the defaults are torch's.
+pub type AdamOptions = AdamKind<false>;
+
+/// How [`AdamW`] steps; the defaults are torch's.
+pub type AdamWOptions = AdamKind<true>;
+
 /// The options of Adam and AdamW, which differ only in what the weight decay does.
-macro_rules! options {
-    ($Options:ident($doc:literal): $name:literal, decoupled: $decoupled:literal, $decay_doc:literal $decay:literal) => {
-        #[doc = $doc]
-        #[derive(Clone, Copy, Debug, PartialEq)]
-        pub struct $Options {
-            /// The learning rate.
-            pub lr: f64,
-            /// How much of the gradient's mean and of its mean square is kept.
-            pub betas: (f64, f64),
-            /// Added to the root in the denominator.
-            pub eps: f64,
-            #[doc = $decay_doc]
-            pub weight_decay: f64,
-        }
-
-        impl Default for $Options {
-            fn default() -> Self {
-                $Options { lr: 1e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: $decay }
-            }
-        }
-
-        impl Kind for $Options {
-            const NAME: &'static str = $name;
-            const COUNTS_STEPS: bool = true;
-
-            fn rule(&self, step: u64) -> Result<RuleStep> {
-                let $Options { lr, betas, eps, weight_decay } = *self;
-                let decays = weight_decay != 0.0 && !$decoupled;
-                let shrink = if $decoupled { 1.0 - lr * weight_decay } else { 1.0 };
-                rule(step, [lr, betas.0, betas.1, eps, weight_decay, shrink], decays)
-            }
-
-            fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-                vec![
-                    ("lr", Field::NotNegative(&mut self.lr)),
-                    ("beta1", Field::Share(&mut self.betas.0)),
-                    ("beta2", Field::Share(&mut self.betas.1)),
-                    ("eps", Field::NotNegative(&mut self.eps)),
-                    ("weight_decay", Field::NotNegative(&mut self.weight_decay)),
-                ]
-            }
-        }
-    };
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamKind<const DECOUPLED: bool> {
+    /// The learning rate.
+    pub lr: f64,
+    /// How much of the gradient's mean and of its mean square is kept.
+    pub betas: (f64, f64),
+    /// Added to the root in the denominator.
+    pub eps: f64,
+    /// For [`Adam`] an L2 penalty, added to the gradient; for [`AdamW`] how much of the weight is taken off in each step, times the
+    /// learning rate.
+    pub weight_decay: f64,
 }
 
-options!(AdamOptions("How [`Adam`] steps; the defaults are torch's."): "adam", decoupled: false,
-    "L2 penalty, added to the gradient." 0.0);
-options!(AdamWOptions("How [`AdamW`] steps; the defaults are torch's."): "adamw", decoupled: true,
-    "How much of the weight is taken off in each step, times the learning rate." 1e-2);
+impl<const DECOUPLED: bool> Default for AdamKind<DECOUPLED> {
+    fn default() -> Self {
+        let weight_decay = if DECOUPLED { 1e-2 } else { 0.0 };
+        AdamKind { lr: 1e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay }
+    }
+}
 
-/// A step with the weight multiplied by `shrink` first, and with `weight_decay` added to the gradient if it `decays`.
-fn rule(step: u64, [lr, beta1, beta2, eps, weight_decay, shrink]: [f64; 6], decays: bool) -> Result<RuleStep> {
-    Error::require(step > 0, AdamRule::OP, "step", "at least 1", step)?;
-    let power = i32::try_from(step).unwrap_or(i32::MAX);
-    let (fresh1, fresh2) = (1.0 - beta1, 1.0 - beta2);
-    let size = -(lr / (1.0 - beta1.powi(power)));
-    let root = (1.0 - beta2.powi(power)).sqrt();
-    let numbers = [size, root, eps, fresh1, fresh2, beta2, weight_decay, shrink];
-    Ok(RuleStep::new(AdamRule, numbers, [decays, fresh1 >= 0.5]))
+impl<const DECOUPLED: bool> Kind for AdamKind<DECOUPLED> {
+    const NAME: &'static str = if DECOUPLED { "adamw" } else { "adam" };
+    const COUNTS_STEPS: bool = true;
+
+    fn rule(&self, step: u64) -> Result<RuleStep> {
+        let AdamKind { lr, betas: (beta1, beta2), eps, weight_decay } = *self;
+        Error::require(step > 0, AdamRule::OP, "step", "at least 1", step)?;
+        let power = i32::try_from(step).unwrap_or(i32::MAX);
+        let (fresh1, fresh2) = (1.0 - beta1, 1.0 - beta2);
+        let size = -(lr / (1.0 - beta1.powi(power)));
+        let root = (1.0 - beta2.powi(power)).sqrt();
+        let shrink = if DECOUPLED { 1.0 - lr * weight_decay } else { 1.0 };
+        let numbers = [size, root, eps, fresh1, fresh2, beta2, weight_decay, shrink];
+        Ok(RuleStep::new(AdamRule, numbers, [weight_decay != 0.0 && !DECOUPLED, fresh1 >= 0.5]))
+    }
+
+    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
+        vec![
+            ("lr", Field::NotNegative(&mut self.lr)),
+            ("beta1", Field::Share(&mut self.betas.0)),
+            ("beta2", Field::Share(&mut self.betas.1)),
+            ("eps", Field::NotNegative(&mut self.eps)),
+            ("weight_decay", Field::NotNegative(&mut self.weight_decay)),
+        ]
+    }
 }
 
 /// `size` is `-lr / (1 - beta1^step)`, `root` is `sqrt(1 - beta2^step)`.

@@ -159,10 +159,6 @@ impl<K: Kind> Inner<K> {
         }
         Ok(())
     }
-
-    fn count(&mut self, numbers: impl Iterator<Item = usize>) {
-        numbers.for_each(|number| self.states[number].step += 1);
-    }
 }
 
 /// The steps of an optimizer within a captured step: what its replays ask for.
@@ -280,17 +276,18 @@ impl<K: Kind> EachReplay for Captured<K> {
             let reason = "a state of another rule was loaded since the capture; capture the step again";
             return Err(refused(K::NAME, reason));
         }
-        inner.count(alike.iter().flat_map(|alike| alike.parameters.iter().copied()));
+        for &parameter in alike.iter().flat_map(|alike| &alike.parameters) {
+            inner.states[parameter].step += 1;
+        }
         Ok(next)
     }
 
     fn undo(&mut self) {
         let NextSteps { inner, alike, .. } = &*self.0.lock();
         let mut inner = inner.lock();
-        alike
-            .iter()
-            .flat_map(|alike| &alike.parameters)
-            .for_each(|&parameter| inner.states[parameter].step -= 1);
+        for &parameter in alike.iter().flat_map(|alike| &alike.parameters) {
+            inner.states[parameter].step -= 1;
+        }
     }
 }
 
@@ -337,7 +334,7 @@ impl<K: Kind> Optimizer for Fused<K> {
         let numbers = steps.iter().map(|(number, _, step)| (*number, *step));
         match &mut captured {
             Some(captured) => captured.add(numbers),
-            None => inner.count(numbers.map(|(number, _)| number)),
+            None => numbers.for_each(|(number, _)| inner.states[number].step += 1),
         }
         Ok(())
     }
@@ -397,10 +394,8 @@ impl<K: Kind> Optimizer for Fused<K> {
         let mut states = Vec::with_capacity(self.parameters.len());
         for (number, parameter) in self.parameters.iter().enumerate() {
             let names = loaded.names(parameter)?;
-            let step = match reader.entry(number, "step").filter(|_| K::COUNTS_STEPS) {
-                Some((name, tensor)) => Some(step_number(&name, tensor)?),
-                None => None,
-            };
+            let entry = reader.entry(number, "step").filter(|_| K::COUNTS_STEPS);
+            let step = entry.map(|(name, tensor)| step_number(&name, tensor)).transpose()?;
             let tensors = names.iter().filter_map(|name| reader.buffer(number, name, parameter).transpose());
             let tensors: Vec<Tensor> = tensors.collect::<Result<_>>()?;
             let counted = step.is_some() == K::COUNTS_STEPS;

@@ -22,6 +22,7 @@ use tensor::{RuleValue, Tensor};
 use crate::checkpoint::{expect_fit, wrong};
 use fused::zeros_in_order_of;
 
+pub use adam::AdamKind;
 pub use clip::{clip_grad_norm, clip_grad_value};
 pub use fused::{Field, Fused, Kind};
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState, UnscaledGradients};
@@ -143,10 +144,9 @@ impl<'a> StateReader<'a> {
 
     /// Fails for an option that the optimizer does not have.
     fn check_options(&self, is_known: impl Fn(&str) -> bool) -> Result<()> {
-        match self.state.options.iter().find(|(name, _)| !is_known(name)) {
-            Some((name, value)) => Err(wrong(name, format!("{value} in the state, there is no such option"))),
-            None => Ok(()),
-        }
+        let unknown = self.state.options.iter().find(|(name, _)| !is_known(name));
+        let refused = |value: &f64| format!("{value} in the state, there is no such option");
+        unknown.map_or(Ok(()), |(name, value)| Err(wrong(name, refused(value))))
     }
 
     fn option(&self, name: &str) -> Result<f64> {
@@ -177,10 +177,8 @@ impl<'a> StateReader<'a> {
 
     /// Fails if an entry was not asked for.
     fn finish(self) -> Result<()> {
-        match self.taken.iter().position(|taken| !taken) {
-            Some(at) => Err(wrong(&self.state.tensors[at].0, "no parameter has this state")),
-            None => Ok(()),
-        }
+        let left = self.taken.iter().position(|taken| !taken);
+        left.map_or(Ok(()), |at| Err(wrong(&self.state.tensors[at].0, "no parameter has this state")))
     }
 }
 

@@ -325,13 +325,13 @@ fn sums() -> Vec<Case> {
         }),
         case("attention", &[&[2, 3, 9, 4], &[2, 3, 7, 4], &[2, 3, 7, 5], &[2, 3, 9, 5]], |x| {
             let attention = Attention { is_causal: true, ..Attention::default() };
-            let y = attention.forward(&x[0], &x[1], &x[2])?;
-            let grads = attention.backward(&x[0], &x[1], &x[2], &y, &x[3])?;
+            let y = attention.forward([&x[0], &x[1], &x[2]])?;
+            let grads = attention.backward([&x[0], &x[1], &x[2]], &y, &x[3])?;
             Ok([y.out, y.log_sums].into_iter().chain(grads).collect())
         }),
         case("masked_attention", &[&[9, 4], &[7, 4], &[7, 5], &[9, 7]], |x| {
             let attention = Attention { mask: Some(x[3].clone()), ..Attention::default() };
-            Ok(vec![attention.forward(&x[0], &x[1], &x[2])?.out])
+            Ok(vec![attention.forward([&x[0], &x[1], &x[2]])?.out])
         }),
         case("packed_attention", &[&[2, 6, 24], &[2, 6, 8]], |x| {
             let attention = Attention::default();
@@ -357,7 +357,7 @@ fn sums() -> Vec<Case> {
             let by_channel = ConvOptions { groups: 4, ..ConvOptions::default() };
             Ok(vec![
                 x[0].conv2d(&x[1], Some(&x[2]), &options)?,
-                grad::conv2d_input(&x[3], &x[1], None, [7, 6], &options)?,
+                grad::conv2d_input(&x[3], &x[1], [7, 6], &options)?,
                 grad::conv2d_weight(&x[0], &x[3], [3; 2], &options)?,
                 x[0].conv2d(&x[4], None, &by_channel)?,
             ])
@@ -509,7 +509,7 @@ fn mixed_types_promote_or_are_refused() -> Result<()> {
     assert!(refused(half.conv_transpose2d(&single, None, [0, 0], &ConvOptions::default())));
     assert!(refused(bf16.layer_norm(&[2], Some(&of(DType::F64)?.select(0, 0)?), None, 1e-5)));
     for [q, k, v] in [[&half, &single, &half], [&half, &half, &single]] {
-        assert!(refused(Attention::default().forward(q, k, v).map(|attended| attended.out)));
+        assert!(refused(Attention::default().forward([q, k, v]).map(|attended| attended.out)));
     }
     assert!(matches!(bf16.add_(&f32).as_ref().map_err(Error::kind), Err(ErrorKind::DTypeMismatch { .. })));
     Ok(())

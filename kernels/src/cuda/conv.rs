@@ -114,7 +114,7 @@ impl Way {
         let ConvSpec { geometry: ref g, pass, exact, bias, .. } = *spec;
         let widest = if g.groups == 1 { g.channels.max(g.filters) } else { usize::MAX };
         match self {
-            Way::Depthwise => false,
+            Way::Depthwise => pass != ConvPass::WeightGrad && g.images > 2,
             Way::Direct(_) => exact || !spec.has_vectors() || g.channels.min(g.filters) < Halo::LEAST,
             Way::Few(_) => true,
             Way::Halo(_) => widest <= 32 && (pass != ConvPass::WeightGrad || g.channels.min(g.filters) > 16),

@@ -173,7 +173,7 @@ impl CachingAllocator {
             return Err(format!("the limit is {}", crate::report::size(limit)).into());
         }
         let outcome = call();
-        let counted = &mut *self.counted.lock();
+        let mut counted = self.counted.lock();
         if outcome.is_ok() {
             counted.driver_allocations += 1;
             counted.reserved_bytes += bytes;
@@ -182,6 +182,7 @@ impl CachingAllocator {
             counted.driver_refusals += 1;
             self.unreserve(bytes);
         }
+        drop(counted);
         outcome.map_err(|error| format!("the driver refused {}: {error}", crate::report::size(bytes)).into())
     }
 

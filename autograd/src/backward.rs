@@ -133,7 +133,7 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
     Ok(found)
 }
 
-/// Nodes, besides leaves, at which a pass ends. Their hooks are not called.
+/// Nodes at which a pass ends, as it does at all leaves. Their hooks are not called.
 #[derive(Default)]
 pub(crate) struct Ends(FxHashSet<usize>);
 

@@ -256,7 +256,7 @@ impl Contents {
     /// The new value for each parameter and buffer of `model`, once all of them are found to fit.
     fn state_for(&self, model: &dyn Module) -> Result<Vec<(Tensor, Tensor)>> {
         let named = state(model);
-        let load = |(name, tensor): &(String, Tensor)| {
+        let check = |(name, tensor): &(String, Tensor)| {
             let found = self.tensors.get(name).ok_or_else(|| wrong(name, "missing in the file"))?;
             let (shape, dtype) = (tensor.shape(), tensor.dtype());
             let detail = format_args!("shape {:?} in the file, {shape:?} in the model", found.shape);
@@ -264,14 +264,20 @@ impl Contents {
             let detail = format_args!("{} in the file, {dtype} in the model", found.dtype);
             expect_fit(dtype_of(found.dtype) == Some(dtype), name, detail)?;
             found.check_elements(name)?;
-            Ok((tensor.clone(), found.tensor(name, tensor.device())?))
+            Ok(found)
         };
-        let loaded = named.iter().map(load).collect::<Result<_>>()?;
+        let checked = named.iter().map(check).collect::<Result<Vec<_>>>()?;
         let unknown = self
             .tensors
             .keys()
             .find(|name| !name.starts_with(OPTIMIZER) && !named.iter().any(|(known, _)| known == *name));
-        unknown.map_or(Ok(loaded), |name| Err(wrong(name, "in the file, but not in the model")))
+        if let Some(name) = unknown {
+            return Err(wrong(name, "in the file, but not in the model"));
+        }
+        let load = |((name, tensor), found): (&(String, Tensor), &Bytes)| {
+            Ok((tensor.clone(), found.tensor(name, tensor.device())?))
+        };
+        named.iter().zip(checked).map(load).collect()
     }
 
     fn training(&self, device: &Device) -> Result<(OptimizerState, Progress)> {

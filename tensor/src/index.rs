@@ -162,20 +162,27 @@ impl Tensor {
     /// As for [`Tensor::index_select`], and `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported` for bool.
     pub fn index_add(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
         let at = self.vector_index("index_add", axis, indices)?;
-        self.copy()?.with_added("index_add", at, indices, src)
+        self.index_add_with("index_add", at, indices, src, Tensor::copy)
     }
 
-    /// A fresh tensor after `src` was added to it at positions of axis `at`.
-    fn with_added(self, op: &'static str, at: usize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
-        same_kind(op, &self, src)?;
+    fn index_add_with(
+        &self,
+        op: &'static str,
+        at: usize,
+        indices: &Tensor,
+        src: &Tensor,
+        start: impl FnOnce(&Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        same_kind(op, self, src)?;
         self.dtype().require_number(op)?;
-        has_shape(op, &resized_axis(op, &self, at, indices.elements())?, src)?;
+        has_shape(op, &resized_axis(op, self, at, indices.elements())?, src)?;
         check_indices(op, indices, self.shape()[at])?;
+        let out = start(self)?;
         Stream::with_current(self.device(), |stream| {
-            let sums = kernels::index_add(stream, self.view(), at as isize, indices.view(), src.view())?;
+            let sums = kernels::index_add(stream, out.view(), at as isize, indices.view(), src.view())?;
             Tensor::with_workspace(stream, sums.workspace(), |memory| sums.launch(memory))
         })?;
-        Ok(self)
+        Ok(out)
     }
 
     /// A copy with `out[indices[i][j]][j] += src[i][j]` for axis 0, and so on for the other axes, in a fixed order.
@@ -186,14 +193,20 @@ impl Tensor {
     /// # Errors
     /// As for [`Tensor::gather`], and `DTypeMismatch`, `DTypeUnsupported` for bool.
     pub fn scatter_add(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
-        self.copy()?.with_scattered("scatter_add", axis, indices, src)
+        self.scatter_add_with("scatter_add", axis, indices, src, Tensor::copy)
     }
 
-    /// A fresh tensor after elements of `src` were added to it.
-    fn with_scattered(self, op: &'static str, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
-        same_kind(op, &self, src)?;
+    fn scatter_add_with(
+        &self,
+        op: &'static str,
+        axis: isize,
+        indices: &Tensor,
+        src: &Tensor,
+        start: impl FnOnce(&Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        same_kind(op, self, src)?;
         self.dtype().require_number(op)?;
-        same_device(op, &self, indices)?;
+        same_device(op, self, indices)?;
         indices.dtype().require(op, DType::I64)?;
         let (target, indices, src) = (self.as_vector()?, &indices.as_vector()?, &src.as_vector()?);
         let at = normalize_axis(op, axis, target.rank())?;
@@ -203,11 +216,13 @@ impl Tensor {
         covers(op, src, indices.shape(), None)?;
         covers(op, &target, indices.shape(), Some(at))?;
         check_indices(op, indices, target.shape()[at])?;
+        let out = start(self)?;
+        let sums = out.as_vector()?;
         Stream::with_current(self.device(), |stream| {
-            let sums = kernels::scatter_add(stream, target.view(), at as isize, indices.view(), src.view())?;
+            let sums = kernels::scatter_add(stream, sums.view(), at as isize, indices.view(), src.view())?;
             Tensor::with_workspace(stream, sums.workspace(), |memory| sums.launch(memory))
         })?;
-        Ok(self)
+        Ok(out)
     }
 
     /// Zeros of `size` along `axis` with `self` from position `start` on: the gradient of [`Tensor::narrow`].
@@ -245,7 +260,11 @@ impl Tensor {
 pub fn index_select_grad(g: &Tensor, axis: isize, indices: &Tensor, size: usize) -> Result<Tensor> {
     const OP: &str = "index_select_grad";
     let at = g.vector_index(OP, axis, indices)?;
-    Tensor::zeros(&resized_axis(OP, g, at, size)?, g.dtype, g.device())?.with_added(OP, at, indices, g)
+    let shape = resized_axis(OP, g, at, size)?;
+    // Stands for the zeros in the checks, without their memory.
+    let target = g.with_layout(Layout::contiguous(&shape));
+    let zeros = |_: &Tensor| Tensor::zeros(&shape, g.dtype, g.device());
+    target.index_add_with(OP, at, indices, g, zeros)
 }
 
 /// The gradient of [`Tensor::gather`] from a tensor of this shape, for `g` the result's gradient.
@@ -255,5 +274,7 @@ pub fn index_select_grad(g: &Tensor, axis: isize, indices: &Tensor, size: usize)
 pub fn gather_grad(g: &Tensor, axis: isize, indices: &Tensor, shape: &[usize]) -> Result<Tensor> {
     const OP: &str = "gather_grad";
     elements_of(OP, shape)?;
-    Tensor::zeros(shape, g.dtype, g.device())?.with_scattered(OP, axis, indices, g)
+    let target = g.with_layout(Layout::contiguous(shape));
+    let zeros = |_: &Tensor| Tensor::zeros(shape, g.dtype, g.device());
+    target.scatter_add_with(OP, axis, indices, g, zeros)
 }

@@ -329,8 +329,8 @@ struct Source<T> {
 }
 
 impl<T> Source<T> {
-    /// The next item, and the source if there may be more. If its consumer makes it, a device that runs on the host makes it on the consumer's stream, where it runs at
-    /// once; on other devices it is made on the source's stream, beside the consumer's.
+    /// The next item, and the source if there may be more. If its consumer makes it, a device that runs on the host makes it on the
+    /// consumer's stream, where it runs at once; on other devices it is made on the source's stream, beside the consumer's.
     fn asked(mut self, is_ahead: bool) -> (Option<Made<T>>, Option<Source<T>>) {
         let stream = self.stream.clone();
         let beside = is_ahead || !stream.device().runs_on_host();

@@ -170,6 +170,9 @@ fn token(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<String>> {
 fn check_token(found: &Metadata) -> io::Result<()> {
     // White space around it is not part of it.
     let most = 2 * MAX_TOKEN as u64;
+    if found.len() == 0 {
+        return Err(io::Error::other("is empty"));
+    }
     if found.len() > most {
         return Err(io::Error::other(format!("has more than {most} bytes")));
     }

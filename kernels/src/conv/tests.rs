@@ -68,8 +68,8 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("groups", [2, 6, 7, 8], 9, window([3, 3], [1, 1], [1, 1], [1, 1])).groups(3),
     Case::new("grouped strided", [3, 4, 9, 8], 4, window([2, 3], [2, 2], [1, 1], [1, 1])).groups(2),
     Case::new("depthwise", [2, 5, 9, 21], 5, window([3, 3], [1, 1], [1, 1], [1, 1])).groups(5),
-    Case::new("depthwise strided", [2, 3, 11, 10], 3, window([5, 3], [2, 2], [2, 1], [1, 2])).groups(3),
-    Case::new("depthwise, several filters", [2, 3, 7, 18], 6, window([3, 2], [1, 1], [0, 1], [1, 1]))
+    Case::new("depthwise strided", [5, 3, 11, 10], 3, window([5, 3], [2, 2], [2, 1], [1, 2])).groups(3),
+    Case::new("depthwise, several filters", [9, 3, 7, 18], 6, window([3, 2], [1, 1], [0, 1], [1, 1]))
         .groups(3),
     Case::new("many images", [300, 2, 5, 4], 3, window([3, 2], [1, 1], [1, 1], [1, 1])),
     Case::new("no images", [0, 2, 5, 5], 3, window([3, 3], [1, 1], [1, 1], [1, 1])),

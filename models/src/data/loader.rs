@@ -157,7 +157,7 @@ struct BatchPlan<D> {
     orders: [Numbered<Arc<[usize]>>; 2],
 }
 
-/// Something of one number, if there is one now.
+/// A value and its number, if there is one now.
 type Numbered<T> = Mutex<Option<(u64, T)>>;
 
 const OP: &str = "data loader";

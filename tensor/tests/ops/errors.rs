@@ -179,6 +179,26 @@ fn indices_out_of_range() -> Result<()> {
 }
 
 #[test]
+fn indexed_sums_that_are_refused_launch_nothing() -> Result<()> {
+    let device = Device::cpu_with(CpuConfig::default());
+    let x = Tensor::zeros(&[2, 3], DType::F32, &device)?;
+    let rows = Tensor::from_slice(&[0_i64, 9], &[2], &device)?;
+    let each = rows.unsqueeze(0)?;
+    device.start_recording();
+    let refused = [
+        x.index_add(0, &rows, &x),
+        x.scatter_add(0, &each, &x),
+        grad::index_select(&x, 0, &rows, 2),
+        grad::gather(&x.narrow(0, 0, 1)?.narrow(1, 0, 2)?, 0, &each, &[2, 3]),
+    ];
+    for result in refused {
+        assert!(matches!(result.unwrap_err().kind(), ErrorKind::IndexOutOfRange { index: 9, .. }));
+    }
+    assert!(device.stop_recording().commands.is_empty());
+    Ok(())
+}
+
+#[test]
 fn pending_labels_out_of_range_are_reported_later() -> Result<()> {
     let device = Device::cpu_with(CpuConfig::default());
     let stream = device.new_stream()?;

@@ -192,7 +192,7 @@ fn indexed_sums_that_are_refused_launch_nothing() -> Result<()> {
         grad::gather(&x.narrow(0, 0, 1)?.narrow(1, 0, 2)?, 0, &each, &[2, 3]),
     ];
     for result in refused {
-        assert!(matches!(result.unwrap_err().kind(), ErrorKind::IndexOutOfRange { index: 9, .. }));
+        refused!(result, ErrorKind::IndexOutOfRange { index: 9, .. });
     }
     assert!(device.stop_recording().commands.is_empty());
     Ok(())

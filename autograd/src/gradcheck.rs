@@ -173,8 +173,9 @@ impl Check<'_> {
         shift: &dyn Fn(&mut [f64], f64),
     ) -> Result<f64> {
         let (eps, moved) = (self.options.eps, &inputs[input]);
+        let values = moved.to_vec::<f64>()?;
         let outputs = |step: f64| -> Result<Vec<Vec<f64>>> {
-            let mut values = moved.to_vec::<f64>()?;
+            let mut values = values.clone();
             shift(&mut values, step);
             let mut vars = leaves(inputs);
             vars[input] = Var::leaf(Tensor::from_slice(&values, moved.shape(), moved.device())?);

@@ -18,7 +18,8 @@ pub(super) struct ByRow {
 }
 
 impl ByRow {
-    /// Sorts entries by row. `None` if no row has more entries than a run, or if there are 2^32 entries: the caller then adds them one by one.
+    /// Sorts entries by row. `None` if no row has more entries than a run, or if there are 2^32 entries: the caller then adds them
+    /// one by one.
     ///
     /// `each` calls its argument with each of `count` entries, those of a row in ascending order, and the row.
     pub(super) fn of(

@@ -240,8 +240,6 @@ struct Stop<'a> {
     is_end: bool,
     /// What was taken from the node, until its gradient has run.
     claimed: Claimed,
-    /// The sum of its gradients so far, until it is passed on.
-    gradient: Option<Var>,
 }
 
 impl<'a> Stop<'a> {
@@ -252,6 +250,7 @@ impl<'a> Stop<'a> {
 }
 
 /// The nodes that a pass will visit, found before anything runs. The roots keep them.
+#[derive(Default)]
 struct Sweep<'a> {
     /// Breadth first from the roots.
     stops: Vec<Stop<'a>>,
@@ -261,6 +260,8 @@ struct Sweep<'a> {
     edges: Vec<usize>,
     /// The order of the pass: newest first.
     order: Vec<usize>,
+    /// The sums of gradients that are not passed on yet, by stop: few at a time, even for large graphs.
+    gradients: FxHashMap<usize, Var>,
     /// Where it ends, besides the leaves.
     ends: Option<&'a Ends>,
 }
@@ -274,10 +275,9 @@ impl<'a> Sweep<'a> {
     fn plan(op: &'static str, roots: &[Root<'a>], ends: Option<&'a Ends>) -> Result<Sweep<'a>> {
         let mut sweep = Sweep {
             stops: Vec::with_capacity(FEW),
-            index: FxHashMap::default(),
             edges: Vec::with_capacity(FEW),
-            order: Vec::new(),
             ends,
+            ..Sweep::default()
         };
         for &(root, gradient) in roots {
             check_root(op, root, gradient)?;
@@ -327,7 +327,6 @@ impl<'a> Sweep<'a> {
             needed: true,
             is_end: false,
             claimed: Claimed::default(),
-            gradient: None,
         });
         self.stops.len() - 1
     }
@@ -471,7 +470,7 @@ impl<'a> Sweep<'a> {
     ) -> Result<()> {
         let stop = &mut self.stops[at];
         let (node, Claimed { saved, hooks }) = (stop.node, std::mem::take(&mut stop.claimed));
-        let Some(mut gradient) = stop.gradient.take() else { return Ok(()) };
+        let Some(mut gradient) = self.gradients.remove(&at) else { return Ok(()) };
         let mut needed: SmallVec<[bool; 8]> = SmallVec::new();
         for &input in self.edges(at) {
             needed.push(input != NONE && self.stops[input].needed);
@@ -515,17 +514,12 @@ impl<'a> Sweep<'a> {
 
     /// Keeps the first gradient of a node and adds later ones to it, on the node's stream.
     fn add(&mut self, at: usize, gradient: Var) -> Result<()> {
-        let stop = &mut self.stops[at];
-        match &mut stop.gradient {
-            Some(sum) => {
-                let stream = stop.node.place.elsewhere(gradient.device());
-                on(stream.as_ref(), || add_gradients(sum, &gradient))
-            }
-            none => {
-                *none = Some(gradient);
-                Ok(())
-            }
-        }
+        let Some(sum) = self.gradients.get_mut(&at) else {
+            self.gradients.insert(at, gradient);
+            return Ok(());
+        };
+        let stream = self.stops[at].node.place.elsewhere(gradient.device());
+        on(stream.as_ref(), || add_gradients(sum, &gradient))
     }
 }
 

@@ -68,6 +68,7 @@ pub(crate) struct Counts {
 }
 
 /// The segments of one home stream, cut into blocks.
+#[derive(Default)]
 pub(crate) struct Arena {
     /// Its number in the allocator.
     pub(crate) number: u32,
@@ -116,23 +117,7 @@ pub(crate) struct Grant {
 
 impl Arena {
     pub(crate) fn new(number: u32, home: StreamId) -> Self {
-        Arena {
-            number,
-            home,
-            pool: None,
-            blocks: Blocks::new(),
-            segments: Vec::new(),
-            loose: Stacks::new(),
-            ready: Bins::new(),
-            pending: Bins::new(),
-            holes: Vec::new(),
-            waiting: SmallVec::new(),
-            counts: Counts::default(),
-            budget: Budget::default(),
-            history: None,
-            device: None,
-            borrowed: 0,
-        }
+        Arena { number, home, ..Arena::default() }
     }
 
     /// Takes the best fitting block that is ready for `stream`, if that is the home stream.

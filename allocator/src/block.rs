@@ -154,11 +154,13 @@ pub(crate) struct Blocks {
     vacant: u32,
 }
 
-impl Blocks {
-    pub(crate) fn new() -> Self {
+impl Default for Blocks {
+    fn default() -> Self {
         Blocks { records: Vec::new(), vacant: NONE }
     }
+}
 
+impl Blocks {
     /// Puts a record into a vacant place.
     #[inline]
     pub(crate) fn add(&mut self, block: Block) -> u32 {

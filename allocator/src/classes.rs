@@ -85,11 +85,13 @@ pub(crate) struct Bins {
     heads: [u32; CLASSES],
 }
 
-impl Bins {
-    pub(crate) fn new() -> Self {
+impl Default for Bins {
+    fn default() -> Self {
         Bins { filled: Classes::default(), heads: [NONE; CLASSES] }
     }
+}
 
+impl Bins {
     /// The first class from `class` on that has a block.
     #[inline]
     pub(crate) fn find(&self, class: usize) -> Option<usize> {
@@ -161,11 +163,13 @@ pub(crate) struct Stacks {
     filled: Classes,
 }
 
-impl Stacks {
-    pub(crate) fn new() -> Self {
+impl Default for Stacks {
+    fn default() -> Self {
         Stacks { heads: [NONE; CLASSES], filled: Classes::default() }
     }
+}
 
+impl Stacks {
     #[inline]
     pub(crate) fn push(&mut self, blocks: &mut Blocks, index: u32) {
         let block = &mut blocks[index];

@@ -19,7 +19,7 @@ use crate::within::Holds;
 use crate::{Buffer, Moment, Result, SplitMix, Stream, StreamId, Use, mix};
 
 /// Which of the commands that may run is run next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Policy {
     /// Any of them, with equal chances.
@@ -36,6 +36,7 @@ pub enum Policy {
     /// The one that was launched last.
     NewestFirst,
     /// The one that was launched first: the order of the program.
+    #[default]
     OldestFirst,
     /// Any but those of one stream, counted in the order of creation, for as long as there are others.
     Starve {
@@ -105,6 +106,7 @@ pub(crate) struct Explorer {
     pub(crate) core: OnceLock<Weak<Core>>,
 }
 
+#[derive(Default)]
 struct State {
     policy: Policy,
     random: SplitMix,
@@ -170,14 +172,8 @@ impl Explorer {
                 policy,
                 random: SplitMix(policy.seed().unwrap_or(0)),
                 prefix,
-                fifos: Vec::new(),
-                priorities: Vec::new(),
-                launched: 0,
-                waits: 0,
                 drop_wait,
-                queued: 0,
-                choices: Vec::new(),
-                waiting: None,
+                ..State::default()
             }),
             plan_order: AtomicU64::new(0),
             core: OnceLock::new(),

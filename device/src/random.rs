@@ -11,7 +11,7 @@ pub fn mix(state: u64) -> u64 {
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// SplitMix64 with its state, which is also its seed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct SplitMix(pub u64);
 
 impl SplitMix {

@@ -1,5 +1,7 @@
 //! Sizes of images and of what windows make of them, for both kinds of device.
 
+use device::DType;
+
 use crate::window::Window;
 
 /// Images, filters and what the filters make of the images, in numbers. A group of filters sees a group of channels.
@@ -92,7 +94,7 @@ impl Planes {
     }
 }
 
-/// Which elements a mean is of, and what their sum is divided by.
+/// Which elements a mean is of, how they are weighted, and what their sum is divided by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
     /// Of the places of a window, whose dilation is 1.
@@ -106,23 +108,34 @@ pub enum Means {
     },
     /// Of as many ranges along each axis as the result has places, `floor(i size / places)..ceil((i + 1) size / places)`.
     Adaptive,
+    /// Of one element along each axis, `floor(i (size / places))`; quotient and product are rounded to F64 for elements of
+    /// that type, otherwise to F32.
+    Nearest,
+    /// Of the two elements along each axis around `(i + 1/2) size / places - 1/2`, weighted by how near they are.
+    Bilinear {
+        /// Whether the position is `i (size - 1) / (places - 1)` instead.
+        align_corners: bool,
+    },
 }
 
 /// The elements along an axis that a place sees, and how many count in the divisor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Seen {
     pub(crate) start: usize,
     pub(crate) end: usize,
     pub(crate) counted: usize,
+    /// The weights of the first element and of each further one.
+    pub(crate) weights: [f64; 2],
 }
 
 impl Means {
-    /// What place `at` of `places` sees along an axis of `size` elements.
-    pub(crate) fn seen(&self, axis: usize, at: usize, size: usize, places: usize) -> Seen {
+    /// What place `at` of `places` sees along an axis of `size` elements, which are computed with as `dtype`.
+    pub(crate) fn seen(&self, dtype: DType, axis: usize, at: usize, [size, places]: [usize; 2]) -> Seen {
+        let equal = |start: usize, end: usize, counted| Seen { start, end, counted, weights: [1.0; 2] };
         match self {
             Means::Adaptive => {
                 let (start, end) = (at * size / places, ((at + 1) * size).div_ceil(places));
-                Seen { start, end, counted: end - start }
+                equal(start, end, end - start)
             }
             Means::Sliding { window, count_include_pad, .. } => {
                 let padding = window.padding[axis];
@@ -131,14 +144,44 @@ impl Means {
                 let last = (first + window.kernel[axis]).min(size + 2 * padding);
                 let start = first.saturating_sub(padding).min(size);
                 let end = last.saturating_sub(padding).clamp(start, size);
-                let counted = if *count_include_pad { last.saturating_sub(first) } else { end - start };
-                Seen { start, end, counted }
+                equal(start, end, if *count_include_pad { last.saturating_sub(first) } else { end - start })
+            }
+            Means::Nearest | Means::Bilinear { .. } => {
+                let (scale, offset) = (self.scale(dtype, [size, places]), self.offset());
+                let is_nearest = *self == Means::Nearest;
+                let position = match is_nearest && dtype != DType::F64 {
+                    true => f64::from(at as f32 * scale as f32),
+                    false => ((at as f64 + offset) * scale - offset).max(0.0),
+                };
+                let start = (position as usize).min(size - 1);
+                let share = position - start as f64;
+                // The weights of the last element and of one beyond it are added.
+                if is_nearest || share == 0.0 || start + 1 == size {
+                    return equal(start, start + 1, 1);
+                }
+                Seen { start, end: start + 2, counted: 1, weights: [1.0 - share, share] }
             }
         }
     }
 
+    /// How far apart along an axis neighbouring places of a resized image are.
+    pub(crate) fn scale(&self, dtype: DType, [size, places]: [usize; 2]) -> f64 {
+        match self {
+            Means::Bilinear { align_corners: true } => {
+                (size - 1) as f64 / places.saturating_sub(1).max(1) as f64
+            }
+            Means::Nearest if dtype != DType::F64 => f64::from(size as f32 / places as f32),
+            _ => size as f64 / places as f64,
+        }
+    }
+
+    /// Where the centre of a pixel is, from where positions are counted.
+    pub(crate) fn offset(&self) -> f64 {
+        if let Means::Bilinear { align_corners: false } = self { 0.5 } else { 0.0 }
+    }
+
     /// The divisor of a place.
-    pub(crate) fn divisor(&self, down: Seen, across: Seen) -> f64 {
+    pub(crate) fn divisor(&self, down: &Seen, across: &Seen) -> f64 {
         match self {
             Means::Sliding { divisor: Some(divisor), .. } => f64::from(*divisor),
             _ => (down.counted * across.counted) as f64,

@@ -90,7 +90,7 @@ pub fn max_pool2d(
             }
         },
         move |how, queue, (x, out, index)| {
-            cuda::for_places(queue, "max_pool", [dtype, index_dtype], how, [out, index, x])
+            cuda::maxima(queue, "max_pool", [dtype, index_dtype], how, [out, index, x])
         },
     ))
 }
@@ -111,18 +111,7 @@ pub fn max_pool2d_grad(
 ) -> Result<()> {
     const OP: &str = "max_pool2d_grad";
     let planes = indexed_planes(OP, &out, &g, &index, &window)?;
-    let types = [out.dtype, index.dtype];
-    for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), g.read::<T>(), index.read::<Raw>()))
-    .cost(out.layout.elements().max(g.layout.elements()), 1)
-    .may_fail()
-    .run(
-        stream,
-        (planes, window),
-        // SAFETY: `planes` was made from the shapes of these contiguous operands, and `types[1]` is the index's type;
-        // see `Command::launch`.
-        move |how, workers, operands| unsafe { cpu::max_grad(how, types[1], workers, operands) },
-        move |how, queue, operands| cuda::max_grad(queue, types, how, operands.into()),
-    ))
+    by_index(stream, OP, true, (planes, window), [g, index, out])
 }
 
 /// Gradient of [`max_pool2d_grad`] with respect to `g`: the elements of `x` that `index` names.
@@ -140,26 +129,42 @@ pub fn max_pool2d_pick(
 ) -> Result<()> {
     const OP: &str = "max_pool2d_pick";
     let planes = indexed_planes(OP, &x, &out, &index, &window)?;
+    by_index(stream, OP, false, (planes, window), [x, index, out])
+}
+
+fn by_index(
+    stream: &Stream,
+    op: &'static str,
+    gradient: bool,
+    how: (Planes, Window),
+    [from, index, out]: [View<'_>; 3],
+) -> Result<()> {
     let types = [out.dtype, index.dtype];
-    for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>(), index.read::<Raw>()))
-    .cost(out.layout.elements().max(x.layout.elements()), 1)
+    let cost = out.layout.elements().max(from.layout.elements());
+    for_float!(op, out.dtype, T => Command::new(op, (out.write::<T>(), from.read::<T>(), index.read::<Raw>()))
+    .cost(cost, 1)
     .may_fail()
     .run(
         stream,
-        (planes, window),
-        // SAFETY: `planes` was made from the shapes of these contiguous operands, and each arm casts the index to its
+        how,
+        // SAFETY: `how` was made from the shapes of these contiguous operands, and each arm casts the index to its
         // type; see `Command::launch`.
-        move |how, workers, (out, x, index)| unsafe {
-            match types[1] {
-                DType::U8 => cpu::pick::<T, u8>(how, workers, (out, x, index)),
-                _ => cpu::pick::<T, i64>(how, workers, (out, x, index.cast())),
+        move |how, workers, (out, from, index)| unsafe {
+            match (gradient, types[1]) {
+                (true, DType::U8) => cpu::max_grad::<T, u8>(how, workers, (out, from, index)),
+                (true, _) => cpu::max_grad::<T, i64>(how, workers, (out, from, index.cast())),
+                (false, DType::U8) => cpu::pick::<T, u8>(how, workers, (out, from, index)),
+                (false, _) => cpu::pick::<T, i64>(how, workers, (out, from, index.cast())),
             }
         },
-        move |how, queue, operands| cuda::for_places(queue, "max_pool_pick", types, how, operands.into()),
+        move |how, queue, operands| {
+            let kernel = if gradient { "max_pool_grad" } else { "max_pool_pick" };
+            cuda::maxima(queue, kernel, types, how, operands.into())
+        },
     ))
 }
 
-/// `out` = the sum of the elements that each place sees, row by row, over its divisor, for floats.
+/// `out` = the weighted sum of the elements that each place sees over its divisor, for floats: of the rows, then of their columns.
 ///
 /// Shapes: `x [.., h, w]`, `out [.., oh, ow]`. All contiguous.
 ///
@@ -171,7 +176,7 @@ pub fn avg_pool2d(stream: &Stream, x: View<'_>, means: Means, out: View<'_>) -> 
     mean(stream, OP, false, (planes, means), x, out)
 }
 
-/// Gradient of [`avg_pool2d`]: each element of `g` over its divisor, added to all that its place saw.
+/// Gradient of [`avg_pool2d`]: each element of `g` over its divisor, weighted and added to all that its place saw.
 ///
 /// Shapes: `g [.., oh, ow]`, `out [.., h, w]`.
 ///
@@ -211,6 +216,11 @@ fn mean_planes(op: &'static str, image: &View<'_>, pooled: &View<'_>, means: &Me
     let planes = planes(op, image, pooled)?;
     match means {
         Means::Adaptive => {}
+        Means::Nearest | Means::Bilinear { .. } => {
+            let has_pixels = planes.pixels() > 0 || pooled.layout.elements() == 0;
+            let shape = format_args!("shape {:?}", image.shape());
+            Error::require(has_pixels, op, "images", "at least one pixel", shape)?;
+        }
         Means::Sliding { divisor: Some(0), .. } => return Err(Error::invalid(op, "divisor", "not 0", "0")),
         Means::Sliding { window, .. } => fits(op, window, &planes)?,
     }

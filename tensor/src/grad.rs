@@ -9,8 +9,8 @@ pub use crate::embedding_bag::{
 pub use crate::index::{gather_grad as gather, index_select_grad as index_select};
 pub use crate::loss::cross_entropy_grad as cross_entropy;
 pub use crate::pool::{
-    adaptive_avg_pool2d_grad as adaptive_avg_pool2d, avg_pool2d_grad as avg_pool2d,
-    max_pool2d_grad as max_pool2d, max_pool2d_pick,
+    avg_pool2d_grad as avg_pool2d, max_pool2d_grad as max_pool2d, max_pool2d_pick, resized_grad as resized,
 };
 pub use crate::reduce::{log_softmax_grad as log_softmax, softmax_grad as softmax};
 pub use crate::unary::unary_grad as unary;
+pub use kernels::Means;

@@ -1,6 +1,6 @@
 //! Pooling over the last two axes.
 
-use device::{Error, Result, Stream};
+use device::{DType, Error, Result, Stream};
 use kernels::{Dims, Means, View, Window, max_pool2d_index_dtype};
 
 use crate::Tensor;
@@ -172,6 +172,45 @@ impl Tensor {
         image_of(OP, self)?;
         averaged(OP, self, Means::Adaptive, &resized(self, size), kernels::avg_pool2d)
     }
+
+    /// The nearest pixel for each of `size`, as PyTorch's `nearest`: along an axis of `n` elements, element `i` is
+    /// `floor(i (n / size))`. The quotient and the product are rounded to F64 for elements of that type, otherwise to F32.
+    ///
+    /// Shapes: `[.., h, w] -> [.., size..]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for fewer than two axes, images without pixels, and a size of 0.
+    pub fn upsample_nearest2d(&self, size: [usize; 2]) -> Result<Tensor> {
+        const OP: &str = "upsample_nearest2d";
+        if self.dtype.is_float() {
+            return upsampled(OP, self, size, Means::Nearest);
+        }
+        let [.., h, w] = *self.shape() else { return Err(wrong_shape(OP, "input", "[.., h, w]", self)) };
+        // Floats do not hold all integers, but all positions.
+        let positions = |n: usize, size: usize| {
+            let row = Tensor::arange(0, n as i64, 1, DType::F32, self.device())?.reshape(&[1, n])?;
+            row.upsample_nearest2d([1, size])?.reshape(&[size])?.to_dtype(DType::I64)
+        };
+        self.index_select(-2, &positions(h, size[0])?)?.index_select(-1, &positions(w, size[1])?)
+    }
+
+    /// The mean of the four pixels around each position, weighted by how near they are.
+    ///
+    /// With `align_corners` the centres of the corner pixels fall together, so that element `i` lies at
+    /// `i (n - 1) / (size - 1)`; without, the corners do, and it lies at `(i + 1/2) n / size - 1/2`, or at 0 if that is
+    /// less. Shapes: `[.., h, w] -> [.., size..]`.
+    ///
+    /// # Errors
+    /// As for [`Tensor::upsample_nearest2d`]; `DTypeUnsupported` unless the elements are floats.
+    pub fn upsample_bilinear2d(&self, size: [usize; 2], align_corners: bool) -> Result<Tensor> {
+        upsampled("upsample_bilinear2d", self, size, Means::Bilinear { align_corners })
+    }
+}
+
+fn upsampled(op: &'static str, x: &Tensor, size: [usize; 2], means: Means) -> Result<Tensor> {
+    image_of(op, x)?;
+    Error::require(!size.contains(&0), op, "size", "not 0", format_args!("{size:?}"))?;
+    averaged(op, x, means, &resized(x, size), kernels::avg_pool2d)
 }
 
 /// Means of `x`, or their gradient.
@@ -226,15 +265,14 @@ pub fn avg_pool2d_grad(g: &Tensor, pool: &AvgPool, image: [usize; 2]) -> Result<
     averaged(OP, g, pool.means(), &resized(g, image), kernels::avg_pool2d_grad)
 }
 
-/// The gradient of [`Tensor::adaptive_avg_pool2d`] for images of sizes `image`.
+/// The gradient of an op of [`Means`] that depend on nothing but sizes, for images of sizes `image`.
 ///
 /// # Errors
 /// As for [`Tensor::adaptive_avg_pool2d`].
-pub fn adaptive_avg_pool2d_grad(g: &Tensor, image: [usize; 2]) -> Result<Tensor> {
-    const OP: &str = "adaptive_avg_pool2d_grad";
-    g.dtype().require_float(OP)?;
+pub fn resized_grad(op: &'static str, g: &Tensor, means: Means, image: [usize; 2]) -> Result<Tensor> {
+    g.dtype().require_float(op)?;
     if g.rank() < 2 {
-        return Err(wrong_shape(OP, "gradient", "[.., h, w]", g));
+        return Err(wrong_shape(op, "gradient", "[.., h, w]", g));
     }
-    averaged(OP, g, Means::Adaptive, &resized(g, image), kernels::avg_pool2d_grad)
+    averaged(op, g, means, &resized(g, image), kernels::avg_pool2d_grad)
 }

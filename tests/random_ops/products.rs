@@ -451,7 +451,7 @@ pub(crate) fn upsample(random: &mut Random) -> Case {
             };
             return x.array.num(&[index[0], place(0), place(1)]);
         }
-        // Along each axis in turn, by commands that each store their result.
+        // Along each axis in turn.
         let parts = |axis: usize| -> Vec<(usize, Num)> {
             let (at, n, of) = (index[1 + axis], image[axis], size[axis]);
             let like = Num::exact(1.0, stored);
@@ -475,8 +475,8 @@ pub(crate) fn upsample(random: &mut Random) -> Case {
                 Num::exact(0.0, stored),
             ),
         };
-        let row = |i: usize| weighted(parts(1), &|j| Num::exact(x.array.at(&[index[0], i, j]), stored));
-        weighted(parts(0), &row)
+        let column = |j: usize| weighted(parts(0), &|i| Num::exact(x.array.at(&[index[0], i, j]), stored));
+        weighted(parts(1), &column)
     });
     let text = if bilinear {
         format!("upsample_bilinear2d {size:?} {corners}")

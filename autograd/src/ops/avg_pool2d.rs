@@ -1,6 +1,7 @@
 //! `y` = the mean at each place of a window, or over a fixed number of ranges; the gradient is shared by what was seen.
 
-use tensor::{AvgPool, Result, Tensor, grad};
+use tensor::grad::{self, Means};
+use tensor::{AvgPool, Result, Tensor};
 
 use super::{Draw, Sample, last_two, record_pair};
 use crate::Var;
@@ -26,8 +27,9 @@ impl Var {
     pub fn adaptive_avg_pool2d(&self, size: [usize; 2]) -> Result<Var> {
         let image = last_two(self);
         let mean = move |x: &Tensor, _: &[&Tensor]| x.adaptive_avg_pool2d(size);
-        let shared = move |g: &Tensor, _: &[&Tensor]| grad::adaptive_avg_pool2d(g, image);
-        record_pair(["adaptive_avg_pool2d", "adaptive_avg_pool2d_grad"], self, &[], mean, shared)
+        const GRAD: &str = "adaptive_avg_pool2d_grad";
+        let shared = move |g: &Tensor, _: &[&Tensor]| grad::resized(GRAD, g, Means::Adaptive, image);
+        record_pair(["adaptive_avg_pool2d", GRAD], self, &[], mean, shared)
     }
 }
 

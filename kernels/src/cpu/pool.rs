@@ -1,6 +1,6 @@
 //! Pooling, a plane at a time.
 
-use device::{DType, Error, ErrorKind, failure};
+use device::{Error, ErrorKind, failure};
 use pulp::{Simd, WithSimd};
 
 use super::inlined;
@@ -282,23 +282,7 @@ fn for_planes(planes: &Planes, workers: &Workers, body: impl Fn(usize, usize) + 
 }
 
 /// Adds each place's element to the pixel that the index names.
-pub(crate) unsafe fn max_grad<T: Lanes>(
-    how: &(Planes, Window),
-    index_dtype: DType,
-    workers: &Workers,
-    (out, g, index): (Dst<T>, Src<T>, Src<u8>),
-) {
-    // SAFETY: the module's contract covers the operands, and the index has elements of `index_dtype`, which the arms
-    // cast to.
-    unsafe {
-        match index_dtype {
-            DType::U8 => max_grad_by(how, workers, (out, g, index)),
-            _ => max_grad_by(how, workers, (out, g, index.cast::<i64>())),
-        }
-    }
-}
-
-unsafe fn max_grad_by<T: Lanes, I: Tap>(
+pub(crate) unsafe fn max_grad<T: Lanes, I: Tap>(
     (planes, window): &(Planes, Window),
     workers: &Workers,
     (out, g, index): (Dst<T>, Src<T>, Src<I>),
@@ -336,59 +320,82 @@ pub(crate) unsafe fn pick<T: Lanes, I: Tap>(
     });
 }
 
-/// Calls `body(place, rows, columns, divisor)` for all places of a plane, with what they see.
-#[inline(always)]
-fn for_seen(planes: &Planes, means: &Means, mut body: impl FnMut(usize, Seen, Seen, f64)) {
-    let seen = |axis: usize, at: usize| means.seen(axis, at, planes.image[axis], planes.places[axis]);
-    let across: Vec<Seen> = (0..planes.places[1]).map(|x| seen(1, x)).collect();
-    for y in 0..planes.places[0] {
-        let rows = seen(0, y);
-        for (x, &columns) in across.iter().enumerate() {
-            body(y * across.len() + x, rows, columns, means.divisor(rows, columns));
-        }
-    }
+/// What the places along both axes see.
+fn seen<T: Lanes>(planes: &Planes, means: &Means) -> [Vec<Seen>; 2] {
+    [0, 1].map(|axis| {
+        let sizes = [planes.image[axis], planes.places[axis]];
+        (0..sizes[1]).map(|at| means.seen(T::DTYPE, axis, at, sizes)).collect()
+    })
 }
 
+/// Weighs the rows that a place sees and adds them up, then the columns of that sum.
 pub(crate) unsafe fn mean<T: Lanes>(
     (planes, means): &(Planes, Means),
     workers: &Workers,
     (out, x): (Dst<T>, Src<T>),
 ) {
     let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
+    let [down, across] = seen::<T>(planes, means);
     for_planes(planes, workers, |first_pixel, first_place| {
         // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
         // in bounds and one part's.
         let (from, to) = unsafe { (x.slice(first_pixel, size), out.slice_mut(first_place, places)) };
-        for_seen(planes, means, |place, rows, columns, divisor| {
-            let mut sum = T::ZERO;
+        let mut line = vec![T::ZERO; width];
+        for (rows, to) in down.iter().zip(to.chunks_exact_mut(across.len().max(1))) {
+            let [first, rest] = rows.weights.map(T::from_f64);
+            line.fill(T::ZERO);
             for row in rows.start..rows.end {
-                for &value in &from[row * width + columns.start..row * width + columns.end] {
-                    sum = sum.add(value);
+                let from = &from[row * width..][..width];
+                match row == rows.start {
+                    true => line.iter_mut().zip(from).for_each(inlined!(|(to, x)| *to = first.mul(*x))),
+                    false => {
+                        line.iter_mut().zip(from).for_each(inlined!(|(to, x)| *to = to.add(rest.mul(*x))))
+                    }
                 }
             }
-            to[place] = sum.div(T::from_f64(divisor));
-        });
+            for (columns, to) in across.iter().zip(to) {
+                let [first, rest] = columns.weights.map(T::from_f64);
+                let mut seen = line[columns.start..columns.end].iter();
+                let sum = seen.next().map_or(T::ZERO, |&x| first.mul(x));
+                let sum = seen.fold(sum, |sum, &x| sum.add(rest.mul(x)));
+                *to = divided(sum, means.divisor(rows, columns));
+            }
+        }
     });
 }
 
+/// As [`mean`], transposed: adds what each row of `g` gives to the columns, then that line to the rows.
 pub(crate) unsafe fn mean_grad<T: Lanes>(
     (planes, means): &(Planes, Means),
     workers: &Workers,
     (out, g): (Dst<T>, Src<T>),
 ) {
     let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
+    let [down, across] = seen::<T>(planes, means);
     for_planes(planes, workers, |first_pixel, first_place| {
         // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
         // in bounds and one part's.
         let (g, to) = unsafe { (g.slice(first_place, places), out.slice_mut(first_pixel, size)) };
+        let mut line = vec![T::ZERO; width];
         to.fill(T::ZERO);
-        for_seen(planes, means, |place, rows, columns, divisor| {
-            let share = g[place].div(T::from_f64(divisor));
-            for row in rows.start..rows.end {
-                for to in &mut to[row * width + columns.start..row * width + columns.end] {
-                    *to = to.add(share);
+        for (rows, g) in down.iter().zip(g.chunks_exact(across.len().max(1))) {
+            line.fill(T::ZERO);
+            for (columns, &g) in across.iter().zip(g) {
+                let g = divided(g, means.divisor(rows, columns));
+                for (k, to) in line[columns.start..columns.end].iter_mut().enumerate() {
+                    *to = to.add(T::from_f64(columns.weights[k.min(1)]).mul(g));
                 }
             }
-        });
+            for row in rows.start..rows.end {
+                let weight = T::from_f64(rows.weights[(row - rows.start).min(1)]);
+                let to = &mut to[row * width..][..width];
+                to.iter_mut().zip(&line).for_each(inlined!(|(to, x)| *to = to.add(weight.mul(*x))));
+            }
+        }
     });
+}
+
+#[inline(always)]
+fn divided<T: Lanes>(sum: T, divisor: f64) -> T {
+    if divisor == 1.0 { sum } else { sum.div(T::from_f64(divisor)) }
 }

@@ -15,19 +15,8 @@ extern "C" __global__ void NAMED(add_patches, DTYPE)(S* planes, const T* columns
                                                      const __grid_constant__ Conv conv) {
     for_planes(conv.planes, conv.pixels(), [&](u64 plane, u32 pixel) {
         T sum = bias ? (T)bias[(first + plane) % channels] : (T)0;
-        u32 h = pixel / conv.width, w = pixel % conv.width;
-        const T* tap = columns + plane * conv.taps() * conv.places();
-        for (u32 i = 0; i < conv.kernel_h; ++i) {
-            i64 y = conv.row_of(h, i);
-            // Several are read before the first of them is added.
-#pragma unroll 8
-            for (u32 j = 0; j < conv.kernel_w; ++j, tap += conv.places()) {
-                i64 x = conv.column_of(w, j);
-                bool seen = y >= 0 && x >= 0;
-                T value = seen ? tap[y * conv.columns + x] : (T)0;
-                sum = seen ? sum + value : sum;
-            }
-        }
+        const T* taps = columns + plane * conv.taps() * conv.places();
+        conv.for_places(pixel, [&](u32 tap, u32 place) { sum += taps[tap * conv.places() + place]; });
         planes[plane * conv.pixels() + pixel] = sum;
     });
 }

@@ -1,11 +1,12 @@
 // Pooling of elements that are stored as S.
 
+enum Means : u32 { SLIDING, ADAPTIVE, NEAREST, BILINEAR };
 struct Pool : Window {
-    u32 adaptive;
-    u32 count_padding;
-    u32 divisor;  // 0 for the number of elements
-    u32 apart;    // whether no pixel is seen from two places, and a window is what lies between two steps, or less
+    u32 means, count_padding;
+    u32 divisor, pad;  // divisor: 0 for the number of elements
     u64 planes;
+    // Of a resized image, along rows and columns: how far apart places are, how many of them a pixel has, and where its centre is.
+    f64 scale[2], density[2], offset;
 };
 
 // The first of the largest elements, or the last NaN; and which element of the window it was.
@@ -26,47 +27,13 @@ template <class I> __device__ inline void max_pool(S* out, I* index, const S* x,
     });
 }
 
-// With windows apart a thread makes all pixels from one step to the next.
-template <class I> __device__ inline void max_pool_grad_apart(S* out, const S* g, const I* index, const Pool& pool) {
-    u32 across = (pool.width + pool.stride_w - 1) / pool.stride_w, down = (pool.height + pool.stride_h - 1) / pool.stride_h;
-    for_planes(pool.planes, across * down, [&](u64 plane, u32 tile) {
-        u32 y = tile / across, x = tile - y * across;
-        bool is_place = y < pool.rows && x < pool.columns;
-        u64 place = plane * pool.places() + y * pool.columns + x;
-        u64 taken = is_place ? (u64)index[place] : 0;
-        T slope = is_place ? 0 + (T)g[place] : (T)0;
-        u64 first = plane * pool.pixels();
-        u32 top = y * pool.stride_h, left = x * pool.stride_w;
-        u32 high = min(pool.stride_h, pool.height - top), wide = min(pool.stride_w, pool.width - left);
-        for (u32 i = 0; i < high; ++i) {
-            for (u32 j = 0; j < wide; ++j) {
-                bool is_taken = i < pool.kernel_h && j < pool.kernel_w && taken == i * pool.kernel_w + j;
-                u64 pixel = first + (top + i) * pool.width + left + j;
-                out[pixel] = is_taken ? slope : (T)0;
-            }
-        }
-    });
-}
-template <class I>
-__device__ inline void max_pool_grad(S* out, const S* g, const I* index, const Pool& pool) {
-    if (pool.apart) {
-        max_pool_grad_apart(out, g, index, pool);
-        return;
-    }
+template <class I> __device__ inline void max_pool_grad(S* out, const S* g, const I* index, const Pool& pool) {
     for_planes(pool.planes, pool.pixels(), [&](u64 plane, u32 pixel) {
-        u32 h = pixel / pool.width, w = pixel - h * pool.width;
+        u64 first = plane * pool.places();
         T sum = 0;
-        // The last element of the window sees a pixel at the first place.
-        for (u32 i = pool.kernel_h; i-- > 0;) {
-            i64 y = pool.row_of(h, i);
-            for (u32 j = pool.kernel_w; j-- > 0;) {
-                i64 x = pool.column_of(w, j);
-                u64 place = plane * pool.places() + y * pool.columns + x;
-                if (y >= 0 && x >= 0 && (u64)index[place] == i * pool.kernel_w + j) {
-                    sum += g[place];
-                }
-            }
-        }
+        pool.for_places(pixel, [&](u32 tap, u32 place) {
+            sum += (u64)index[first + place] == tap ? (T)g[first + place] : (T)0;
+        });
         out[plane * pool.pixels() + pixel] = sum;
     });
 }
@@ -80,87 +47,135 @@ template <class I> __device__ inline void max_pool_pick(S* out, const S* x, cons
     });
 }
 
-// What a place sees along an axis, and how many elements count in the divisor.
+// One of the two axes.
+struct Along {
+    u32 size, places, kernel, stride, padding;
+    f64 scale, density;
+};
+__device__ inline Along along_rows(const Pool& p) {
+    return {p.height, p.rows, p.kernel_h, p.stride_h, p.padding_h, p.scale[0], p.density[0]};
+}
+__device__ inline Along along_columns(const Pool& p) {
+    return {p.width, p.columns, p.kernel_w, p.stride_w, p.padding_w, p.scale[1], p.density[1]};
+}
+
+// What a place sees along an axis, how many elements count in the divisor, and the weights of the first and of further ones.
 struct Seen {
     u32 start, end, counted;
+    T first, rest;
+
+    __device__ bool sees(u32 at) const { return start <= at && at < end; }
+    __device__ T weight(u32 at) const { return at == start ? first : rest; }
 };
-__device__ inline Seen seen_along(u32 at, u32 size, u32 places, u32 kernel, u32 stride, u32 padding, const Pool& pool) {
-    if (pool.adaptive) {
-        u32 start = (u32)((u64)at * size / places), end = (u32)((((u64)at + 1) * size + places - 1) / places);
-        return {start, end, end - start};
+__device__ inline Seen seen_along(const Along& axis, u32 at, const Pool& pool) {
+    if (pool.means == BILINEAR) {
+        f64 position = fmax(add_rounded(mul_rounded(at + pool.offset, axis.scale), -pool.offset), 0.0);
+        u32 start = min((u32)position, axis.size - 1);
+        f64 share = position - start;
+        bool is_one = share == 0 || start + 1 == axis.size;
+        return {start, start + (is_one ? 1 : 2), 1, is_one ? (T)1 : (T)(1 - share), (T)share};
     }
-    u64 first = (u64)at * stride, padded = (u64)size + 2 * (u64)padding;
-    u64 last = first + kernel < padded ? first + kernel : padded;
-    u64 start = first < padding ? 0 : first - padding, end = last < padding ? 0 : last - padding;
-    start = start < size ? start : size;
-    end = end < start ? start : end < size ? end : size;
-    return {(u32)start, (u32)end, (u32)(pool.count_padding ? (last > first ? last - first : 0) : end - start)};
+    if (pool.means == NEAREST) {
+        u32 start = min((u32)mul_rounded((T)at, (T)axis.scale), axis.size - 1);
+        return {start, start + 1, 1, 1, 1};
+    }
+    if (pool.means == ADAPTIVE) {
+        u64 start = (u64)at * axis.size / axis.places, end = (((u64)at + 1) * axis.size + axis.places - 1) / axis.places;
+        return {(u32)start, (u32)end, (u32)(end - start), 1, 1};
+    }
+    // Of the padded axis.
+    i64 first = (i64)at * axis.stride, last = min(first + axis.kernel, (i64)axis.size + 2 * (i64)axis.padding);
+    i64 start = max(first - axis.padding, (i64)0), end = min(last - axis.padding, (i64)axis.size);
+    return {(u32)start, (u32)max(start, end), (u32)max(pool.count_padding ? last - first : end - start, (i64)0), 1, 1};
 }
-__device__ inline Seen seen_rows(u32 y, const Pool& p) {
-    return seen_along(y, p.height, p.rows, p.kernel_h, p.stride_h, p.padding_h, p);
-}
-__device__ inline Seen seen_columns(u32 x, const Pool& p) {
-    return seen_along(x, p.width, p.columns, p.kernel_w, p.stride_w, p.padding_w, p);
-}
-__device__ inline T divisor(Seen rows, Seen columns, const Pool& pool) {
-    return pool.divisor ? (T)pool.divisor : (T)((u64)rows.counted * columns.counted);
+__device__ inline T divided(T sum, const Seen& rows, const Seen& columns, const Pool& pool) {
+    T divisor = pool.divisor ? (T)pool.divisor : (T)((u64)rows.counted * columns.counted);
+    return divisor == 1 ? sum : sum / divisor;
 }
 
+// The places that may see element `at` of an axis.
+__device__ inline Places places_of(const Along& axis, u32 at, const Pool& pool) {
+    if (pool.means >= NEAREST) {
+        // Positions are rounded, so a few more places are looked at.
+        f64 centre = at + pool.offset, rounded = 1.0 / (1 << 22);
+        f64 low = ((centre - (pool.means == BILINEAR)) * axis.density - pool.offset) * (1 - rounded);
+        f64 high = (centre + 1) * axis.density * (1 + rounded) + 2;
+        return {at > 0 && low > 0 ? (u32)low : 0, at + 1 < axis.size && high < axis.places ? (u32)high : axis.places};
+    }
+    if (pool.means == ADAPTIVE) {
+        u64 places = axis.places;
+        return {(u32)(at * places / axis.size), (u32)(((at + 1) * places + axis.size - 1) / axis.size)};
+    }
+    return places_that_see(at, axis.kernel, axis.stride, axis.padding, axis.places);
+}
+
+// Planes that a thread averages at once, so that what a window sees is found once for all of them.
+constexpr u32 GROUP = 4;
+template <class Body> __device__ inline void each(Body body) {
+#pragma unroll
+    for (u32 k = 0; k < GROUP; ++k) {
+        body(k);
+    }
+}
+// The number of groups, and each plane of one; behind the last plane it is repeated.
+__device__ inline u64 groups(const Pool& pool) { return (pool.planes + GROUP - 1) / GROUP; }
+__device__ inline u64 plane_of(u64 group, u32 k, const Pool& pool) { return min(group * GROUP + k, pool.planes - 1); }
+
+// Rows are weighed and added up first, then columns, each product and sum rounded as on the CPU.
 extern "C" __global__ void NAMED(avg_pool, DTYPE)(S* out, const S* x, const __grid_constant__ Pool pool) {
-    for_planes(pool.planes, pool.places(), [&](u64 plane, u32 place) {
-        Seen rows = seen_rows(place / pool.columns, pool), columns = seen_columns(place % pool.columns, pool);
-        const S* from = x + plane * pool.pixels();
-        T sum = 0;
-        for (u32 h = rows.start; h < rows.end; ++h) {
-            for (u32 w = columns.start; w < columns.end; ++w) {
-                sum += from[h * pool.width + w];
+    for_planes(groups(pool), pool.places(), [&](u64 group, u32 place) {
+        Seen rows = seen_along(along_rows(pool), place / pool.columns, pool);
+        Seen columns = seen_along(along_columns(pool), place % pool.columns, pool);
+        T sums[GROUP] = {};
+        for (u32 w = columns.start; w < columns.end; ++w) {
+            T lines[GROUP] = {};
+            for (u32 h = rows.start; h < rows.end; ++h) {
+                each([&](u32 k) {
+                    T term = mul_rounded(rows.weight(h), (T)x[plane_of(group, k, pool) * pool.pixels() + h * pool.width + w]);
+                    lines[k] = h == rows.start ? term : add_rounded(lines[k], term);
+                });
             }
+            each([&](u32 k) {
+                T term = mul_rounded(columns.weight(w), lines[k]);
+                sums[k] = w == columns.start ? term : add_rounded(sums[k], term);
+            });
         }
-        out[plane * pool.places() + place] = sum / divisor(rows, columns, pool);
+        each([&](u32 k) {
+            out[plane_of(group, k, pool) * pool.places() + place] = divided(sums[k], rows, columns, pool);
+        });
     });
-}
-
-// The places `first..end` that see element `at` of an axis.
-struct Places {
-    u32 first, end;
-};
-__device__ inline Places places_of(u32 at, u32 size, u32 places, u32 kernel, u32 stride, u32 padding, const Pool& pool) {
-    if (pool.adaptive) {
-        return {(u32)((u64)at * places / size), (u32)((((u64)at + 1) * places + size - 1) / size)};
-    }
-    u64 ahead = (u64)at + padding;
-    u64 first = ahead < kernel ? 0 : (ahead - kernel) / stride + 1, end = ahead / stride + 1;
-    return {(u32)(first < places ? first : places), (u32)(end < places ? end : places)};
 }
 
 extern "C" __global__ void NAMED(avg_pool_grad, DTYPE)(S* out, const S* g, const __grid_constant__ Pool pool) {
-    for_planes(pool.planes, pool.pixels(), [&](u64 plane, u32 pixel) {
-        Places ys = places_of(pixel / pool.width, pool.height, pool.rows, pool.kernel_h, pool.stride_h, pool.padding_h, pool);
-        Places xs = places_of(pixel % pool.width, pool.width, pool.columns, pool.kernel_w, pool.stride_w, pool.padding_w, pool);
-        const S* from = g + plane * pool.places();
-        T sum = 0;
+    Along down = along_rows(pool), across = along_columns(pool);
+    for_planes(groups(pool), pool.pixels(), [&](u64 group, u32 pixel) {
+        u32 h = pixel / pool.width, w = pixel - h * pool.width;
+        Places ys = places_of(down, h, pool), xs = places_of(across, w, pool);
+        T sums[GROUP] = {};
         for (u32 y = ys.first; y < ys.end; ++y) {
-            Seen rows = seen_rows(y, pool);
-            for (u32 x = xs.first; x < xs.end; ++x) {
-                sum += from[y * pool.columns + x] / divisor(rows, seen_columns(x, pool), pool);
+            Seen rows = seen_along(down, y, pool);
+            T lines[GROUP] = {};
+            for (u32 x = xs.first; x < xs.end && rows.sees(h); ++x) {
+                Seen columns = seen_along(across, x, pool);
+                each([&](u32 k) {
+                    const S* from = g + plane_of(group, k, pool) * pool.places();
+                    T slope = columns.sees(w) ? divided((T)from[y * pool.columns + x], rows, columns, pool) : (T)0;
+                    lines[k] = add_rounded(lines[k], mul_rounded(columns.weight(w), slope));
+                });
             }
+            each([&](u32 k) { sums[k] = add_rounded(sums[k], mul_rounded(rows.weight(h), lines[k])); });
         }
-        out[plane * pool.pixels() + pixel] = sum;
+        each([&](u32 k) { out[plane_of(group, k, pool) * pool.pixels() + pixel] = sums[k]; });
     });
 }
 
-#define MAX_POOL(I)                                                                                 \
-    extern "C" __global__ void NAMED(max_pool_##I, DTYPE)(S * out, I * index, const S* x,           \
-                                                          const __grid_constant__ Pool pool) {      \
-        max_pool(out, index, x, pool);                                                              \
-    }                                                                                               \
-    extern "C" __global__ void NAMED(max_pool_grad_##I, DTYPE)(S * out, const S* g, const I* index, \
-                                                               const __grid_constant__ Pool pool) { \
-        max_pool_grad(out, g, index, pool);                                               \
-    }                                                                                               \
-    extern "C" __global__ void NAMED(max_pool_pick_##I, DTYPE)(S * out, const S* x, const I* index, \
-                                                               const __grid_constant__ Pool pool) { \
-        max_pool_pick(out, x, index, pool);                                                         \
+#define MAX_POOL(NAME, I, A, B, C)                                                                                   \
+    extern "C" __global__ void NAMED(NAME##_##I, DTYPE)(A * a, B * b, const C* c, const __grid_constant__ Pool pool) { \
+        NAME(a, b, c, pool);                                                                                         \
     }
-MAX_POOL(u8)
-MAX_POOL(i64)
+MAX_POOL(max_pool, u8, S, u8, S)
+MAX_POOL(max_pool, i64, S, i64, S)
+MAX_POOL(max_pool_grad, u8, S, const S, u8)
+MAX_POOL(max_pool_grad, i64, S, const S, i64)
+MAX_POOL(max_pool_pick, u8, S, const S, u8)
+MAX_POOL(max_pool_pick, i64, S, const S, i64)

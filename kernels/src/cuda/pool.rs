@@ -12,19 +12,26 @@ use crate::window::{Window, words};
 
 static PROGRAMS: Family = family!("pool", FLOATS, "window.cuh", "pool.cu");
 
+/// Planes that a thread works on at once, as in the program.
+const GROUP: usize = 4;
+
 /// `Pool` of the program.
 #[repr(C)]
+#[derive(Default)]
 struct Pool {
     /// See [`words`].
     window: [u32; 12],
-    adaptive: u32,
+    means: u32,
     count_padding: u32,
     divisor: u32,
-    apart: u32,
+    pad: u32,
     planes: u64,
+    scale: [f64; 2],
+    density: [f64; 2],
+    offset: f64,
 }
 
-// SAFETY: sixteen words of 32 bits and one of 64, which begins at a multiple of 8 bytes, so `repr(C)` adds no
+// SAFETY: sixteen words of 32 bits and then words of 64, which begin at a multiple of 8 bytes, so `repr(C)` adds no
 // padding.
 unsafe impl ByValue for Pool {}
 
@@ -39,21 +46,29 @@ impl Pool {
             let value = format_args!("{elements} for a window of {taps}");
             return Err(Error::invalid(op, "planes", "below 2^31 elements", value));
         };
-        Ok(Pool { window, adaptive: 0, count_padding: 0, divisor: 0, apart: 0, planes: planes.count as u64 })
+        Ok(Pool { window, planes: planes.count as u64, ..Pool::default() })
     }
 
-    fn of_means(op: &'static str, planes: &Planes, means: &Means) -> Result<Pool> {
-        Ok(match *means {
-            Means::Adaptive => Pool { adaptive: 1, ..Pool::of(op, planes, &Window::new([1; 2]))? },
-            Means::Sliding { window, count_include_pad, divisor } => Pool {
-                count_padding: u32::from(count_include_pad),
-                divisor: divisor.unwrap_or(0),
-                ..Pool::of(op, planes, &window)?
-            },
+    fn of_means(op: &'static str, dtype: DType, planes: &Planes, means: &Means) -> Result<Pool> {
+        let scale = [0, 1].map(|axis| means.scale(dtype, [planes.image[axis], planes.places[axis]]));
+        let (number, window, is_padded, divisor) = match *means {
+            Means::Sliding { window, count_include_pad, divisor } => (0, window, count_include_pad, divisor),
+            Means::Adaptive => (1, Window::new([1; 2]), false, None),
+            Means::Nearest => (2, Window::new([1; 2]), false, None),
+            Means::Bilinear { .. } => (3, Window::new([1; 2]), false, None),
+        };
+        Ok(Pool {
+            means: number,
+            count_padding: u32::from(is_padded),
+            divisor: divisor.unwrap_or(0),
+            scale,
+            density: scale.map(f64::recip),
+            offset: means.offset(),
+            ..Pool::of(op, planes, &window)?
         })
     }
 
-    /// Enqueues a kernel on operands, the first of which is written and has planes of `size` elements.
+    /// Enqueues a kernel on operands, the first of which is written; threads share out groups of planes of `size` elements.
     fn enqueue(
         &self,
         queue: &Queue<'_>,
@@ -64,47 +79,24 @@ impl Pool {
     ) -> Result<()> {
         let mut args: SmallVec<[Arg<'_>; 5]> = operands.iter().map(|&at| at.into()).collect();
         args.push(self.arg());
-        let grid = plane_blocks(queue, size, self.planes as usize);
+        let grid = plane_blocks(queue, size, (self.planes as usize).div_ceil(GROUP));
         // SAFETY: the kernel takes these arguments, the planes are those of the operands, and pixels that an index names are
         // checked.
         unsafe { PROGRAMS.kernel(queue, kernel, dtype, grid, &args) }
     }
 }
 
-/// Whether each pixel is seen from one place at most, that of its row and column by the stride.
-fn is_apart(window: &Window) -> bool {
-    let along = |axis: usize| {
-        let dense = window.dilation[axis] == 1 || window.kernel[axis] == 1;
-        dense && window.padding[axis] == 0 && window.kernel[axis] <= window.stride[axis]
-    };
-    along(0) && along(1)
-}
-
-/// Enqueues a kernel of maxima with a thread for each place: `max_pool` on values, indices and images, or `max_pool_pick` on
-/// values, images and indices.
-pub(crate) fn for_places(
+/// Enqueues a kernel of maxima: `max_pool` on values, indices and images, `max_pool_pick` on values, images and indices, or
+/// `max_pool_grad` on the gradients of images and values, and indices.
+pub(crate) fn maxima(
     queue: &Queue<'_>,
     kernel: &str,
     [dtype, index]: [DType; 2],
     (planes, window): &(Planes, Window),
     operands: [Address; 3],
 ) -> Result<()> {
-    let kernel = [kernel, index.name()];
-    Pool::of(queue.op(), planes, window)?.enqueue(queue, dtype, &kernel, planes.all_places(), &operands)
-}
-
-/// On the gradients of images and values, and indices.
-pub(crate) fn max_grad(
-    queue: &Queue<'_>,
-    [dtype, index]: [DType; 2],
-    (planes, window): &(Planes, Window),
-    operands: [Address; 3],
-) -> Result<()> {
-    let tiles = || [0, 1].map(|axis| planes.image[axis].div_ceil(window.stride[axis])).iter().product();
-    let apart = is_apart(window);
-    let size = if apart { tiles() } else { planes.pixels() };
-    let pool = Pool { apart: u32::from(apart), ..Pool::of(queue.op(), planes, window)? };
-    pool.enqueue(queue, dtype, &["max_pool_grad", index.name()], size, &operands)
+    let size = if kernel == "max_pool_grad" { planes.pixels() } else { planes.all_places() };
+    Pool::of(queue.op(), planes, window)?.enqueue(queue, dtype, &[kernel, index.name()], size, &operands)
 }
 
 /// On values and images or, for the gradient, on the gradients of images and values.
@@ -118,5 +110,5 @@ pub(crate) fn mean(
         true => ("avg_pool_grad", planes.pixels()),
         false => ("avg_pool", planes.all_places()),
     };
-    Pool::of_means(queue.op(), planes, means)?.enqueue(queue, dtype, &[kernel], size, &operands)
+    Pool::of_means(queue.op(), dtype, planes, means)?.enqueue(queue, dtype, &[kernel], size, &operands)
 }

@@ -1,5 +1,19 @@
 // Windows that slide over planes. Places, pixels and elements of a window are counted in 32 bits.
 
+// The places `first..end` along an axis at which a window of so many elements may see `at`. What lies ahead of a pixel fits in 32
+// bits.
+struct Places {
+    u32 first, end;
+};
+__device__ inline Places places_that_see(u32 at, u32 extent, u32 stride, u32 padding, u32 places) {
+    u32 ahead = at + padding, first = ahead < extent ? 0 : (ahead - extent) / stride + 1;
+    return {min(first, places), min(ahead / stride + 1, places)};
+}
+// Which element of a window is so far from its first one; any number from their number on for none.
+__device__ inline u32 tap_of(u32 ahead, u32 dilation) {
+    return dilation == 1 ? ahead : ahead % dilation == 0 ? ahead / dilation : ~0u;
+}
+
 struct Window {
     u32 height, width;        // of a plane
     u32 rows, columns;        // places
@@ -18,19 +32,6 @@ struct Window {
         bool inside = h >= 0 && h < height && w >= 0 && w < width;
         return inside ? h * width + w : -1;
     }
-    // The place along an axis at which element `tap` of the window sees `at`; -1 for none.
-    __device__ static i64 place(u32 at, u32 tap, u32 stride, u32 padding, u32 dilation, u32 places) {
-        i64 ahead = (i64)at + padding - (i64)tap * dilation;
-        if (stride == 1) {
-            return ahead >= 0 && ahead < places ? ahead : -1;
-        }
-        // What lies ahead of a pixel fits in 32 bits.
-        u32 steps = ahead >= 0 ? (u32)ahead / stride : 0;
-        return ahead >= 0 && steps * stride == (u32)ahead && steps < places ? (i64)steps : -1;
-    }
-    // The row, and the column, of the places at which element (i, j) sees pixel (h, w); -1 for none.
-    __device__ i64 row_of(u32 h, u32 i) const { return place(h, i, stride_h, padding_h, dilation_h, rows); }
-    __device__ i64 column_of(u32 w, u32 j) const { return place(w, j, stride_w, padding_w, dilation_w, columns); }
     // Calls `body(tap, pixel)` for the elements of the window that see a pixel at a place.
     template <class Body> __device__ void for_seen(u32 place, Body body) const {
         u32 row = place / columns, column = place - row * columns;
@@ -45,25 +46,27 @@ struct Window {
             }
         }
     }
-    // Calls `body(tap, place)` for the elements of the window that see a pixel, with the place at which they do.
+    // Calls `body(tap, place)` for the elements of the window that see a pixel, with the place at which they do, in the places' order.
     template <class Body> __device__ void for_places(u32 pixel, Body body) const {
         u32 h = pixel / width, w = pixel - h * width;
-        for (u32 i = 0, tap = 0; i < kernel_h; ++i) {
-            i64 y = row_of(h, i);
-            for (u32 j = 0; j < kernel_w; ++j, ++tap) {
-                i64 x = column_of(w, j);
-                if (y >= 0 && x >= 0) {
-                    body(tap, (u32)(y * columns + x));
+        Places ys = places_that_see(h, (kernel_h - 1) * dilation_h + 1, stride_h, padding_h, rows);
+        Places xs = places_that_see(w, (kernel_w - 1) * dilation_w + 1, stride_w, padding_w, columns);
+        for (u32 y = ys.first; y < ys.end; ++y) {
+            u32 i = tap_of(h + padding_h - y * stride_h, dilation_h);
+            for (u32 x = xs.first; x < xs.end; ++x) {
+                u32 j = tap_of(w + padding_w - x * stride_w, dilation_w);
+                if (i < kernel_h && j < kernel_w) {
+                    body(i * kernel_w + j, y * columns + x);
                 }
             }
         }
     }
 };
 
-// Calls `body(plane, element)` for the elements of planes of `size` that are this thread's. Planes are blocks y, or go round in
-// them.
+// Calls `body(plane, element)` for the elements of planes of `size` that are this thread's. Planes are shared out along y, and go
+// round there.
 template <class Body> __device__ inline void for_planes(u64 planes, u32 size, Body body) {
-    for (u64 plane = blockIdx.y; plane < planes; plane += gridDim.y) {
+    for (u64 plane = blockIdx.y * blockDim.y + threadIdx.y; plane < planes; plane += gridDim.y * blockDim.y) {
         for (u32 e = (u32)thread_index(); e < size; e += (u32)thread_count()) {
             body(plane, e);
         }

@@ -183,25 +183,42 @@ pub(crate) const MEANS: &[(Means, [usize; 3], [usize; 2])] = &[
     (Means::Adaptive, [3, 7, 10], [3, 4]),
     (Means::Adaptive, [2, 3, 4], [5, 4]),
     (Means::Adaptive, [2, 9, 9], [1, 1]),
+    (Means::Nearest, [5, 7, 10], [14, 30]),
+    (Means::Nearest, [3, 9, 8], [4, 11]),
+    (Means::Bilinear { align_corners: false }, [5, 6, 8], [12, 16]),
+    (Means::Bilinear { align_corners: false }, [2, 9, 7], [4, 23]),
+    (Means::Bilinear { align_corners: true }, [3, 6, 8], [11, 5]),
+    (Means::Bilinear { align_corners: true }, [1, 4, 3], [1, 3]),
+    (Means::Bilinear { align_corners: true }, [1, 1, 1], [3, 2]),
 ];
 
-/// For each place, the pixels that it sees and its divisor, by the definition.
-fn seen_plainly(case: &(Means, [usize; 3], [usize; 2])) -> Vec<(Vec<usize>, f64)> {
+/// For each place, the pixels that it sees with their weights over its divisor, by the definition.
+fn seen_plainly(case: &(Means, [usize; 3], [usize; 2])) -> Vec<Vec<(usize, f64)>> {
     let (means, [_, h, w], [oh, ow]) = *case;
-    let range = |at: usize, size: usize, places: usize, axis: usize| -> (Vec<usize>, usize) {
+    let range = |at: usize, size: usize, places: usize, axis: usize| -> (Vec<(usize, f64)>, usize) {
         match means {
             Means::Adaptive => {
                 let start = (at as f64 * size as f64 / places as f64).floor() as usize;
                 let end = ((at + 1) as f64 * size as f64 / places as f64).ceil() as usize;
-                ((start..end).collect(), end - start)
+                ((start..end).map(|e| (e, 1.0)).collect(), end - start)
             }
             Means::Sliding { window, count_include_pad, .. } => {
                 let (s, p, k) = (window.stride[axis], window.padding[axis], window.kernel[axis]);
                 let padded = (at * s..at * s + k).filter(|&e| e < size + 2 * p);
-                let inside: Vec<usize> =
-                    padded.clone().filter(|&e| e >= p && e < size + p).map(|e| e - p).collect();
+                let inside: Vec<(usize, f64)> =
+                    padded.clone().filter(|&e| e >= p && e < size + p).map(|e| (e - p, 1.0)).collect();
                 let counted = if count_include_pad { padded.count() } else { inside.len() };
                 (inside, counted)
+            }
+            Means::Nearest => (vec![(at * size / places, 1.0)], 1),
+            Means::Bilinear { align_corners } => {
+                let (at, last) = (at as f64, (size - 1) as f64);
+                let position = match align_corners {
+                    true => at * last / (places - 1).max(1) as f64,
+                    false => ((at + 0.5) * size as f64 / places as f64 - 0.5).clamp(0.0, last),
+                };
+                let weight = |e: usize| 1.0 - (position - e as f64).abs();
+                ((0..size).map(|e| (e, weight(e))).filter(|&(_, w)| w > 0.0).collect(), 1)
             }
         }
     };
@@ -212,7 +229,9 @@ fn seen_plainly(case: &(Means, [usize; 3], [usize; 2])) -> Vec<(Vec<usize>, f64)
                 Means::Sliding { divisor: Some(divisor), .. } => f64::from(divisor),
                 _ => (r * c) as f64,
             };
-            (rows.iter().flat_map(|&r| columns.iter().map(move |&c| r * w + c)).collect(), divisor)
+            let weighted =
+                |&(r, a): &(usize, f64)| columns.iter().map(move |&(c, b)| (r * w + c, a * b / divisor));
+            rows.iter().flat_map(weighted).collect()
         })
         .collect()
 }
@@ -226,10 +245,10 @@ fn means_and_their_gradients_follow_the_definition() {
         let (x, g) = (values(1, count * h * w), values(2, count * oh * ow));
         let (mut mean, mut grad) = (vec![0.0; count * oh * ow], vec![0.0; count * h * w]);
         for plane in 0..count {
-            for (place, (pixels, divisor)) in seen.iter().enumerate() {
-                for pixel in pixels {
-                    mean[plane * oh * ow + place] += x[plane * h * w + pixel] / divisor;
-                    grad[plane * h * w + pixel] += g[plane * oh * ow + place] / divisor;
+            for (place, pixels) in seen.iter().enumerate() {
+                for (pixel, weight) in pixels {
+                    mean[plane * oh * ow + place] += x[plane * h * w + pixel] * weight;
+                    grad[plane * h * w + pixel] += g[plane * oh * ow + place] * weight;
                 }
             }
         }
@@ -273,4 +292,7 @@ fn a_place_that_sees_nothing_is_refused() {
     );
     let means = Means::Sliding { window: window(2, 1, 0, 1), count_include_pad: true, divisor: Some(0) };
     assert!(avg_pool2d(&stream, x.view(), means, out.view()).is_err());
+    let empty = Array::full(&stream, 0_f32, &[1, 0, 4]);
+    assert!(avg_pool2d(&stream, empty.view(), Means::Nearest, out.view()).is_err());
+    assert!(avg_pool2d_grad(&stream, out.view(), Means::Nearest, empty.view()).is_err());
 }

@@ -3,7 +3,8 @@
 use device::{DType, Element, Error, ErrorKind, Result};
 use kernels::{CompareOp, UnaryOp};
 use tensor::fused::Activation;
-use tensor::{Attention, AvgPool, ConvOptions, MaxPool, RandomKey, Tensor, bf16, f16, grad};
+use tensor::grad::{self, Means};
+use tensor::{Attention, AvgPool, ConvOptions, MaxPool, RandomKey, Tensor, bf16, f16};
 
 use crate::on::device;
 use crate::reference::Plain;
@@ -368,7 +369,7 @@ fn sums() -> Vec<Case> {
             let adaptive = x[0].adaptive_avg_pool2d([3, 4])?;
             Ok(vec![
                 grad::avg_pool2d(&y, &pool, [7, 6])?,
-                grad::adaptive_avg_pool2d(&adaptive, [7, 6])?,
+                grad::resized("adaptive_avg_pool2d_grad", &adaptive, Means::Adaptive, [7, 6])?,
                 y,
                 adaptive,
             ])

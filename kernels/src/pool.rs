@@ -140,6 +140,7 @@ fn by_index(
     [from, index, out]: [View<'_>; 3],
 ) -> Result<()> {
     let types = [out.dtype, index.dtype];
+    let kernel = if gradient { "max_pool_grad" } else { "max_pool_pick" };
     let cost = out.layout.elements().max(from.layout.elements());
     for_float!(op, out.dtype, T => Command::new(op, (out.write::<T>(), from.read::<T>(), index.read::<Raw>()))
     .cost(cost, 1)
@@ -157,10 +158,7 @@ fn by_index(
                 (false, _) => cpu::pick::<T, i64>(how, workers, (out, from, index.cast())),
             }
         },
-        move |how, queue, operands| {
-            let kernel = if gradient { "max_pool_grad" } else { "max_pool_pick" };
-            cuda::maxima(queue, kernel, types, how, operands.into())
-        },
+        move |how, queue, operands| cuda::maxima(queue, kernel, types, how, operands.into()),
     ))
 }
 

@@ -271,8 +271,6 @@ pub fn avg_pool2d_grad(g: &Tensor, pool: &AvgPool, image: [usize; 2]) -> Result<
 /// As for [`Tensor::adaptive_avg_pool2d`].
 pub fn resized_grad(op: &'static str, g: &Tensor, means: Means, image: [usize; 2]) -> Result<Tensor> {
     g.dtype().require_float(op)?;
-    if g.rank() < 2 {
-        return Err(wrong_shape(op, "gradient", "[.., h, w]", g));
-    }
+    Error::require(g.rank() >= 2, op, "gradient", "[.., h, w]", format_args!("shape {:?}", g.shape()))?;
     averaged(op, g, means, &resized(g, image), kernels::avg_pool2d_grad)
 }

@@ -29,10 +29,9 @@ impl Var {
     /// As for [`Tensor::upsample_bilinear2d`](tensor::Tensor::upsample_bilinear2d).
     pub fn upsample_bilinear2d(&self, size: [usize; 2], align_corners: bool) -> Result<Var> {
         autocast!("upsample", [self], |x| x.upsample_bilinear2d(size, align_corners));
-        let image = last_two(self);
         let mean = move |x: &Tensor, _: &[&Tensor]| x.upsample_bilinear2d(size, align_corners);
         const GRAD: &str = "upsample_bilinear2d_grad";
-        let means = Means::Bilinear { align_corners };
+        let (image, means) = (last_two(self), Means::Bilinear { align_corners });
         let shared = move |g: &Tensor, _: &[&Tensor]| grad::resized(GRAD, g, means, image);
         record_pair(["upsample_bilinear2d", GRAD], self, &[], mean, shared)
     }

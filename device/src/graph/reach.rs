@@ -15,6 +15,7 @@ const VISITS_EACH: usize = 32;
 ///
 /// Joins have a budget linear in the commands. Once it is spent, or memory is, a clock may lack entries: [`has`](Self::has) is then
 /// false for some commands that come before, never true for one that does not.
+#[derive(Default)]
 pub(super) struct Reach {
     rows: Vec<Row>,
     chains: Vec<Chain>,
@@ -62,13 +63,10 @@ impl Reach {
     pub(super) fn new(commands: usize) -> Reach {
         Reach {
             rows: Vec::with_capacity(commands),
-            chains: Vec::new(),
             nodes: vec![[0; FANOUT]],
             visits: VISITS + VISITS_EACH * commands,
-            head: None,
-            rest: Clock::default(),
-            tails: Vec::new(),
             fresh: 1,
+            ..Reach::default()
         }
     }
 

@@ -3,8 +3,9 @@
 enum Means : u32 { SLIDING, ADAPTIVE, NEAREST, BILINEAR };
 struct Pool : Window {
     u32 means, count_padding;
-    u32 divisor, pad;  // divisor: 0 for the number of elements
-    u64 planes;
+    u32 divisor;  // 0 for the number of elements
+    u32 group;    // planes that a thread averages at once, so that what a window sees is found once for all of them
+    u64 planes, groups;
     // Of a resized image, along rows and columns: how far apart places are, how many of them a pixel has, and where its centre is.
     f64 scale[2], density[2], offset;
 };
@@ -96,11 +97,12 @@ __device__ inline T divided(T sum, const Seen& rows, const Seen& columns, const 
 // The places that may see element `at` of an axis.
 __device__ inline Places places_of(const Along& axis, u32 at, const Pool& pool) {
     if (pool.means >= NEAREST) {
-        // Positions are rounded, so a few more places are looked at.
+        // Positions are rounded, so more places are looked at.
         f64 centre = at + pool.offset, rounded = 1.0 / (1 << 22);
         f64 low = ((centre - (pool.means == BILINEAR)) * axis.density - pool.offset) * (1 - rounded);
-        f64 high = (centre + 1) * axis.density * (1 + rounded) + 2;
-        return {at > 0 && low > 0 ? (u32)low : 0, at + 1 < axis.size && high < axis.places ? (u32)high : axis.places};
+        f64 high = ceil(((centre + 1) * axis.density - pool.offset) * (1 + rounded));
+        u32 first = at > 0 && low > 0 ? (u32)low : 0, end = at + 1 < axis.size && high < axis.places ? (u32)high : axis.places;
+        return {first + !seen_along(axis, first, pool).sees(at), end - !seen_along(axis, end - 1, pool).sees(at)};
     }
     if (pool.means == ADAPTIVE) {
         u64 places = axis.places;
@@ -109,38 +111,37 @@ __device__ inline Places places_of(const Along& axis, u32 at, const Pool& pool) 
     return places_that_see(at, axis.kernel, axis.stride, axis.padding, axis.places);
 }
 
-// Planes that a thread averages at once, so that what a window sees is found once for all of them.
+// At most so many planes are a group.
 constexpr u32 GROUP = 4;
-template <class Body> __device__ inline void each(Body body) {
+template <class Body> __device__ inline void each(const Pool& pool, Body body) {
 #pragma unroll
-    for (u32 k = 0; k < GROUP; ++k) {
+    for (u32 k = 0; k < GROUP && k < pool.group; ++k) {
         body(k);
     }
 }
-// The number of groups, and each plane of one; behind the last plane it is repeated.
-__device__ inline u64 groups(const Pool& pool) { return (pool.planes + GROUP - 1) / GROUP; }
-__device__ inline u64 plane_of(u64 group, u32 k, const Pool& pool) { return min(group * GROUP + k, pool.planes - 1); }
+// Plane `k` of a group; behind the last plane it is repeated.
+__device__ inline u64 plane_of(u64 group, u32 k, const Pool& pool) { return min(group * pool.group + k, pool.planes - 1); }
 
 // Rows are weighed and added up first, then columns, each product and sum rounded as on the CPU.
 extern "C" __global__ void NAMED(avg_pool, DTYPE)(S* out, const S* x, const __grid_constant__ Pool pool) {
-    for_planes(groups(pool), pool.places(), [&](u64 group, u32 place) {
+    for_planes(pool.groups, pool.places(), [&](u64 group, u32 place) {
         Seen rows = seen_along(along_rows(pool), place / pool.columns, pool);
         Seen columns = seen_along(along_columns(pool), place % pool.columns, pool);
         T sums[GROUP] = {};
         for (u32 w = columns.start; w < columns.end; ++w) {
             T lines[GROUP] = {};
             for (u32 h = rows.start; h < rows.end; ++h) {
-                each([&](u32 k) {
+                each(pool, [&](u32 k) {
                     T term = mul_rounded(rows.weight(h), (T)x[plane_of(group, k, pool) * pool.pixels() + h * pool.width + w]);
                     lines[k] = h == rows.start ? term : add_rounded(lines[k], term);
                 });
             }
-            each([&](u32 k) {
+            each(pool, [&](u32 k) {
                 T term = mul_rounded(columns.weight(w), lines[k]);
                 sums[k] = w == columns.start ? term : add_rounded(sums[k], term);
             });
         }
-        each([&](u32 k) {
+        each(pool, [&](u32 k) {
             out[plane_of(group, k, pool) * pool.places() + place] = divided(sums[k], rows, columns, pool);
         });
     });
@@ -148,7 +149,7 @@ extern "C" __global__ void NAMED(avg_pool, DTYPE)(S* out, const S* x, const __gr
 
 extern "C" __global__ void NAMED(avg_pool_grad, DTYPE)(S* out, const S* g, const __grid_constant__ Pool pool) {
     Along down = along_rows(pool), across = along_columns(pool);
-    for_planes(groups(pool), pool.pixels(), [&](u64 group, u32 pixel) {
+    for_planes(pool.groups, pool.pixels(), [&](u64 group, u32 pixel) {
         u32 h = pixel / pool.width, w = pixel - h * pool.width;
         Places ys = places_of(down, h, pool), xs = places_of(across, w, pool);
         T sums[GROUP] = {};
@@ -157,15 +158,15 @@ extern "C" __global__ void NAMED(avg_pool_grad, DTYPE)(S* out, const S* g, const
             T lines[GROUP] = {};
             for (u32 x = xs.first; x < xs.end && rows.sees(h); ++x) {
                 Seen columns = seen_along(across, x, pool);
-                each([&](u32 k) {
+                each(pool, [&](u32 k) {
                     const S* from = g + plane_of(group, k, pool) * pool.places();
                     T slope = columns.sees(w) ? divided((T)from[y * pool.columns + x], rows, columns, pool) : (T)0;
                     lines[k] = add_rounded(lines[k], mul_rounded(columns.weight(w), slope));
                 });
             }
-            each([&](u32 k) { sums[k] = add_rounded(sums[k], mul_rounded(rows.weight(h), lines[k])); });
+            each(pool, [&](u32 k) { sums[k] = add_rounded(sums[k], mul_rounded(rows.weight(h), lines[k])); });
         }
-        each([&](u32 k) { out[plane_of(group, k, pool) * pool.pixels() + pixel] = sums[k]; });
+        each(pool, [&](u32 k) { out[plane_of(group, k, pool) * pool.pixels() + pixel] = sums[k]; });
     });
 }
 

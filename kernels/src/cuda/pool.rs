@@ -12,8 +12,9 @@ use crate::window::{Window, words};
 
 static PROGRAMS: Family = family!("pool", FLOATS, "window.cuh", "pool.cu");
 
-/// Planes that a thread works on at once, as in the program.
+/// Planes that a thread averages at once, as in the program, if each multiprocessor has more elements than this.
 const GROUP: usize = 4;
+const BUSY: u32 = 8192;
 
 /// `Pool` of the program.
 #[repr(C)]
@@ -24,8 +25,9 @@ struct Pool {
     means: u32,
     count_padding: u32,
     divisor: u32,
-    pad: u32,
+    group: u32,
     planes: u64,
+    groups: u64,
     scale: [f64; 2],
     density: [f64; 2],
     offset: f64,
@@ -46,7 +48,8 @@ impl Pool {
             let value = format_args!("{elements} for a window of {taps}");
             return Err(Error::invalid(op, "planes", "below 2^31 elements", value));
         };
-        Ok(Pool { window, planes: planes.count as u64, ..Pool::default() })
+        let count = planes.count as u64;
+        Ok(Pool { window, group: 1, planes: count, groups: count, ..Pool::default() })
     }
 
     fn of_means(op: &'static str, dtype: DType, planes: &Planes, means: &Means) -> Result<Pool> {
@@ -79,7 +82,7 @@ impl Pool {
     ) -> Result<()> {
         let mut args: SmallVec<[Arg<'_>; 5]> = operands.iter().map(|&at| at.into()).collect();
         args.push(self.arg());
-        let grid = plane_blocks(queue, size, (self.planes as usize).div_ceil(GROUP));
+        let grid = plane_blocks(queue, size, self.groups as usize);
         // SAFETY: the kernel takes these arguments, the planes are those of the operands, and pixels that an index names are
         // checked.
         unsafe { PROGRAMS.kernel(queue, kernel, dtype, grid, &args) }
@@ -110,5 +113,9 @@ pub(crate) fn mean(
         true => ("avg_pool_grad", planes.pixels()),
         false => ("avg_pool", planes.all_places()),
     };
-    Pool::of_means(queue.op(), dtype, planes, means)?.enqueue(queue, dtype, &[kernel], size, &operands)
+    let mut pool = Pool::of_means(queue.op(), dtype, planes, means)?;
+    if planes.count * size > (queue.properties().multiprocessors * BUSY) as usize {
+        (pool.group, pool.groups) = (GROUP as u32, planes.count.div_ceil(GROUP) as u64);
+    }
+    pool.enqueue(queue, dtype, &[kernel], size, &operands)
 }

@@ -113,14 +113,14 @@ __device__ inline Places places_of(const Along& axis, u32 at, const Pool& pool) 
 
 // At most so many planes are a group.
 constexpr u32 GROUP = 4;
-template <class Body> __device__ inline void each(const Pool& pool, Body body) {
+template <class Body> __device__ inline void each(Body body) {
 #pragma unroll
-    for (u32 k = 0; k < GROUP && k < pool.group; ++k) {
+    for (u32 k = 0; k < GROUP; ++k) {
         body(k);
     }
 }
-// Plane `k` of a group; behind the last plane it is repeated.
-__device__ inline u64 plane_of(u64 group, u32 k, const Pool& pool) { return min(group * pool.group + k, pool.planes - 1); }
+// Plane `k` of a group. Behind its last plane, or the last of all, that is repeated: a thread without so many is as fast.
+__device__ inline u64 plane_of(u64 group, u32 k, const Pool& p) { return min(group * p.group + min(k, p.group - 1), p.planes - 1); }
 
 // Rows are weighed and added up first, then columns, each product and sum rounded as on the CPU.
 extern "C" __global__ void NAMED(avg_pool, DTYPE)(S* out, const S* x, const __grid_constant__ Pool pool) {
@@ -131,17 +131,17 @@ extern "C" __global__ void NAMED(avg_pool, DTYPE)(S* out, const S* x, const __gr
         for (u32 w = columns.start; w < columns.end; ++w) {
             T lines[GROUP] = {};
             for (u32 h = rows.start; h < rows.end; ++h) {
-                each(pool, [&](u32 k) {
+                each([&](u32 k) {
                     T term = mul_rounded(rows.weight(h), (T)x[plane_of(group, k, pool) * pool.pixels() + h * pool.width + w]);
                     lines[k] = h == rows.start ? term : add_rounded(lines[k], term);
                 });
             }
-            each(pool, [&](u32 k) {
+            each([&](u32 k) {
                 T term = mul_rounded(columns.weight(w), lines[k]);
                 sums[k] = w == columns.start ? term : add_rounded(sums[k], term);
             });
         }
-        each(pool, [&](u32 k) {
+        each([&](u32 k) {
             out[plane_of(group, k, pool) * pool.places() + place] = divided(sums[k], rows, columns, pool);
         });
     });
@@ -158,15 +158,15 @@ extern "C" __global__ void NAMED(avg_pool_grad, DTYPE)(S* out, const S* g, const
             T lines[GROUP] = {};
             for (u32 x = xs.first; x < xs.end && rows.sees(h); ++x) {
                 Seen columns = seen_along(across, x, pool);
-                each(pool, [&](u32 k) {
+                each([&](u32 k) {
                     const S* from = g + plane_of(group, k, pool) * pool.places();
                     T slope = columns.sees(w) ? divided((T)from[y * pool.columns + x], rows, columns, pool) : (T)0;
                     lines[k] = add_rounded(lines[k], mul_rounded(columns.weight(w), slope));
                 });
             }
-            each(pool, [&](u32 k) { sums[k] = add_rounded(sums[k], mul_rounded(rows.weight(h), lines[k])); });
+            each([&](u32 k) { sums[k] = add_rounded(sums[k], mul_rounded(rows.weight(h), lines[k])); });
         }
-        each(pool, [&](u32 k) { out[plane_of(group, k, pool) * pool.pixels() + pixel] = sums[k]; });
+        each([&](u32 k) { out[plane_of(group, k, pool) * pool.pixels() + pixel] = sums[k]; });
     });
 }
 

@@ -274,10 +274,11 @@ fn steps(planes: &Planes, window: &Window) -> Vec<isize> {
     (0..kh).flat_map(|i| (0..kw).map(move |j| step(i, j) as isize)).collect()
 }
 
-/// Calls `body` with where each plane's pixels and its places begin.
-fn for_planes(planes: &Planes, workers: &Workers, body: impl Fn(usize, usize) + Sync) {
+/// Calls `body` with where each plane's pixels and its places begin, and with room for a row of pixels of any values.
+fn for_planes<T: Number>(planes: &Planes, workers: &Workers, body: impl Fn(usize, usize, &mut [T]) + Sync) {
     for_range(workers, planes.count, chunk(planes), &|range| {
-        range.for_each(|plane| body(plane * planes.pixels(), plane * planes.all_places()));
+        let mut line = vec![T::ZERO; planes.image[1]];
+        range.for_each(|plane| body(plane * planes.pixels(), plane * planes.all_places(), &mut line));
     });
 }
 
@@ -289,7 +290,7 @@ pub(crate) unsafe fn max_grad<T: Lanes, I: Tap>(
 ) {
     let (size, places) = (planes.pixels(), planes.all_places());
     let steps = steps(planes, window);
-    for_planes(planes, workers, |first_pixel, first_place| {
+    for_planes::<T>(planes, workers, |first_pixel, first_place, _| {
         // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
         // in bounds and one part's.
         let (index, g, to) = unsafe {
@@ -310,7 +311,7 @@ pub(crate) unsafe fn pick<T: Lanes, I: Tap>(
 ) {
     let (size, places) = (planes.pixels(), planes.all_places());
     let steps = steps(planes, window);
-    for_planes(planes, workers, |first_pixel, first_place| {
+    for_planes::<T>(planes, workers, |first_pixel, first_place, _| {
         // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
         // in bounds and one part's.
         let (index, x, to) = unsafe {
@@ -336,11 +337,10 @@ pub(crate) unsafe fn mean<T: Lanes>(
 ) {
     let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
     let [down, across] = seen::<T>(planes, means);
-    for_planes(planes, workers, |first_pixel, first_place| {
+    for_planes(planes, workers, |first_pixel, first_place, line| {
         // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
         // in bounds and one part's.
         let (from, to) = unsafe { (x.slice(first_pixel, size), out.slice_mut(first_place, places)) };
-        let mut line = vec![T::ZERO; width];
         for (rows, to) in down.iter().zip(to.chunks_exact_mut(across.len().max(1))) {
             let [first, rest] = rows.weights.map(T::from_f64);
             line.fill(T::ZERO);
@@ -372,11 +372,10 @@ pub(crate) unsafe fn mean_grad<T: Lanes>(
 ) {
     let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
     let [down, across] = seen::<T>(planes, means);
-    for_planes(planes, workers, |first_pixel, first_place| {
+    for_planes(planes, workers, |first_pixel, first_place, line| {
         // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
         // in bounds and one part's.
         let (g, to) = unsafe { (g.slice(first_place, places), out.slice_mut(first_pixel, size)) };
-        let mut line = vec![T::ZERO; width];
         to.fill(T::ZERO);
         for (rows, g) in down.iter().zip(g.chunks_exact(across.len().max(1))) {
             line.fill(T::ZERO);
@@ -389,7 +388,7 @@ pub(crate) unsafe fn mean_grad<T: Lanes>(
             for row in rows.start..rows.end {
                 let weight = T::from_f64(rows.weights[(row - rows.start).min(1)]);
                 let to = &mut to[row * width..][..width];
-                to.iter_mut().zip(&line).for_each(inlined!(|(to, x)| *to = to.add(weight.mul(*x))));
+                to.iter_mut().zip(&*line).for_each(inlined!(|(to, x)| *to = to.add(weight.mul(*x))));
             }
         }
     });

@@ -14,7 +14,7 @@ mod sums;
 
 use autograd::Var;
 use big::Big;
-use reference::{ACTIVATIONS, Exact, Exact2, LOSSES, Pairwise, SPECIAL, binary, largest_term, unary};
+use reference::{ACTIVATIONS, Exact, Exact2, LOSSES, Pairwise, SPECIAL, binary, larger_term, unary};
 use tensor::{BinaryOp, DType, Device, Result, Saves, Tensor, UnaryOp, grad};
 
 const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
@@ -320,8 +320,8 @@ fn check_unary(
         let is_unknown = is_lost || around.kink || around.value.is_nan();
         let Some(slopes) = slopes.as_ref().filter(|_| !is_unknown) else { continue };
         let limit = Limit::of(device, dtype, Some(op), condition(x, &around.bend, &around.slope));
-        let term =
-            largest_term(exact_op, &Big::new(x, around.value.bits())).map(|term| term.times(factors[i]));
+        let term = larger_term(exact_op, &Big::new(x, around.value.bits()), &around.slope)
+            .map(|term| term.times(factors[i]));
         let slope = around.slope.times(factors[i]);
         findings.check("gradient", &[x, factors[i]], slopes[i], &slope, limit, term.as_ref());
     }

@@ -54,16 +54,18 @@ pub(crate) fn unary(op: UnaryOp, x: &Big) -> Option<Big> {
     })
 }
 
-/// The largest of the terms whose sum is the derivative, where that passes through zero.
-pub(crate) fn largest_term(op: UnaryOp, x: &Big) -> Option<Big> {
-    match op {
+/// The larger of the two terms whose sum is the derivative, where that passes through zero.
+pub(crate) fn larger_term(op: UnaryOp, x: &Big, derivative: &Big) -> Option<Big> {
+    let first = match op {
         UnaryOp::Silu => Some(x.sigmoid()),
         UnaryOp::GeluErf => Some(x.normal_cdf()),
         UnaryOp::GeluTanh => Some(gelu_gate(x)),
         UnaryOp::Mish => Some(x.exp().plus(1.0).ln().tanh()),
         UnaryOp::HardSwish => Some(x.of(0.5)),
         _ => None,
-    }
+    }?;
+    let second = derivative.sub(&first).abs();
+    Some(if first.less(&second) { second } else { first })
 }
 
 fn clamp(x: &Big, low: f64, high: f64) -> Big {

@@ -149,7 +149,7 @@ impl Means {
             Means::Nearest | Means::Bilinear { .. } => {
                 let (scale, offset) = (self.scale(dtype, [size, places]), self.offset());
                 let is_nearest = *self == Means::Nearest;
-                let position = match is_nearest && dtype != DType::F64 {
+                let position = match is_nearest && dtype != DType::F64 && size != places {
                     true => f64::from(at as f32 * scale as f32),
                     false => ((at as f64 + offset) * scale - offset).max(0.0),
                 };

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::command::{Address, Command, Raw, Read, Write};
 use crate::cpu::optim as cpu;
-use crate::cuda::optim as cuda;
+use crate::cuda::{needs, optim as cuda};
 use crate::fuse::Fusible;
 use crate::layout::{Dst, View};
 use crate::loops::Loops;
@@ -21,7 +21,7 @@ impl RuleStep {
     /// # Errors
     /// As for [`preload`](crate::preload).
     pub fn preload(&self, stream: &Stream, dtype: DType) -> Result<()> {
-        if stream.is_cuda() { stream.preload(&[cuda::program_of(self.formula(), dtype)]) } else { Ok(()) }
+        needs(stream, || stream.preload(&[cuda::program_of(self.formula(), dtype)])).unwrap_or(Ok(()))
     }
 
     /// The CUDA program of rules for F32 and F64.

@@ -66,7 +66,7 @@ impl Window {
     }
 }
 
-/// A window as CUDA takes it: sizes of an image, places, and its own numbers; `None` if one is not below 2^31.
+/// A window as CUDA takes it: sizes of an image, places, and its own numbers; `None` if one or its extent is not below 2^31.
 pub(crate) fn words(image: [usize; 2], places: [usize; 2], window: &Window) -> Option<[u32; 12]> {
     let Window { kernel, stride, padding, dilation } = *window;
     let mut words = [0; 12];
@@ -74,7 +74,7 @@ pub(crate) fn words(image: [usize; 2], places: [usize; 2], window: &Window) -> O
     {
         *to = i32::try_from(from).ok()?.cast_unsigned();
     }
-    Some(words)
+    i32::try_from(window.extent(0).max(window.extent(1))).ok().map(|_| words)
 }
 
 const MOST: usize = (1 << 30) - 1;

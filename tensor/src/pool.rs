@@ -174,7 +174,8 @@ impl Tensor {
     }
 
     /// The nearest pixel for each of `size`, as PyTorch's `nearest`: along an axis of `n` elements, element `i` is
-    /// `floor(i (n / size))`. The quotient and the product are rounded to F64 for elements of that type, otherwise to F32.
+    /// `floor(i (n / size))`. The quotient and the product are rounded to F64 for elements of that type and integers of axes of 2^24
+    /// and more, otherwise to F32.
     ///
     /// Shapes: `[.., h, w] -> [.., size..]`.
     ///
@@ -186,9 +187,10 @@ impl Tensor {
             return upsampled(OP, self, size, Means::Nearest);
         }
         let [.., h, w] = *self.shape() else { return Err(wrong_shape(OP, "input", "[.., h, w]", self)) };
-        // Floats do not hold all integers, but all positions.
         let positions = |n: usize, size: usize| {
-            let row = Tensor::arange(0, n as i64, 1, DType::F32, self.device())?.reshape(&[1, n])?;
+            // Floats do not hold all integers, but these positions.
+            let dtype = if n < 1 << 24 { DType::F32 } else { DType::F64 };
+            let row = Tensor::arange(0, n as i64, 1, dtype, self.device())?.reshape(&[1, n])?;
             row.upsample_nearest2d([1, size])?.reshape(&[size])?.to_dtype(DType::I64)
         };
         self.index_select(-2, &positions(h, size[0])?)?.index_select(-1, &positions(w, size[1])?)

@@ -24,7 +24,7 @@ impl Tap for u8 {}
 impl Tap for i64 {}
 
 fn chunk(planes: &Planes) -> usize {
-    (CHUNK / planes.pixels().max(1)).max(1)
+    (CHUNK / planes.pixels().max(planes.all_places()).max(1)).max(1)
 }
 
 /// How a plane is laid out for maxima, its padding included: in as many parts as the window steps over columns, each of the columns

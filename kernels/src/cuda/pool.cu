@@ -77,7 +77,7 @@ __device__ inline Seen seen_along(const Along& axis, u32 at, const Pool& pool) {
         return {start, start + (is_one ? 1 : 2), 1, is_one ? (T)1 : (T)(1 - share), (T)share};
     }
     if (pool.means == NEAREST) {
-        u32 start = min((u32)mul_rounded((T)at, (T)axis.scale), axis.size - 1);
+        u32 start = axis.size == axis.places ? at : min((u32)mul_rounded((T)at, (T)axis.scale), axis.size - 1);
         return {start, start + 1, 1, 1, 1};
     }
     if (pool.means == ADAPTIVE) {
@@ -102,7 +102,7 @@ __device__ inline Places places_of(const Along& axis, u32 at, const Pool& pool) 
         f64 low = ((centre - (pool.means == BILINEAR)) * axis.density - pool.offset) * (1 - rounded);
         f64 high = ceil(((centre + 1) * axis.density - pool.offset) * (1 + rounded));
         u32 first = at > 0 && low > 0 ? (u32)low : 0, end = at + 1 < axis.size && high < axis.places ? (u32)high : axis.places;
-        return {first + !seen_along(axis, first, pool).sees(at), end - !seen_along(axis, end - 1, pool).sees(at)};
+        return {first + !seen_along(axis, first, pool).sees(at), end - (end > 0 && !seen_along(axis, end - 1, pool).sees(at))};
     }
     if (pool.means == ADAPTIVE) {
         u64 places = axis.places;

@@ -131,10 +131,10 @@ pub(super) fn blocks(queue: &Queue<'_>, wanted: u64, threads: u32) -> Grid {
 pub(super) fn plane_blocks(queue: &Queue<'_>, size: usize, planes: usize) -> Grid {
     let wanted = (size as u64).div_ceil(u64::from(THREADS)).max(1);
     // Even blocks of whole warps leave few threads without an element; small planes share a block where there are many.
-    let threads = (size as u64).div_ceil(wanted) as u32;
+    let threads = (size as u64).div_ceil(wanted).max(1) as u32;
     let many = planes.div_ceil(queue.properties().multiprocessors as usize).clamp(1, THREADS as usize);
-    let together = (THREADS / threads.max(1)).clamp(1, many as u32);
-    let threads = if together == 1 { threads.next_multiple_of(WARP) } else { threads.max(1) };
+    let together = (THREADS / threads).clamp(1, many as u32);
+    let threads = if together == 1 { threads.next_multiple_of(WARP) } else { threads };
     let mut grid = blocks(queue, wanted, threads);
     grid.threads[1] = together;
     grid.blocks[1] = planes.div_ceil(together as usize).clamp(1, MAX_Y) as u32;

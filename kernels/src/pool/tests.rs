@@ -187,6 +187,7 @@ pub(crate) const MEANS: &[(Means, [usize; 3], [usize; 2])] = &[
     (Means::Nearest, [3, 9, 8], [4, 11]),
     (Means::Bilinear { align_corners: false }, [5, 6, 8], [12, 16]),
     (Means::Bilinear { align_corners: false }, [2, 9, 7], [4, 23]),
+    (Means::Bilinear { align_corners: false }, [2, 9, 40], [3, 2]),
     (Means::Bilinear { align_corners: true }, [3, 6, 8], [11, 5]),
     (Means::Bilinear { align_corners: true }, [1, 4, 3], [1, 3]),
     (Means::Bilinear { align_corners: true }, [1, 1, 1], [3, 2]),

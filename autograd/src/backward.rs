@@ -1,5 +1,6 @@
 //! The backward pass.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use device::{AtCaller, Panicked, Shared};
@@ -260,11 +261,13 @@ struct Sweep<'a> {
     edges: Vec<usize>,
     /// The order of the pass: newest first.
     order: Vec<usize>,
-    /// The sums of gradients that are not passed on yet, by stop: few at a time, even for large graphs.
-    gradients: FxHashMap<usize, Var>,
+    gradients: RefCell<Sums>,
     /// Where it ends, besides the leaves.
     ends: Option<&'a Ends>,
 }
+
+/// The sums of gradients that are not passed on yet, by stop: few at a time, even for large graphs.
+pub(crate) type Sums = FxHashMap<usize, Var>;
 
 const NONE: usize = usize::MAX;
 /// Initial capacity in nodes, so that small passes allocate once.
@@ -470,7 +473,7 @@ impl<'a> Sweep<'a> {
     ) -> Result<()> {
         let stop = &mut self.stops[at];
         let (node, Claimed { saved, hooks }) = (stop.node, std::mem::take(&mut stop.claimed));
-        let Some(mut gradient) = self.gradients.remove(&at) else { return Ok(()) };
+        let Some(mut gradient) = self.gradients.get_mut().remove(&at) else { return Ok(()) };
         let mut needed: SmallVec<[bool; 8]> = SmallVec::new();
         for &input in self.edges(at) {
             needed.push(input != NONE && self.stops[input].needed);
@@ -487,7 +490,8 @@ impl<'a> Sweep<'a> {
                 }
                 found(node, &gradient)?;
                 if needed.contains(&true) {
-                    let cx = Vjp { node, saved: &saved, create_graph, needed: &needed };
+                    let sums = (&self.gradients, self.edges(at));
+                    let cx = Vjp { node, saved: &saved, create_graph, needed: &needed, sums };
                     grads = node.vjp(&cx, &gradient)?;
                 }
                 Ok(())
@@ -514,8 +518,9 @@ impl<'a> Sweep<'a> {
 
     /// Keeps the first gradient of a node and adds later ones to it, on the node's stream.
     fn add(&mut self, at: usize, gradient: Var) -> Result<()> {
-        let Some(sum) = self.gradients.get_mut(&at) else {
-            self.gradients.insert(at, gradient);
+        let gradients = self.gradients.get_mut();
+        let Some(sum) = gradients.get_mut(&at) else {
+            gradients.insert(at, gradient);
             return Ok(());
         };
         let stream = self.stops[at].node.place.elsewhere(gradient.device());

@@ -8,6 +8,7 @@ use tensor::{DType, Device, Error, ErrorKind, Result, Tensor, Tensors, accumulat
 
 use crate::Var;
 use crate::mode::is_recording;
+use crate::ops::position;
 use crate::place::{OpStream, on};
 use crate::tape::Node;
 
@@ -246,6 +247,16 @@ pub(crate) fn add_gradients(sum: &mut Var, gradient: &Var) -> Result<()> {
     // Not recorded, it has no place on the tape.
     sum.node = None;
     sum.value.add_(gradient.value())
+}
+
+/// Adds to the places of `sum` from `start` on along `axis`: in place, or in a copy if somebody else can see it.
+pub(crate) fn add_to_places(sum: &mut Var, gradient: &Var, axis: isize, start: usize) -> Result<()> {
+    if !adds_in_place(sum, gradient) {
+        sum.value = sum.value.copy()?;
+    }
+    sum.node = None;
+    let len = gradient.shape()[position(axis, gradient.shape().len())];
+    sum.value.narrow(axis, start, len)?.add_(gradient.value())
 }
 
 #[cfg(test)]

@@ -14,8 +14,10 @@ use device::{AtCaller, OnDrop, Shared, SpinLock, StreamId};
 use smallvec::SmallVec;
 use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
+use crate::backward::Sums;
+use crate::gradients::add_to_places;
 use crate::mode::{Recording, next_sequence, recording};
-use crate::place::OpStream;
+use crate::place::{OpStream, on};
 
 use hook::{Hook, Hooks};
 use noticed::{made_again, notice, notice_again};
@@ -108,6 +110,8 @@ pub struct Vjp<'a> {
     pub(crate) create_graph: bool,
     /// For each input, whether its gradient is needed.
     pub(crate) needed: &'a [bool],
+    /// The sums of the pass, and where those of the inputs are.
+    pub(crate) sums: (&'a RefCell<Sums>, &'a [usize]),
 }
 
 impl Vjp<'_> {
@@ -129,6 +133,20 @@ impl Vjp<'_> {
     /// The input with this index, on the tape. The op saved it as the tensor with the same index.
     pub(crate) fn input(&self, index: usize) -> Var {
         Var { value: self.saved[index].tensor.clone(), node: self.node.inputs[index].clone() }
+    }
+
+    /// The gradient of the op's only input, of `size` places along `axis`, for that of the places from `start` on. It is added where
+    /// the input's gradients are summed, if some were.
+    pub(crate) fn of_places(&self, gradient: &Var, axis: isize, start: usize, size: usize) -> Result<Grads> {
+        let (mut sums, place) =
+            (self.sums.0.borrow_mut(), self.node.inputs[0].as_ref().map(|input| &input.place));
+        let stream = place.and_then(|place| place.elsewhere(gradient.device()));
+        match sums.get_mut(&self.sums.1[0]).filter(|_| !self.create_graph) {
+            Some(sum) => {
+                on(stream.as_ref(), || add_to_places(sum, gradient, axis, start)).map(|()| Grads::new())
+            }
+            None => gradient.pad_narrow(axis, start, size).map(one),
+        }
     }
 
     /// The number of the op's inputs.

@@ -3,7 +3,7 @@
 use tensor::{Error, ErrorKind, Result};
 
 use super::{Dims, Draw, Sample, position, record_one};
-use crate::Var;
+use crate::{Var, record};
 
 #[derive::located]
 impl Var {
@@ -14,7 +14,7 @@ impl Var {
     pub fn narrow(&self, axis: isize, start: usize, len: usize) -> Result<Var> {
         let value = self.value().narrow(axis, start, len)?;
         let size = self.shape()[position(axis, self.shape().len())];
-        record_one("narrow", self, &[], value, move |_, g| g.pad_narrow(axis, start, size))
+        Ok(record("narrow", &[self], &[], value, move |ctx, g| ctx.of_places(g, axis, start, size)))
     }
 
     /// One position of an axis, as a view without that axis. See [`Tensor::select`](tensor::Tensor::select).
@@ -26,7 +26,9 @@ impl Var {
         let mut kept = Dims::from_slice(self.shape());
         let at = position(axis, kept.len());
         let size = std::mem::replace(&mut kept[at], 1);
-        record_one("select", self, &[], value, move |_, g| g.reshape(&kept)?.pad_narrow(axis, index, size))
+        Ok(record("select", &[self], &[], value, move |ctx, g| {
+            ctx.of_places(&g.reshape(&kept)?, axis, index, size)
+        }))
     }
 
     /// Consecutive views along one axis with these sizes. See [`Tensor::split`](tensor::Tensor::split).
@@ -102,6 +104,7 @@ pub(super) fn split_samples(d: &Draw) -> Result<Vec<Sample>> {
 mod tests {
     use super::super::testing::{close, close_values, gradient, leaf};
     use super::*;
+    use crate::BackwardOptions;
 
     #[test]
     fn parts_of_a_matrix() -> Result<()> {
@@ -119,6 +122,25 @@ mod tests {
         assert!(x.unbind(2).is_err());
         assert!(x.split(&[1, 1], 1).is_err());
         assert!(x.split(&[1, 1], 2).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn gradients_of_parts_are_added_to_a_sum_that_nobody_else_sees() -> Result<()> {
+        let (x, z) = (leaf(&[1.0, 2.0, 3.0, 4.0], &[2, 2])?, leaf(&[0.0; 4], &[2, 2])?);
+        for recorded in [false, true] {
+            let y = x.mul_scalar(2.0)?;
+            let (rows, column) = (y.unbind(0)?, y.narrow(-1, 1, 1)?);
+            // Newer than the parts, so its gradient, which both operands share, comes before theirs.
+            let whole = y.add(&z)?.sum_all()?;
+            let parts = rows[0].mul(&rows[1])?.sum_all()?.add(&column.square()?.sum_all()?)?;
+            let total = whole.add(&parts)?;
+            let gradients = total
+                .backward_with(BackwardOptions { create_graph: recorded, ..BackwardOptions::default() })?;
+            let of = |leaf| gradients.get(leaf).expect("a gradient").to_vec::<f64>();
+            assert_eq!(of(&z)?, [1.0; 4]);
+            assert_eq!(of(&x)?, [14.0, 34.0, 6.0, 42.0]);
+        }
         Ok(())
     }
 }

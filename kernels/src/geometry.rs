@@ -179,14 +179,6 @@ impl Means {
     pub(crate) fn offset(&self) -> f64 {
         if let Means::Bilinear { align_corners: false } = self { 0.5 } else { 0.0 }
     }
-
-    /// The divisor of a place.
-    pub(crate) fn divisor(&self, down: &Seen, across: &Seen) -> f64 {
-        match self {
-            Means::Sliding { divisor: Some(divisor), .. } => f64::from(*divisor),
-            _ => (down.counted * across.counted) as f64,
-        }
-    }
 }
 
 /// Sizes of a batch of images: samples, channels, rows and columns.

@@ -443,13 +443,20 @@ impl Items<'_> {
     /// Calls `body(item, memory)` for each item, with the room of its part.
     #[inline(always)]
     pub(crate) fn for_each<T: Scratch>(self, body: impl Fn(usize, *mut T) + Sync) {
+        self.for_each_part(inlined!(|range: Range<usize>, memory| {
+            // `for_each` would not be inlined.
+            for item in range {
+                body(item, memory);
+            }
+        }));
+    }
+
+    /// Calls `body(items, memory)` for each part.
+    #[inline(always)]
+    pub(crate) fn for_each_part<T: Scratch>(self, body: impl Fn(Range<usize>, *mut T) + Sync) {
         for_range(self.workers, self.len, self.chunk, &|range| {
             with_scratch(self.room, |memory: *mut T| {
-                simd_for::<T, _>(inlined!(|| {
-                    for item in range.clone() {
-                        body(item, memory);
-                    }
-                }));
+                simd_for::<T, _>(inlined!(|| body(range.clone(), memory)));
             });
         });
     }

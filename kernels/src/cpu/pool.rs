@@ -1,11 +1,14 @@
 //! Pooling, a plane at a time.
 
+use std::ops::Range;
+
 use device::{Error, ErrorKind, failure};
-use pulp::{Simd, WithSimd};
+use pulp::{Arch, Simd, WithSimd};
 
 use super::inlined;
-use super::lanes::{Lanes, with_scratch};
+use super::lanes::{Items, Lanes, with_scratch};
 use super::number::Number;
+use super::product::{Matrix, copy_matrix};
 use crate::geometry::{Means, Planes, Seen};
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
@@ -17,6 +20,9 @@ const CHUNK: usize = 1 << 14;
 const VECTOR: usize = 64;
 /// Elements of a window that floats count exactly.
 const COUNTED: usize = 1 << 24;
+/// Rows of places that are worked on side by side.
+const SIDE: usize = 16;
+type Side<T> = [T; SIDE];
 
 /// The number of an element of a window; one below 0 is none.
 pub(crate) trait Tap: Number + TryInto<usize> {}
@@ -135,7 +141,7 @@ pub(crate) unsafe fn max<T: Lanes + Into<f64>, I: Tap>(
                     let found = [memory.add(laid_out), memory.add(laid_out + pooled)];
                     let maxima = Maxima { how, spread: &spread, taps: &taps, x, memory, found, out, index };
                     if fits {
-                        pulp::Arch::new().dispatch(maxima);
+                        Arch::new().dispatch(maxima);
                     } else {
                         maxima.plainly(|_| true);
                     }
@@ -230,34 +236,47 @@ impl<T: Lanes, I: Tap> Maxima<'_, T, I> {
     }
 }
 
-/// Calls `body(place, pixel)` for all places of a plane with the pixel that the index names, which is one of the plane. An index
-/// of any other one is reported as the failure of the command, an `op`.
+/// Calls `begin` with the pixels of each plane, and then `body(place, pixel)` for its places, with the pixel that the index names, which is
+/// one of the plane. An index of any other one is reported as the failure of the command, an `op`.
+///
+/// # Safety
+/// The index can be read.
 #[inline(always)]
-fn for_taps<I: Tap>(
+unsafe fn for_taps<I: Tap>(
     op: &'static str,
-    planes: &Planes,
-    window: &Window,
-    steps: &[isize],
-    index: &[I],
-    mut body: impl FnMut(usize, usize),
+    (planes, window): &(Planes, Window),
+    workers: &Workers,
+    index: Src<I>,
+    begin: impl Fn(Range<usize>) + Sync,
+    body: impl Fn(isize, isize) + Sync,
 ) {
-    let [rows, columns] = planes.places;
-    let width = planes.image[1] as isize;
-    let size = planes.pixels();
-    for y in 0..rows {
-        let line = (y * window.stride[0]) as isize - window.padding[0] as isize;
-        for x in 0..columns {
-            let place = y * columns + x;
-            let tap = index[place].try_into().unwrap_or(usize::MAX);
-            let column = (x * window.stride[1]) as isize - window.padding[1] as isize;
-            let pixel = (line * width + column + steps.get(tap).copied().unwrap_or(isize::MIN / 2)) as usize;
-            if pixel < size {
-                body(place, pixel);
-            } else {
-                outside(op, tap, steps.len());
+    let ([rows, columns], width, size) = (planes.places, planes.image[1] as isize, planes.pixels());
+    let [kernel, stride, padding, dilation] =
+        [window.kernel, window.stride, window.padding, window.dilation].map(|of| of.map(|n| n as isize));
+    // How far each element of the window is from its first one.
+    let step = |tap: isize| tap / kernel[1] * dilation[0] * width + tap % kernel[1] * dilation[1];
+    let steps: Vec<isize> = (0..kernel[0] * kernel[1]).map(step).collect();
+    for_range(workers, planes.count, chunk(planes), &|range| {
+        for plane in range {
+            let (first_pixel, first_place) = (plane * size, plane * rows * columns);
+            begin(first_pixel..first_pixel + size);
+            for y in 0..rows {
+                let line = (y as isize * stride[0] - padding[0]) * width - padding[1];
+                for x in 0..columns {
+                    let place = (first_place + y * columns + x) as isize;
+                    // SAFETY: the caller promises an element for each place.
+                    let tap = unsafe { *index.at(place) }.try_into().unwrap_or(usize::MAX);
+                    let step = steps.get(tap).copied().unwrap_or(isize::MIN / 2);
+                    let pixel = line + x as isize * stride[1] + step;
+                    if (pixel as usize) < size {
+                        body(place, first_pixel as isize + pixel);
+                    } else {
+                        outside(op, tap, steps.len());
+                    }
+                }
             }
         }
-    }
+    });
 }
 
 #[cold]
@@ -267,58 +286,38 @@ fn outside(op: &'static str, tap: usize, size: usize) {
     failure::report(Error::new(ErrorKind::IndexOutOfRange { op, index, size }));
 }
 
-// How far each element of a window is from its first one.
-fn steps(planes: &Planes, window: &Window) -> Vec<isize> {
-    let [kh, kw] = window.kernel;
-    let step = |i: usize, j: usize| i * window.dilation[0] * planes.image[1] + j * window.dilation[1];
-    (0..kh).flat_map(|i| (0..kw).map(move |j| step(i, j) as isize)).collect()
-}
-
-/// Calls `body` with where each plane's pixels and its places begin, and with room for a row of pixels of any values.
-fn for_planes<T: Number>(planes: &Planes, workers: &Workers, body: impl Fn(usize, usize, &mut [T]) + Sync) {
-    for_range(workers, planes.count, chunk(planes), &|range| {
-        let mut line = vec![T::ZERO; planes.image[1]];
-        range.for_each(|plane| body(plane * planes.pixels(), plane * planes.all_places(), &mut line));
-    });
-}
-
 /// Adds each place's element to the pixel that the index names.
 pub(crate) unsafe fn max_grad<T: Lanes, I: Tap>(
-    (planes, window): &(Planes, Window),
+    how: &(Planes, Window),
     workers: &Workers,
     (out, g, index): (Dst<T>, Src<T>, Src<I>),
 ) {
-    let (size, places) = (planes.pixels(), planes.all_places());
-    let steps = steps(planes, window);
-    for_planes::<T>(planes, workers, |first_pixel, first_place, _| {
-        // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
-        // in bounds and one part's.
-        let (index, g, to) = unsafe {
-            (index.slice(first_place, places), g.slice(first_place, places), out.slice_mut(first_pixel, size))
-        };
-        to.fill(T::ZERO);
-        for_taps("max_pool2d_grad", planes, window, &steps, index, |place, pixel| {
-            to[pixel] = to[pixel].add(g[place])
+    // SAFETY: `for_taps` passes pixels and places of the operands, those of each plane in one part.
+    unsafe {
+        let begin = |pixels: Range<usize>| out.slice_mut(pixels.start, pixels.len()).fill(T::ZERO);
+        for_taps("max_pool2d_grad", how, workers, index, begin, |place, pixel| {
+            *out.at(pixel) = (*out.at(pixel)).add(*g.at(place));
         });
-    });
+    }
 }
 
 /// Takes for each place the pixel that the index names.
 pub(crate) unsafe fn pick<T: Lanes, I: Tap>(
-    (planes, window): &(Planes, Window),
+    how: &(Planes, Window),
     workers: &Workers,
     (out, x, index): (Dst<T>, Src<T>, Src<I>),
 ) {
-    let (size, places) = (planes.pixels(), planes.all_places());
-    let steps = steps(planes, window);
-    for_planes::<T>(planes, workers, |first_pixel, first_place, _| {
-        // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
-        // in bounds and one part's.
-        let (index, x, to) = unsafe {
-            (index.slice(first_place, places), x.slice(first_pixel, size), out.slice_mut(first_place, places))
-        };
-        for_taps("max_pool2d_pick", planes, window, &steps, index, |place, pixel| to[place] = x[pixel]);
-    });
+    // SAFETY: as for `max_grad`.
+    unsafe {
+        for_taps(
+            "max_pool2d_pick",
+            how,
+            workers,
+            index,
+            |_| {},
+            |place, pixel| *out.at(place) = *x.at(pixel),
+        );
+    }
 }
 
 /// What the places along both axes see.
@@ -329,39 +328,78 @@ fn seen<T: Lanes>(planes: &Planes, means: &Means) -> [Vec<Seen>; 2] {
     })
 }
 
-/// Weighs the rows that a place sees and adds them up, then the columns of that sum.
+/// The divisors of places in a column and in so many rows side by side.
+#[inline(always)]
+fn divide<T: Lanes>(sums: &mut Side<T>, means: &Means, heights: &Side<T>, columns: &Seen) {
+    let fixed = match means {
+        Means::Nearest | Means::Bilinear { .. } => return,
+        Means::Sliding { divisor, .. } => divisor.map(|divisor| T::from_f64(f64::from(divisor))),
+        Means::Adaptive => None,
+    };
+    let width = T::from_f64(columns.counted as f64);
+    for (sum, height) in sums.iter_mut().zip(heights) {
+        *sum = sum.div(fixed.unwrap_or(height.mul(width)));
+    }
+}
+
+/// A matrix whose columns are `SIDE` rows of another one.
+fn turned<T>(ptr: *mut T) -> Matrix<T> {
+    Matrix { ptr, row: 1, col: SIDE as isize }
+}
+
+/// Weighs the rows that a place sees and adds them up, then the columns of that sum: many rows side by side.
 pub(crate) unsafe fn mean<T: Lanes>(
     (planes, means): &(Planes, Means),
     workers: &Workers,
     (out, x): (Dst<T>, Src<T>),
 ) {
-    let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
+    let ([height, width], [rows, columns], arch) = (planes.image, planes.places, Arch::new());
     let [down, across] = seen::<T>(planes, means);
-    for_planes(planes, workers, |first_pixel, first_place, line| {
-        // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
-        // in bounds and one part's.
-        let (from, to) = unsafe { (x.slice(first_pixel, size), out.slice_mut(first_place, places)) };
-        for (rows, to) in down.iter().zip(to.chunks_exact_mut(across.len().max(1))) {
-            let [first, rest] = rows.weights.map(T::from_f64);
-            line.fill(T::ZERO);
-            for row in rows.start..rows.end {
-                let from = &from[row * width..][..width];
-                match row == rows.start {
-                    true => line.iter_mut().zip(from).for_each(inlined!(|(to, x)| *to = first.mul(*x))),
-                    false => {
-                        line.iter_mut().zip(from).for_each(inlined!(|(to, x)| *to = to.add(rest.mul(*x))))
+    let all = planes.count * rows;
+    let (chunk, room) = (CHUNK / SIDE / width.max(columns).max(1), SIDE * (2 * width + columns));
+    let items = Items { workers, len: all.div_ceil(SIDE), chunk, room };
+    items.for_each(inlined!(|block, memory: *mut T| {
+        let first = block * SIDE;
+        let count = SIDE.min(all - first);
+        let mut heights = [T::ONE; SIDE];
+        // SAFETY: the rows are those of all planes of the operands, each of which is one item's. The scratch has room for `SIDE` lines
+        // of pixels twice, and of places.
+        unsafe {
+            let (sums, results) = (memory.add(SIDE * width), memory.add(2 * SIDE * width));
+            for k in 0..count {
+                let (plane, seen) = ((first + k) / rows, &down[(first + k) % rows]);
+                heights[k] = T::from_f64(seen.counted as f64);
+                let [weight, rest] = seen.weights.map(T::from_f64);
+                let line = std::slice::from_raw_parts_mut(memory.add(k * width), width);
+                line.fill(T::ZERO);
+                for row in seen.start..seen.end {
+                    let from = x.slice((plane * height + row) * width, width);
+                    for (to, x) in line.iter_mut().zip(from) {
+                        *to = if row == seen.start { weight.mul(*x) } else { to.add(rest.mul(*x)) };
                     }
                 }
             }
-            for (columns, to) in across.iter().zip(to) {
-                let [first, rest] = columns.weights.map(T::from_f64);
-                let mut seen = line[columns.start..columns.end].iter();
-                let sum = seen.next().map_or(T::ZERO, |&x| first.mul(x));
-                let sum = seen.fold(sum, |sum, &x| sum.add(rest.mul(x)));
-                *to = divided(sum, means.divisor(rows, columns));
+            copy_matrix(arch, count, width, Matrix::row_major(memory, width), turned(sums));
+            for (column, seen) in across.iter().enumerate() {
+                let [weight, rest] = seen.weights.map(T::from_f64);
+                let mut side = [T::ZERO; SIDE];
+                for at in seen.start..seen.end {
+                    let line = sums.add(at * SIDE).cast::<Side<T>>().read();
+                    for k in 0..SIDE {
+                        side[k] = if at == seen.start {
+                            weight.mul(line[k])
+                        } else {
+                            side[k].add(rest.mul(line[k]))
+                        };
+                    }
+                }
+                divide(&mut side, means, &heights, seen);
+                results.add(column * SIDE).cast::<Side<T>>().write(side);
             }
+            let to = out.at((first * columns) as isize);
+            copy_matrix(arch, count, columns, turned(results), Matrix::row_major(to, columns));
         }
-    });
+    }));
 }
 
 /// As [`mean`], transposed: adds what each row of `g` gives to the columns, then that line to the rows.
@@ -370,31 +408,51 @@ pub(crate) unsafe fn mean_grad<T: Lanes>(
     workers: &Workers,
     (out, g): (Dst<T>, Src<T>),
 ) {
-    let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
+    let ([height, width], [rows, columns], arch) = (planes.image, planes.places, Arch::new());
     let [down, across] = seen::<T>(planes, means);
-    for_planes(planes, workers, |first_pixel, first_place, line| {
-        // SAFETY: `for_planes` passes the first pixel and place of each plane of the operands once, so the slices are
-        // in bounds and one part's.
-        let (g, to) = unsafe { (g.slice(first_place, places), out.slice_mut(first_pixel, size)) };
-        to.fill(T::ZERO);
-        for (rows, g) in down.iter().zip(g.chunks_exact(across.len().max(1))) {
-            line.fill(T::ZERO);
-            for (columns, &g) in across.iter().zip(g) {
-                let g = divided(g, means.divisor(rows, columns));
-                for (k, to) in line[columns.start..columns.end].iter_mut().enumerate() {
-                    *to = to.add(T::from_f64(columns.weights[k.min(1)]).mul(g));
+    let room = SIDE * (2 * width + columns);
+    let items = Items { workers, len: planes.count, chunk: chunk(planes), room };
+    items.for_each_part(inlined!(|range: Range<usize>, memory: *mut T| {
+        // SAFETY: the planes of pixels are one part's, and those of places are of the same ones of the operands. The scratch has room for
+        // `SIDE` lines of places, and of pixels twice.
+        unsafe {
+            let pixels = out.slice_mut(range.start * height * width, range.len() * height * width);
+            pixels.fill(T::ZERO);
+            let (slopes, lines) = (memory.add(SIDE * width), memory.add(SIDE * (width + columns)));
+            let (begin, end) = (range.start * rows, range.end * rows);
+            for row in (begin..end).step_by(SIDE) {
+                let count = SIDE.min(end - row);
+                let from = Matrix::row_major(g.at((row * columns) as isize).cast_mut(), columns);
+                copy_matrix(arch, count, columns, from, turned(slopes));
+                let mut heights = [T::ONE; SIDE];
+                for k in 0..count {
+                    heights[k] = T::from_f64(down[(row + k) % rows].counted as f64);
+                }
+                std::slice::from_raw_parts_mut(lines, SIDE * width).fill(T::ZERO);
+                for (column, seen) in across.iter().enumerate() {
+                    let mut side = slopes.add(column * SIDE).cast::<Side<T>>().read();
+                    divide(&mut side, means, &heights, seen);
+                    for at in seen.start..seen.end {
+                        let weight = T::from_f64(seen.weights[(at - seen.start).min(1)]);
+                        let line = &mut *lines.add(at * SIDE).cast::<Side<T>>();
+                        for k in 0..SIDE {
+                            line[k] = line[k].add(weight.mul(side[k]));
+                        }
+                    }
+                }
+                copy_matrix(arch, count, width, turned(lines), Matrix::row_major(memory, width));
+                for k in 0..count {
+                    let (plane, seen) = ((row + k) / rows, &down[(row + k) % rows]);
+                    for at in seen.start..seen.end {
+                        let weight = T::from_f64(seen.weights[(at - seen.start).min(1)]);
+                        let to = out.slice_mut((plane * height + at) * width, width);
+                        let line = std::slice::from_raw_parts(memory.add(k * width), width);
+                        for (to, x) in to.iter_mut().zip(line) {
+                            *to = to.add(weight.mul(*x));
+                        }
+                    }
                 }
             }
-            for row in rows.start..rows.end {
-                let weight = T::from_f64(rows.weights[(row - rows.start).min(1)]);
-                let to = &mut to[row * width..][..width];
-                to.iter_mut().zip(&*line).for_each(inlined!(|(to, x)| *to = to.add(weight.mul(*x))));
-            }
         }
-    });
-}
-
-#[inline(always)]
-fn divided<T: Lanes>(sum: T, divisor: f64) -> T {
-    if divisor == 1.0 { sum } else { sum.div(T::from_f64(divisor)) }
+    }));
 }

@@ -9,9 +9,8 @@ use crate::command::{Command, Raw, for_number};
 use crate::cpu::{for_bits, index as cpu};
 use crate::cuda::index as cuda;
 use crate::cuda::needs;
-use crate::indexed::{Entries, IndexedElements, IndexedRows};
-use crate::layout::{LoopAxis, Loops, View, normalize_axis};
-use crate::loops::Places;
+use crate::indexed::{Entries, Indexed};
+use crate::layout::{LoopAxis, View, normalize_axis};
 
 /// `out[.., i, ..] = x[.., indices[i], ..]` along `axis`.
 ///
@@ -27,22 +26,31 @@ pub fn index_select(
     indices: View<'_>,
     out: View<'_>,
 ) -> Result<()> {
-    const OP: &str = "index_select";
-    x.expect_dtype(OP, out.dtype)?;
-    let rows = rows(OP, axis, [&out, &x, &indices])?;
+    read(stream, "index_select", axis, rows, [out, x, indices])
+}
+
+/// Copies elements that indices name; `indexed` takes apart the operands.
+fn read(
+    stream: &Stream,
+    op: &'static str,
+    axis: isize,
+    indexed: impl Fn(&'static str, isize, [&View<'_>; 3]) -> Result<Indexed>,
+    [out, x, indices]: [View<'_>; 3],
+) -> Result<()> {
+    x.expect_dtype(op, out.dtype)?;
+    let gather = indexed(op, axis, [&out, &x, &indices])?.gather(op);
     let size = out.dtype.size_bytes();
-    Command::new(OP, (out.write::<Raw>(), x.read::<Raw>(), indices.read::<i64>().exact()))
-        .cost(out.layout.elements(), 1)
+    Command::new(op, (out.write::<Raw>(), x.read::<Raw>(), indices.read::<i64>().exact()))
+        .cost(out.layout.elements(), 2)
         .may_fail()
         .run(
             stream,
-            rows,
-            // SAFETY: `rows` was made from the layouts of these operands, which are of one type; see
-            // `Command::launch`.
-            move |rows, workers, (out, x, index)| unsafe {
-                for_bits!(size, B => cpu::select::<B>(rows, workers, (out.cast(), x.cast(), index)));
+            gather,
+            // SAFETY: `gather` was made from the layouts of these operands, which are of one type; see `Command::launch`.
+            move |gather, workers, (out, x, index)| unsafe {
+                for_bits!(size, B => cpu::gather::<B>(gather, workers, (out.cast(), x.cast(), index)));
             },
-            move |rows, queue, operands| cuda::select(queue, size, rows, operands.into()),
+            move |gather, queue, operands| cuda::gather(queue, size, gather, operands.into()),
         )
 }
 
@@ -54,30 +62,15 @@ pub struct IndexSums<'a> {
     op: &'static str,
     /// Sums, values and indices.
     operands: [View<'a>; 3],
-    places: Indexed,
+    entries: Entries,
     /// Bytes that it works in.
     workspace: usize,
 }
 
-#[derive(Clone, Debug)]
-enum Indexed {
-    Rows(IndexedRows),
-    Elements(IndexedElements),
-}
-
-impl Indexed {
-    fn entries(&self) -> Entries {
-        match self {
-            Indexed::Rows(rows) => rows.entries(),
-            Indexed::Elements(elements) => elements.entries(),
-        }
-    }
-}
-
 impl<'a> IndexSums<'a> {
-    fn new(stream: &'a Stream, op: &'static str, operands: [View<'a>; 3], places: Indexed) -> IndexSums<'a> {
-        let workspace = needs(stream, || places.entries().workspace(operands[0].dtype)).unwrap_or(0);
-        IndexSums { stream, op, operands, places, workspace }
+    fn new(stream: &'a Stream, op: &'static str, operands: [View<'a>; 3], entries: Entries) -> IndexSums<'a> {
+        let workspace = needs(stream, || entries.clone().merged().workspace(operands[0].dtype)).unwrap_or(0);
+        IndexSums { stream, op, operands, entries, workspace }
     }
 
     /// Bytes of the workspace.
@@ -91,7 +84,7 @@ impl<'a> IndexSums<'a> {
     /// `DTypeUnsupported` for booleans; `DTypeMismatch`; `InvalidArgument` for an `out` that is expanded or overlaps an input, and a
     /// workspace that is smaller; the errors of [`Stream::launch`].
     pub fn launch(self, workspace: Option<View<'_>>) -> Result<()> {
-        let IndexSums { stream, op, operands: [out, src, indices], places, workspace: needed } = self;
+        let IndexSums { stream, op, operands: [out, src, indices], entries, workspace: needed } = self;
         let (dtype, workspace) = (out.dtype, View::workspace::<u8>(op, workspace, needed)?);
         for_number!(op, dtype, T => Command::new(
             op,
@@ -101,16 +94,13 @@ impl<'a> IndexSums<'a> {
         .may_fail()
         .run(
             stream,
-            places,
-            // SAFETY: `places` was made from the layouts of these operands; see `Command::launch`.
-            |places, workers, (out, src, indices, _)| unsafe {
-                match places {
-                    Indexed::Rows(rows) => cpu::add(rows, workers, (out, src, indices)),
-                    Indexed::Elements(elements) => cpu::scatter_add(elements, workers, (out, src, indices)),
-                }
+            entries,
+            // SAFETY: `entries` was made from the layouts of these operands; see `Command::launch`.
+            move |entries, workers, (out, src, indices, _)| unsafe {
+                cpu::add(op, entries, workers, (out, src, indices));
             },
-            move |places, queue, (out, src, indices, workspace)| {
-                cuda::add(queue, dtype, &places.entries(), [out, src, indices], workspace)
+            move |entries, queue, (out, src, indices, workspace)| {
+                cuda::add(queue, dtype, &entries.clone().merged(), [out, src, indices], workspace)
             },
         ))
     }
@@ -134,13 +124,13 @@ pub fn index_add<'a>(
     src: View<'a>,
 ) -> Result<IndexSums<'a>> {
     const OP: &str = "index_add";
-    let places = Indexed::Rows(rows(OP, axis, [&src, &out, &indices])?);
-    Ok(IndexSums::new(stream, OP, [out, src, indices], places))
+    let entries = rows(OP, axis, [&src, &out, &indices])?.entries();
+    Ok(IndexSums::new(stream, OP, [out, src, indices], entries))
 }
 
 /// Takes apart the operands `[part, whole, indices]` of [`index_select`] and [`index_add`]: `whole` has all `n` rows, `part`
 /// the `k` that the indices name.
-fn rows(op: &'static str, axis: isize, [part, whole, indices]: [&View<'_>; 3]) -> Result<IndexedRows> {
+fn rows(op: &'static str, axis: isize, [part, whole, indices]: [&View<'_>; 3]) -> Result<Indexed> {
     let rank = whole.layout.rank();
     let axis = normalize_axis(op, axis, rank)?;
     let alike = indices.layout.rank() == 1
@@ -150,16 +140,15 @@ fn rows(op: &'static str, axis: isize, [part, whole, indices]: [&View<'_>; 3]) -
     if !alike {
         return Err(Error::shape_mismatch(op, whole.shape(), part.shape()));
     }
-    let layouts = [part.layout, whole.layout];
-    Ok(IndexedRows {
-        op,
-        outer: Loops::over(layouts, 0..axis),
-        inner: Places::over(layouts, axis + 1..rank),
-        steps: layouts.map(|layout| layout.strides()[axis]),
-        count: part.shape()[axis],
-        size: whole.shape()[axis],
-        index_step: indices.layout.strides()[0],
-    })
+    let along = |i: usize| LoopAxis {
+        size: part.shape()[i],
+        strides: [
+            part.layout.strides()[i],
+            whole.layout.strides()[i],
+            if i == axis { indices.layout.strides()[0] } else { 0 },
+        ],
+    };
+    Ok(Indexed { axes: (0..rank).map(along).collect(), axis, size: whole.shape()[axis] })
 }
 
 /// `out[p] = x[p with p[axis] replaced by indices[p]]`.
@@ -170,24 +159,8 @@ fn rows(op: &'static str, axis: isize, [part, whole, indices]: [&View<'_>; 3]) -
 /// `AxisOutOfRange`; `DTypeMismatch`; `ShapeMismatch`; `InvalidArgument` for an `out`
 /// that is expanded or overlaps an input; the errors of [`Stream::launch`].
 pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out: View<'_>) -> Result<()> {
-    const OP: &str = "gather";
-    x.expect_dtype(OP, out.dtype)?;
-    out.expect_shape(OP, indices.shape())?;
-    let elements = elements(OP, axis, [&out, &x, &indices])?;
-    let size = out.dtype.size_bytes();
-    Command::new(OP, (out.write::<Raw>(), x.read::<Raw>(), indices.read::<i64>().exact()))
-        .cost(out.layout.elements(), 4)
-        .may_fail()
-        .run(
-            stream,
-            elements,
-            // SAFETY: `elements` was made from the layouts of these operands, which are of one type; see
-            // `Command::launch`.
-            move |elements, workers, (out, x, index)| unsafe {
-                for_bits!(size, B => cpu::gather::<B>(elements, workers, (out.cast(), x.cast(), index)));
-            },
-            move |elements, queue, operands| cuda::gather(queue, size, elements, operands.into()),
-        )
+    out.expect_shape("gather", indices.shape())?;
+    read(stream, "gather", axis, elements, [out, x, indices])
 }
 
 /// `out[p with p[axis] replaced by indices[p]] += src[p]`, in ascending order along the axis, as [`index_add`] adds. BF16 and F16
@@ -205,16 +178,12 @@ pub fn scatter_add<'a>(
     src: View<'a>,
 ) -> Result<IndexSums<'a>> {
     const OP: &str = "scatter_add";
-    let places = Indexed::Elements(elements(OP, axis, [&src, &out, &indices])?);
-    Ok(IndexSums::new(stream, OP, [out, src, indices], places))
+    let entries = elements(OP, axis, [&src, &out, &indices])?.entries();
+    Ok(IndexSums::new(stream, OP, [out, src, indices], entries))
 }
 
 /// Takes apart the operands `[part, whole, indices]` of [`gather`] and [`scatter_add`].
-fn elements(
-    op: &'static str,
-    axis: isize,
-    [part, whole, indices]: [&View<'_>; 3],
-) -> Result<IndexedElements> {
+fn elements(op: &'static str, axis: isize, [part, whole, indices]: [&View<'_>; 3]) -> Result<Indexed> {
     let rank = whole.layout.rank();
     let axis = normalize_axis(op, axis, rank)?;
     let shape = indices.shape();
@@ -228,17 +197,7 @@ fn elements(
         size: shape[i],
         strides: [part, whole, indices].map(|view| view.layout.strides()[i]),
     };
-    let still = |i: usize| {
-        let LoopAxis { size, strides: [part, whole, index] } = at(i);
-        LoopAxis { size, strides: [part, if i == axis { 0 } else { whole }, index] }
-    };
-    Ok(IndexedElements {
-        op,
-        loops: Loops::from_axes((0..rank).map(still)),
-        lines: Loops::from_axes((0..rank).filter(|&i| i != axis).map(at)),
-        along: at(axis),
-        size: whole.shape()[axis],
-    })
+    Ok(Indexed { axes: (0..rank).map(at).collect(), axis, size: whole.shape()[axis] })
 }
 
 #[cfg(test)]

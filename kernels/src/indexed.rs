@@ -1,21 +1,51 @@
 //! Operands that are reached through indices, for both kinds of device.
 
-use crate::loops::{LoopAxis, Loops, Places};
+use smallvec::SmallVec;
 
-/// Two operands `[part, whole]` that differ along one axis, along which indices name rows of the whole.
-#[derive(Clone, Debug)]
-pub(crate) struct IndexedRows {
-    pub(crate) op: &'static str,
-    /// Axes before that one, and after it.
-    pub(crate) outer: Loops<2>,
-    pub(crate) inner: Places<2>,
-    /// Steps along it.
-    pub(crate) steps: [isize; 2],
-    /// Rows of the part.
-    pub(crate) count: usize,
-    /// Rows of the whole.
+use crate::loops::{LoopAxis, Loops};
+
+/// Operands `[part, whole, indices]`: an index gives elements of the part their place in the whole along an axis. Where it is the same for
+/// all elements along another axis, it stands still there.
+pub(crate) struct Indexed {
+    pub(crate) axes: SmallVec<[LoopAxis<3>; 4]>,
+    /// The one along which places are given.
+    pub(crate) axis: usize,
+    /// Places of the whole along it.
     pub(crate) size: usize,
-    pub(crate) index_step: isize,
+}
+
+/// Elements of a whole that go to a part.
+#[derive(Clone, Debug)]
+pub(crate) struct Gather {
+    pub(crate) op: &'static str,
+    /// Over the part; the whole stands still along the axis of the places.
+    pub(crate) loops: Loops<3>,
+    /// From one place of the whole to the next, and their number.
+    pub(crate) step: isize,
+    pub(crate) size: usize,
+}
+
+impl Indexed {
+    pub(crate) fn gather(mut self, op: &'static str) -> Gather {
+        let step = std::mem::take(&mut self.axes[self.axis].strides[1]);
+        Gather { op, loops: Loops::from_axes(self.axes), step, size: self.size }
+    }
+
+    /// What is added to the whole.
+    pub(crate) fn entries(self) -> Entries {
+        let LoopAxis { size: each, strides: steps } = self.axes[self.axis];
+        let (mut lines, mut columns) = (SmallVec::<[_; 4]>::new(), SmallVec::<[_; 4]>::new());
+        for (at, axis) in self.axes.into_iter().enumerate().filter(|(at, _)| *at != self.axis) {
+            match axis.strides {
+                [part, whole, 0] if at > self.axis => {
+                    columns.push(LoopAxis { size: axis.size, strides: [part, whole] });
+                }
+                _ => lines.push(axis),
+            }
+        }
+        let (lines, columns) = (Loops::from_axes(lines), Loops::from_axes(columns));
+        Entries { lines, each, steps, size: self.size, padding: -1, columns }
+    }
 }
 
 /// Entries of a sum that are added one by one. The first run of a row is added to what is there; others are summed by themselves and
@@ -50,33 +80,17 @@ impl Entries {
         self.lines.elements.saturating_mul(self.size)
     }
 
-    /// One line of rows that indices name.
-    fn of_line(
-        (each, size, padding): (usize, usize, i64),
-        steps: [isize; 3],
-        columns: impl IntoIterator<Item = LoopAxis<2>>,
-    ) -> Entries {
-        let (lines, columns) = (Loops::from_axes([]), Loops::from_axes(columns));
-        Entries { lines, each, steps, size, padding, columns }
-    }
-}
-
-impl IndexedRows {
-    /// What is added to the whole.
-    pub(crate) fn entries(&self) -> Entries {
-        let [part, whole] = self.steps;
-        let inner = self.inner.loops();
-        let columns = self.outer.axes.iter().chain(&inner.axes).copied();
-        Entries::of_line((self.count, self.size, -1), [part, whole, self.index_step], columns)
-    }
-}
-
-impl IndexedElements {
-    /// What is added to the whole.
-    pub(crate) fn entries(&self) -> Entries {
-        let LoopAxis { size: each, strides: steps } = self.along;
-        let columns = Loops::from_axes([]);
-        Entries { lines: self.lines.clone(), each, steps, size: self.size, padding: -1, columns }
+    /// The same with lines as columns, if all share their indices.
+    pub(crate) fn merged(self) -> Entries {
+        if self.lines.axes.iter().any(|axis| axis.strides[2] != 0) {
+            return self;
+        }
+        let of_line = |axis: &LoopAxis<3>| {
+            let [part, whole, _] = axis.strides;
+            LoopAxis { size: axis.size, strides: [part, whole] }
+        };
+        let axes = self.lines.axes.iter().map(of_line).chain(self.columns.axes.iter().copied());
+        Entries { columns: Loops::from_axes(axes), lines: Loops::from_axes([]), ..self }
     }
 }
 
@@ -85,23 +99,9 @@ impl BagSizes {
     pub(crate) fn entries(&self) -> Entries {
         let columns = LoopAxis { size: self.width, strides: [self.sum_steps[1], self.table_steps[1]] };
         let steps = [self.sum_steps[0], self.table_steps[0], self.index_step];
-        Entries::of_line((self.len, self.rows, self.padding), steps, [columns])
+        let (lines, columns) = (Loops::from_axes([]), Loops::from_axes([columns]));
+        Entries { lines, each: self.len, steps, size: self.rows, padding: self.padding, columns }
     }
-}
-
-/// Two operands and indices, `[part, whole, indices]`, of which each gives an element of the part its place in the whole along
-/// an axis.
-#[derive(Clone, Debug)]
-pub(crate) struct IndexedElements {
-    pub(crate) op: &'static str,
-    /// Over the shape of the indices; the whole stands still along the axis.
-    pub(crate) loops: Loops<3>,
-    /// All axes but that one.
-    pub(crate) lines: Loops<3>,
-    /// That one.
-    pub(crate) along: LoopAxis<3>,
-    /// Elements of the whole along it.
-    pub(crate) size: usize,
 }
 
 /// Bags of rows of a table, in numbers.

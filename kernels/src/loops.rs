@@ -209,17 +209,6 @@ impl<const N: usize> Places<N> {
         }
     }
 
-    /// Those along some of the axes only; the shapes may differ elsewhere.
-    pub(crate) fn over(layouts: [&Layout; N], axes: impl Iterator<Item = usize>) -> Places<N> {
-        let loops = Loops::over(layouts, axes);
-        let steps = loops.axes.first().map_or([1; N], |axis| axis.strides);
-        if loops.axes.len() <= 1 && steps == [1; N] {
-            Places::Run { elements: loops.elements, steps }
-        } else {
-            Places::Loops(Box::new(loops))
-        }
-    }
-
     #[inline(always)]
     pub(crate) fn elements(&self) -> usize {
         match self {

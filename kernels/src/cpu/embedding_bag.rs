@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use device::{Error, failure};
 
-use super::index::checked;
-use super::indexed::ByRow;
+use super::index::{add_entries, checked};
 use super::lanes::update;
 use super::number::Real;
+use super::walk::map_run;
 use super::{inlined, simd_of};
 use crate::indexed::BagSizes;
 use crate::layout::{Dst, Src};
@@ -137,73 +137,38 @@ pub(crate) unsafe fn sum<T: Real>(
     });
 }
 
-/// `out[indices[j]] += w[j] / members[i] g[i]` on zeros, in the order of [`ByRow`], without those with the weight 0.
+/// `out[indices[j]] += w[j] / members[i] g[i]` on zeros, in the order of [`Runs`](super::indexed::Runs), without those with the weight 0.
 pub(crate) unsafe fn grad<T: Real>(
     sizes: &BagSizes,
     workers: &Workers,
     (out, g, memory, members): (Dst<T>, Src<T>, BagMemory<T>, Option<Src<T>>),
 ) {
-    let BagSizes { width, table_steps, sum_steps, member_step, .. } = *sizes;
-    let bags = BagReader { sizes, memory };
-    // SAFETY: the place is below `len`.
-    let row = |place| unsafe { bags.member(place) }.map(|(row, _)| row);
-    if let Some(by_row) = ByRow::of_line(sizes.len, sizes.rows, row) {
-        let mut bag_of = vec![None; sizes.len];
-        for bag in 0..sizes.count {
-            // SAFETY: the bag is one.
-            bag_of[unsafe { bags.places(bag) }].fill(Some(bag as isize));
-        }
-        let to = |row: usize| out.at(row as isize * table_steps[0]);
-        let from = |place: usize| {
-            let bag = bag_of[place]?;
-            // SAFETY: the place is below `len`, and the bag below `count`.
-            let (factor, share) = unsafe {
-                (bags.member(place)?.1, members.map_or(T::ONE, |members| *members.at(bag * member_step)))
-            };
-            (factor != T::ZERO).then(|| (g.at(bag * sum_steps[0]), factor.div(share)))
-        };
-        // SAFETY: each row of the table has all columns, rows share no elements, and so has each of the sums.
-        unsafe {
-            for row in 0..sizes.rows {
-                (0..width as isize).for_each(|c| *to(row).offset(c * table_steps[1]) = T::ZERO);
-            }
-            return by_row.add(workers, &sizes.entries().columns, &to, &from, &|sum, x, factor| {
-                sum.add(x.mul(factor))
-            });
-        }
+    let BagSizes { op, len, count, rows, width, weight_step, table_steps, sum_steps, member_step, .. } =
+        *sizes;
+    let mut bag_of = vec![None; len];
+    for bag in 0..count {
+        // SAFETY: the bag is one.
+        bag_of[unsafe { BagReader { sizes, memory }.places(bag) }].fill(Some(bag as isize));
     }
-    // Threads share out the rows of the table, and each goes through all indices: every sum stays in one thread, in order.
-    let chunk = sizes.rows.div_ceil(PARTS).max(CHUNK / width.max(1)).max(1);
-    for_range(workers, sizes.rows, chunk, &|rows| {
-        let own = rows.start as isize..rows.end as isize;
-        simd_of::<false, _>(inlined!(|| {
-            // SAFETY: `row` is in `own`, which is this part's, and `bag` below `count`. `places` yields only places
-            // below `len`, and `member` only rows of the table.
-            unsafe {
-                for row in own.clone() {
-                    for c in 0..width as isize {
-                        *out.at(row * table_steps[0] + c * table_steps[1]) = T::ZERO;
-                    }
-                }
-                for bag in 0..sizes.count {
-                    let share = members.map_or(T::ONE, |members| *members.at(bag as isize * member_step));
-                    let from = (g.at(bag as isize * sum_steps[0]), sum_steps[1]);
-                    for place in bags.places(bag) {
-                        let Some((row, factor)) = bags.member(place) else { continue };
-                        if own.contains(&row) && factor != T::ZERO {
-                            let (to, factor) = (out.at(row * table_steps[0]), factor.div(share));
-                            let add = inlined!(|sum: T, x: T| sum.add(x.mul(factor)));
-                            update((to, table_steps[1]), from, width, add);
-                        }
-                    }
-                }
-            }
-        }));
+    let entry = |_, place: usize| {
+        let bag = bag_of[place]?;
+        // SAFETY: the place is below `len`, and the bag below `count`.
+        let (weight, share) = unsafe {
+            let weight = memory.2.map_or(T::ONE, |weights| *weights.at(place as isize * weight_step));
+            (weight, members.map_or(T::ONE, |members| *members.at(bag * member_step)))
+        };
+        (weight != T::ZERO).then(|| (g.at(bag * sum_steps[0]), weight.div(share)))
+    };
+    for_range(workers, rows, (CHUNK / width.max(1)).max(1), &|range| {
+        for row in range {
+            let to = (out.at(row as isize * table_steps[0]), table_steps[1]);
+            // SAFETY: the table has all columns of each row, which is one part's.
+            unsafe { map_run::<T, T, 0>(width, to, [], inlined!(|_| T::ZERO)) };
+        }
     });
+    // SAFETY: each row of the table has all columns, and so has each of the sums.
+    unsafe { add_entries(op, &sizes.entries(), workers, (out, memory.0), entry) };
 }
-
-/// Parts that the rows of a table are cut into: each goes through all indices.
-const PARTS: usize = 8;
 
 /// `out[j] = Σ_c g[i, c] table[indices[j], c]`; 0 for the padding.
 pub(crate) unsafe fn weights_grad<T: Real>(

@@ -3,16 +3,17 @@
 use std::ops::Range;
 
 use device::{Error, ErrorKind, failure};
+use smallvec::SmallVec;
 
-use super::indexed::ByRow;
+use super::indexed::Runs;
 use super::lanes::update;
 use super::number::Number;
-use super::walk::map;
+use super::walk::map_run;
 use super::{inlined, simd_of};
-use crate::indexed::{Entries, IndexedElements, IndexedRows, RUN};
+use crate::indexed::{Entries, Gather};
 use crate::layout::{Dst, Src};
-use crate::loops::Places;
-use crate::par::{Workers, for_range};
+use crate::loops::Loops;
+use crate::par::{Workers, for_range, threads};
 
 /// The index as a number of rows. One that is not in `0..size` is reported as the command's failure.
 #[inline(always)]
@@ -29,160 +30,149 @@ fn out_of_range(op: &'static str, index: i64, size: usize) -> Option<isize> {
 
 /// Elements of a part when a kernel is split over threads.
 const CHUNK: usize = 1 << 14;
-
-/// `part[i] = whole[index[i]]`.
-pub(crate) unsafe fn select<T: Copy>(
-    rows: &IndexedRows,
-    workers: &Workers,
-    (part, whole, index): (Dst<T>, Src<T>, Src<i64>),
-) {
-    let chunk = (CHUNK / rows.inner.elements().max(1)).max(1);
-    for_range(workers, rows.outer.elements * rows.count, chunk, &|range| {
-        let mut outer = usize::MAX;
-        let mut base = [0, 0];
-        for row in range {
-            let i = row % rows.count;
-            if row / rows.count != outer {
-                outer = row / rows.count;
-                base = rows.outer.offsets(outer);
-            }
-            // SAFETY: `i` is below `rows.count`, the number of indices and of the part's rows, and `checked` returns
-            // only rows of the whole. Each row of the part is written once.
-            unsafe {
-                let index = *index.at(i as isize * rows.index_step);
-                let Some(j) = checked(rows.op, index, rows.size) else { continue };
-                let to = part.at(base[0] + i as isize * rows.steps[0]);
-                let from = whole.at(base[1] + j * rows.steps[1]);
-                match rows.inner {
-                    Places::Run { elements: 1, .. } => *to = *from,
-                    Places::Run { elements, steps: [1, 1] } => {
-                        std::ptr::copy_nonoverlapping(from, to, elements);
-                    }
-                    _ => map::<false, _, _, _, _>(&rows.inner, &None, Dst(to), [Src(from)], |[x]| x),
-                }
-            }
-        }
-    });
-}
-
-/// `whole[index[i]] += part[i]`, in the order of [`ByRow`].
-pub(crate) unsafe fn add<T: Number>(
-    rows: &IndexedRows,
-    workers: &Workers,
-    (whole, part, index): (Dst<T>, Src<T>, Src<i64>),
-) {
-    // SAFETY: `i` is below `rows.count`, the number of indices.
-    let row = |i: usize| checked(rows.op, unsafe { *index.at(i as isize * rows.index_step) }, rows.size);
-    if let Some(by_row) = ByRow::of_line(rows.count, rows.size, row) {
-        let to = |row: usize| whole.at(row as isize * rows.steps[1]);
-        let from = |i: usize| Some((part.at(i as isize * rows.steps[0]), T::ONE));
-        // SAFETY: `checked` returns rows of the whole, which share no elements, and both have all columns.
-        return unsafe { by_row.add(workers, &rows.entries().columns, &to, &from, &|sum, x, _| sum.add(x)) };
-    }
-    // Threads share out the elements of a row, or else the outer axes: every sum stays in one thread, in order.
-    let (split_inner, elements) = (rows.outer.elements == 1, rows.inner.elements());
-    let (items, chunk) = if split_inner {
-        (elements, (CHUNK / rows.count.max(1)).max(64))
-    } else {
-        (rows.outer.elements, (CHUNK / (rows.count * elements).max(1)).max(1))
-    };
-    for_range(workers, items, chunk, &|range| {
-        let (outer, inner) = if split_inner { (0..1, range) } else { (range, 0..elements) };
-        simd_of::<false, _>(inlined!(|| {
-            for outer in outer.clone() {
-                let base = rows.outer.offsets(outer);
-                for i in 0..rows.count as isize {
-                    // SAFETY: `i` is below `rows.count`, the number of indices.
-                    let index = unsafe { *index.at(i * rows.index_step) };
-                    let Some(j) = checked(rows.op, index, rows.size) else { continue };
-                    let (from, to) = (base[0] + i * rows.steps[0], base[1] + j * rows.steps[1]);
-                    let mut runs = rows.inner.runs(inner.clone());
-                    let [part_step, whole_step] = runs.steps();
-                    while let Some(([part_at, whole_at], len)) = runs.next() {
-                        let (to, from) = (whole.at(to + whole_at), part.at(from + part_at));
-                        // SAFETY: `i` is a row of the part, and `checked` returned row `j` of the whole, so both have
-                        // this run. Parts own disjoint outer rows or inner elements of the whole.
-                        unsafe { update((to, whole_step), (from, part_step), len, T::add) }
-                    }
-                }
-            }
-        }));
-    });
-}
-
-/// Calls `body` with the offsets of elements `range` in the part, and of those in the whole that the indices name.
-///
-/// # Safety
-/// The indices can be read.
-#[inline(always)]
-unsafe fn for_indexed(
-    elements: &IndexedElements,
-    range: Range<usize>,
-    index: Src<i64>,
-    mut body: impl FnMut(isize, isize),
-) {
-    let [_, step, _] = elements.along.strides;
-    let mut runs = elements.loops.runs(range);
-    let [sp, sw, si] = runs.steps();
-    while let Some(([part_at, whole_at, index_at], len)) = runs.next() {
-        for k in 0..len as isize {
-            // SAFETY: `loops` reaches only elements of the indices.
-            let index = unsafe { *index.at(index_at + k * si) };
-            if let Some(j) = checked(elements.op, index, elements.size) {
-                body(part_at + k * sp, whole_at + k * sw + j * step);
-            }
-        }
-    }
-}
+/// Rows whose sums fit into the cache.
+const CACHED: usize = 1 << 15;
 
 /// `part[p] = whole[p, index[p] along the axis]`.
 pub(crate) unsafe fn gather<T: Copy>(
-    elements: &IndexedElements,
+    gather: &Gather,
     workers: &Workers,
     (part, whole, index): (Dst<T>, Src<T>, Src<i64>),
 ) {
-    for_range(workers, elements.loops.elements, CHUNK, &|range| {
-        // SAFETY: by the module's contract the offsets are those of elements of the part and of the whole.
-        unsafe { for_indexed(elements, range, index, |to, from| *part.at(to) = *whole.at(from)) };
+    for_range(workers, gather.loops.elements, CHUNK, &|range| {
+        // Copies, which need not be read again after each write.
+        let Gather { op, ref loops, step, size } = *gather;
+        let (part, whole, index) = (part, whole, index);
+        let mut runs = loops.runs(range);
+        let [to_step, from_step, index_step] = runs.steps();
+        while let Some(([to, from, at], len)) = runs.next() {
+            // SAFETY: `loops` reaches only elements of the part, of the whole at its first place, and indices, and `checked` returns a
+            // place of the whole.
+            unsafe {
+                if index_step != 0 {
+                    for k in 0..len as isize {
+                        let Some(row) = checked(op, *index.at(at + k * index_step), size) else { continue };
+                        *part.at(to + k * to_step) = *whole.at(from + k * from_step + row * step);
+                    }
+                } else if let Some(row) = checked(op, *index.at(at), size) {
+                    let (to, from) = (part.at(to), whole.at(from + row * step));
+                    if [to_step, from_step] == [1, 1] {
+                        std::ptr::copy_nonoverlapping(from, to, len);
+                    } else {
+                        map_run(len, (to, to_step), [(from, from_step)], |[x]| x);
+                    }
+                }
+            }
+        }
     });
 }
 
-/// `whole[p, index[p] along the axis] += part[p]`, in the order of [`ByRow`].
-pub(crate) unsafe fn scatter_add<T: Number>(
-    elements: &IndexedElements,
+/// `to[c] = f(to[c], from[c])` for some columns of `[part, whole]`. An operand lies there as that one of them does, or without gaps.
+///
+/// # Safety
+/// The elements can be read and written.
+#[inline(always)]
+unsafe fn add_columns<T: Number>(
+    columns: &Loops<2>,
+    range: Range<usize>,
+    (to, to_lies): (*mut T, Option<usize>),
+    (from, from_lies): (*const T, Option<usize>),
+    f: impl Fn(T, T) -> T,
+) {
+    // SAFETY: the caller promises all elements.
+    unsafe {
+        if columns.elements == 1 {
+            *to = f(*to, *from);
+            return;
+        }
+        let (steps, mut done) = (columns.inner().strides, 0);
+        let mut run = inlined!(|offsets: [isize; 2], len: usize| {
+            let lie = |of: Option<usize>| of.map_or((done, 1), |k| (offsets[k], steps[k]));
+            let ((to_at, to_step), (from_at, from_step)) = (lie(to_lies), lie(from_lies));
+            update((to.offset(to_at), to_step), (from.offset(from_at), from_step), len, &f);
+            done += len as isize;
+        });
+        match columns.axes[..] {
+            [_] => run(steps.map(|step| range.start as isize * step), range.len()),
+            _ => columns.for_runs(range, run),
+        }
+    }
+}
+
+/// Adds elements of `part` to the rows of `whole` that their indices name, in the order of [`Runs`].
+pub(crate) unsafe fn add<T: Number>(
+    op: &'static str,
+    entries: &Entries,
     workers: &Workers,
     (whole, part, index): (Dst<T>, Src<T>, Src<i64>),
 ) {
-    let Entries { lines, each, steps, size, columns, .. } = elements.entries();
-    // Lines of no more entries than a run need no order.
-    let count = if each > RUN { lines.elements * each } else { 0 };
-    let each_entry = |body: &mut dyn FnMut(usize, usize)| {
-        for line in 0..lines.elements {
-            let first = lines.offsets(line)[2];
-            for at in 0..each {
-                // SAFETY: the line has an index for each of its entries.
-                let row = checked(elements.op, unsafe { *index.at(first + at as isize * steps[2]) }, size);
-                row.into_iter().for_each(|row| body(line * each + at, line * size + row as usize));
+    let step = entries.steps[0];
+    let entry =
+        inlined!(move |first: isize, at: usize| { Some((part.at(first + at as isize * step), T::ONE)) });
+    // SAFETY: the part has all entries of each line.
+    unsafe { add_entries(op, entries, workers, (whole, index), entry) };
+}
+
+/// Adds entries to the rows that their indices name: `entry(first, at)` has the columns of entry `at` of a line and their factor, unless it
+/// is left out; `first` is the offset of the line's first one.
+///
+/// # Safety
+/// All columns can be read of each entry, and read and written of each row.
+#[inline(always)]
+pub(super) unsafe fn add_entries<T: Number>(
+    op: &'static str,
+    entries: &Entries,
+    workers: &Workers,
+    (whole, index): (Dst<T>, Src<i64>),
+    entry: impl Fn(isize, usize) -> Option<(*const T, T)> + Copy + Sync,
+) {
+    let Entries { ref lines, ref columns, size, .. } = *entries;
+    let (all, threads) = ([0..lines.elements, 0..columns.elements, 0..size], threads(workers));
+    // Threads share out lines, columns or rows: every sum stays in one thread, in order.
+    let by_columns = usize::from(columns.elements >= 64 * threads);
+    let axis = if lines.elements >= threads || size == 0 { 0 } else { 2 - by_columns };
+    // Lines of one column that lie side by side are gone through together, in the order of memory, if their sums fit into the cache.
+    let side = if columns.elements > 1 || entries.steps[2] == 1 { 1 } else { (CACHED / size.max(1)).max(64) };
+    for_range(workers, all[axis].len(), all[axis].len().div_ceil(threads), &|range| {
+        let mut own = all.clone();
+        own[axis] = range;
+        let [own_lines, own_columns, own_rows] = own;
+        // Copies, which need not be read again after each write.
+        let Entries { each, steps, size, padding, .. } = *entries;
+        let (whole, index, entry) = (whole, index, entry);
+        simd_of::<false, _>(inlined!(|| {
+            for line in own_lines.clone().step_by(side) {
+                let firsts: SmallVec<[[isize; 3]; 4]> =
+                    (line..own_lines.end.min(line + side)).map(|line| lines.offsets(line)).collect();
+                let mut sums = Runs::new(firsts.len() * size, own_columns.len(), each);
+                let row_at = |row: usize| {
+                    (whole.at(firsts[row / size][1] + (row % size) as isize * steps[1]), Some(1))
+                };
+                // SAFETY: the row is one of these lines, of which this part owns the columns; a run has as many.
+                let add_run = |row: usize, run: &[T]| unsafe {
+                    add_columns(columns, own_columns.clone(), row_at(row), (run.as_ptr(), None), T::add);
+                };
+                for at in 0..each {
+                    for (line, first) in firsts.iter().enumerate() {
+                        // SAFETY: each line has an index for each of its entries.
+                        let index = unsafe { *index.at(first[2] + at as isize * steps[2]) };
+                        if index == padding || !own_rows.contains(&(index as usize)) {
+                            checked(op, index, size);
+                            continue;
+                        }
+                        let key = line * size + index as usize;
+                        let to = match sums.next(key, |run| add_run(key, run)) {
+                            Some(run) => (run.as_mut_ptr(), None),
+                            None => (whole.at(first[1] + index as isize * steps[1]), Some(1)),
+                        };
+                        let Some((from, factor)) = entry(first[0], at) else { continue };
+                        let scaled = inlined!(|sum: T, x: T| sum.add(x.mul(factor)));
+                        // SAFETY: the index is one of the line's rows; the entry is the caller's.
+                        unsafe { add_columns(columns, own_columns.clone(), to, (from, Some(0)), scaled) };
+                    }
+                }
+                sums.rest().for_each(|(row, run)| add_run(row, run));
             }
-        }
-    };
-    if let Some(by_row) = ByRow::of(count, lines.elements * size, each_entry) {
-        let to = |row: usize| {
-            whole.at(lines.offsets(row / size)[1]).wrapping_offset((row % size) as isize * steps[1])
-        };
-        let from = |entry: usize| {
-            let first = part.at(lines.offsets(entry / each)[0]);
-            Some((first.wrapping_offset((entry % each) as isize * steps[0]), T::ONE))
-        };
-        // SAFETY: `checked` returns rows of the whole's lines, which share no elements.
-        return unsafe { by_row.add(workers, &columns, &to, &from, &|sum, x, _| sum.add(x)) };
-    }
-    // SAFETY: by the module's contract the offsets are those of elements of the part and of the whole. One thread adds
-    // all.
-    unsafe {
-        for_indexed(elements, 0..elements.loops.elements, index, |from, to| {
-            let to = whole.at(to);
-            *to = (*to).add(*part.at(from));
-        });
-    }
+        }));
+    });
 }

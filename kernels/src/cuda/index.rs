@@ -6,59 +6,25 @@ use device::{DType, Result};
 use super::walk::{ByValue, Walk};
 use super::{Family, bits_name, family, kernel_name};
 use crate::command::Address;
-use crate::indexed::{Entries, IndexedElements, IndexedRows};
-use crate::loops::{LoopAxis, Loops};
+use crate::indexed::{Entries, Gather};
 
 pub(super) static GATHER: Program =
     Program::new("gather", concat!(include_str!("prelude.cuh"), include_str!("gather.cu")));
 pub(super) static PROGRAMS: Family = family!("index", NUMBERS, "sort.cuh", "indexed.cuh", "index.cu");
 
-/// `part[.., i, ..] = whole[.., index[i], ..]`, a gather with the same index along all other axes.
-pub(crate) fn select(
-    queue: &Queue<'_>,
-    size: usize,
-    rows: &IndexedRows,
-    operands: [Address; 3],
-) -> Result<()> {
-    let with_index = |axis: &LoopAxis<2>| {
-        let [part, whole] = axis.strides;
-        LoopAxis { size: axis.size, strides: [part, whole, 0] }
-    };
-    let [part, whole] = rows.steps;
-    let named = LoopAxis { size: rows.count, strides: [part, 0, rows.index_step] };
-    let inner = rows.inner.loops();
-    let axes = rows.outer.axes.iter().map(with_index).chain([named]).chain(inner.axes.iter().map(with_index));
-    gather_over(queue, size, &Loops::from_axes(axes), (whole, rows.size), operands)
-}
-
-pub(crate) fn gather(
-    queue: &Queue<'_>,
-    size: usize,
-    elements: &IndexedElements,
-    operands: [Address; 3],
-) -> Result<()> {
-    gather_over(queue, size, &elements.loops, (elements.along.strides[1], elements.size), operands)
-}
-
-/// Gathers elements of `size` bytes over loops of the operands, `[part, whole, index]`; `(step, rows)` are those of the whole
-/// along the axis.
-fn gather_over(
-    queue: &Queue<'_>,
-    size: usize,
-    loops: &Loops<3>,
-    (step, rows): (isize, usize),
-    operands: [Address; 3],
-) -> Result<()> {
+/// Copies elements of `size` bytes.
+pub(crate) fn gather(queue: &Queue<'_>, size: usize, gather: &Gather, operands: [Address; 3]) -> Result<()> {
+    let Gather { loops, step, size: rows, .. } = gather;
     let lanes = 16 / size;
     let [part, whole, index] = operands.map(|at| at.0.cast_const());
     let mut walk =
         Walk::of(queue.op(), loops)?.vectors(lanes, [(part, size), (whole, size), (index, size_of::<i64>())]);
     // A vector has one index, and begins where a vector may begin in the whole.
-    if !(walk.stands(2) && !walk.stands(1) && (step as usize).is_multiple_of(lanes)) {
+    if !(walk.stands(2) && !walk.stands(1) && (*step as usize).is_multiple_of(lanes)) {
         walk = walk.single();
     }
     let [part, whole, index] = operands.map(Arg::from);
-    let args = [part, whole, index, walk.arg(), Arg::I64(step as i64), Arg::I64(rows as i64), Arg::Fault];
+    let args = [part, whole, index, walk.arg(), Arg::I64(*step as i64), Arg::I64(*rows as i64), Arg::Fault];
     // SAFETY: the kernel takes these arguments, the walk is that of the operands, and an index is checked before it is
     // followed.
     unsafe {

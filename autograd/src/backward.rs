@@ -1,9 +1,9 @@
 //! The backward pass.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use device::{AtCaller, Panicked, Shared};
+use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use tensor::{Error, ErrorKind, Result, Tensor};
@@ -261,7 +261,7 @@ struct Sweep<'a> {
     edges: Vec<usize>,
     /// The order of the pass: newest first.
     order: Vec<usize>,
-    gradients: RefCell<Sums>,
+    gradients: Mutex<Sums>,
     /// Where it ends, besides the leaves.
     ends: Option<&'a Ends>,
 }

@@ -11,6 +11,7 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use device::{AtCaller, OnDrop, Shared, SpinLock, StreamId};
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
@@ -111,7 +112,7 @@ pub struct Vjp<'a> {
     /// For each input, whether its gradient is needed.
     pub(crate) needed: &'a [bool],
     /// The sums of the pass, and where those of the inputs are.
-    pub(crate) sums: (&'a RefCell<Sums>, &'a [usize]),
+    pub(crate) sums: (&'a Mutex<Sums>, &'a [usize]),
 }
 
 impl Vjp<'_> {
@@ -138,15 +139,13 @@ impl Vjp<'_> {
     /// The gradient of the op's only input, of `size` places along `axis`, for that of the places from `start` on. It is added where
     /// the input's gradients are summed, if some were.
     pub(crate) fn of_places(&self, gradient: &Var, axis: isize, start: usize, size: usize) -> Result<Grads> {
-        let (mut sums, place) =
-            (self.sums.0.borrow_mut(), self.node.inputs[0].as_ref().map(|input| &input.place));
-        let stream = place.and_then(|place| place.elsewhere(gradient.device()));
-        match sums.get_mut(&self.sums.1[0]).filter(|_| !self.create_graph) {
-            Some(sum) => {
-                on(stream.as_ref(), || add_to_places(sum, gradient, axis, start)).map(|()| Grads::new())
-            }
-            None => gradient.pad_narrow(axis, start, size).map(one),
-        }
+        let (sums, input) = (self.sums.0, self.sums.1[0]);
+        let sum = if self.create_graph { None } else { sums.lock().remove(&input) };
+        let Some(mut sum) = sum else { return gradient.pad_narrow(axis, start, size).map(one) };
+        let place = self.node.inputs[0].as_ref().and_then(|input| input.place.elsewhere(gradient.device()));
+        on(place.as_ref(), || add_to_places(&mut sum, gradient, axis, start))?;
+        sums.lock().insert(input, sum);
+        Ok(Grads::new())
     }
 
     /// The number of the op's inputs.

@@ -101,6 +101,8 @@ mod tests {
         let sum = base.scatter_add(0, &tensor(&[1_i64, 1], &[2])?, &src)?;
         close(&sum, &[0.0, 13.0])?;
         close_values(&gradient(&sum, &src)?, &[1.0, 1.0, 0.0]);
+        let none = x.gather(0, &tensor::<i64>(&[], &[2, 0])?)?;
+        close_values(&gradient(&none, &x)?, &[0.0; 6]);
         Ok(())
     }
 

@@ -127,7 +127,9 @@ pub(super) unsafe fn add_entries<T: Number>(
     entry: impl Fn(isize, usize) -> Option<(*const T, T)> + Copy + Sync,
 ) {
     let Entries { ref lines, ref columns, size, .. } = *entries;
-    let (all, threads) = ([0..lines.elements, 0..columns.elements, 0..size], threads(workers));
+    // Without columns there may be no index, either.
+    let lines_of = lines.elements * columns.elements.min(1);
+    let (all, threads) = ([0..lines_of, 0..columns.elements, 0..size], threads(workers));
     // Threads share out lines, columns or rows: every sum stays in one thread, in order.
     let by_columns = usize::from(columns.elements >= 64 * threads);
     let axis = if lines.elements >= threads || size == 0 { 0 } else { 2 - by_columns };
@@ -144,13 +146,15 @@ pub(super) unsafe fn add_entries<T: Number>(
             for line in own_lines.clone().step_by(side) {
                 let firsts: SmallVec<[[isize; 3]; 4]> =
                     (line..own_lines.end.min(line + side)).map(|line| lines.offsets(line)).collect();
-                let mut sums = Runs::new(firsts.len() * size, own_columns.len(), each);
-                let row_at = |row: usize| {
-                    (whole.at(firsts[row / size][1] + (row % size) as isize * steps[1]), Some(1))
+                // By line and row, counted from the first that this part owns.
+                let mut sums = Runs::new(firsts.len() * own_rows.len(), own_columns.len(), each);
+                let row_at = |key: usize| {
+                    let (line, row) = (key / own_rows.len(), key % own_rows.len() + own_rows.start);
+                    (whole.at(firsts[line][1] + row as isize * steps[1]), Some(1))
                 };
                 // SAFETY: the row is one of these lines, of which this part owns the columns; a run has as many.
-                let add_run = |row: usize, run: &[T]| unsafe {
-                    add_columns(columns, own_columns.clone(), row_at(row), (run.as_ptr(), None), T::add);
+                let add_run = |key: usize, run: &[T]| unsafe {
+                    add_columns(columns, own_columns.clone(), row_at(key), (run.as_ptr(), None), T::add);
                 };
                 for at in 0..each {
                     for (line, first) in firsts.iter().enumerate() {
@@ -160,7 +164,7 @@ pub(super) unsafe fn add_entries<T: Number>(
                             checked(op, index, size);
                             continue;
                         }
-                        let key = line * size + index as usize;
+                        let key = line * own_rows.len() + index as usize - own_rows.start;
                         let to = match sums.next(key, |run| add_run(key, run)) {
                             Some(run) => (run.as_mut_ptr(), None),
                             None => (whole.at(first[1] + index as isize * steps[1]), Some(1)),
@@ -171,7 +175,7 @@ pub(super) unsafe fn add_entries<T: Number>(
                         unsafe { add_columns(columns, own_columns.clone(), to, (from, Some(0)), scaled) };
                     }
                 }
-                sums.rest().for_each(|(row, run)| add_run(row, run));
+                sums.rest().for_each(|(key, run)| add_run(key, run));
             }
         }));
     });

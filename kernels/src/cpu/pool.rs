@@ -330,15 +330,14 @@ fn seen<T: Lanes>(planes: &Planes, means: &Means) -> [Vec<Seen>; 2] {
 
 /// The divisors of places in a column and in so many rows side by side.
 #[inline(always)]
-fn divide<T: Lanes>(sums: &mut Side<T>, means: &Means, heights: &Side<T>, columns: &Seen) {
-    let fixed = match means {
+fn divide<T: Lanes>(sums: &mut Side<T>, means: &Means, heights: &Side<f64>, columns: &Seen) {
+    let fixed = match *means {
         Means::Nearest | Means::Bilinear { .. } => return,
-        Means::Sliding { divisor, .. } => divisor.map(|divisor| T::from_f64(f64::from(divisor))),
+        Means::Sliding { divisor, .. } => divisor.map(f64::from),
         Means::Adaptive => None,
     };
-    let width = T::from_f64(columns.counted as f64);
     for (sum, height) in sums.iter_mut().zip(heights) {
-        *sum = sum.div(fixed.unwrap_or(height.mul(width)));
+        *sum = sum.div(T::from_f64(fixed.unwrap_or(height * columns.counted as f64)));
     }
 }
 
@@ -361,14 +360,14 @@ pub(crate) unsafe fn mean<T: Lanes>(
     items.for_each(inlined!(|block, memory: *mut T| {
         let first = block * SIDE;
         let count = SIDE.min(all - first);
-        let mut heights = [T::ONE; SIDE];
+        let mut heights = [1.0; SIDE];
         // SAFETY: the rows are those of all planes of the operands, each of which is one item's. The scratch has room for `SIDE` lines
         // of pixels twice, and of places.
         unsafe {
             let (sums, results) = (memory.add(SIDE * width), memory.add(2 * SIDE * width));
             for k in 0..count {
                 let (plane, seen) = ((first + k) / rows, &down[(first + k) % rows]);
-                heights[k] = T::from_f64(seen.counted as f64);
+                heights[k] = seen.counted as f64;
                 let [weight, rest] = seen.weights.map(T::from_f64);
                 let line = std::slice::from_raw_parts_mut(memory.add(k * width), width);
                 line.fill(T::ZERO);
@@ -424,9 +423,9 @@ pub(crate) unsafe fn mean_grad<T: Lanes>(
                 let count = SIDE.min(end - row);
                 let from = Matrix::row_major(g.at((row * columns) as isize).cast_mut(), columns);
                 copy_matrix(arch, count, columns, from, turned(slopes));
-                let mut heights = [T::ONE; SIDE];
+                let mut heights = [1.0; SIDE];
                 for k in 0..count {
-                    heights[k] = T::from_f64(down[(row + k) % rows].counted as f64);
+                    heights[k] = down[(row + k) % rows].counted as f64;
                 }
                 std::slice::from_raw_parts_mut(lines, SIDE * width).fill(T::ZERO);
                 for (column, seen) in across.iter().enumerate() {

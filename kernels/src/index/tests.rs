@@ -248,6 +248,10 @@ fn shapes_and_types_are_checked() {
     let no_rows = Layout::contiguous(&[0, 3]);
     let no_rows = View::new(empty.view().buffer, DType::F32, &no_rows);
     index_select(&stream, no_rows, 0, none.view(), empty.view()).expect("nothing to do");
+    let (none, empty) = (Array::<i64>::new(&stream, &[], &[2, 0]), Array::<f32>::new(&stream, &[], &[2, 0]));
+    let sums = Array::new(&stream, &[1.0_f32, 2.0], &[2, 1]);
+    scatter_add(&stream, sums.view(), 0, none.view(), empty.view()).expect("nothing to do");
+    assert_eq!(sums.to_vec(), [1.0, 2.0]);
 }
 
 /// The source of a command's failure.

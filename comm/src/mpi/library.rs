@@ -143,15 +143,14 @@ fn started<H: Handle>(call: impl FnOnce(*mut H) -> c_int) -> Result<Word, Code> 
     written(H::from_word(0), call).map(H::word)
 }
 
-// SAFETY of all calls below: `find` looked each function up by the name whose signature the MPI standard fixes. What a call
-// returns through pointers goes to locals that are valid until it returns; nothing keeps them. `at`, `from` and `to`, which an
-// operation may use until `test` reports its end, handles, and the order of calls are the contract of `Functions`, which the
-// caller keeps.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "said once, above")]
+// Calls are safe for one reason, to which each refers as "a call as MPI declares it": `find` looked each function up by the name whose signature
+// the MPI standard fixes, and what it returns through pointers goes to locals that are valid until it returns; nothing keeps them.
 impl<H: Handle> Functions for Calls<H> {
     unsafe fn begin(&self) -> Result<Begun, Code> {
         let (Calls { names, symbols }, none) = (self, std::ptr::null_mut());
+        // SAFETY: a call as MPI declares it, allowed at any time.
         let is_ours = written(0, |flag| unsafe { (symbols.initialized)(flag) })? == 0;
+        // SAFETY: a call as MPI declares it; MPI is begun once, by whoever found that it was not.
         let threads = written(0, |given| unsafe {
             match is_ours {
                 true => (symbols.init_thread)(none, std::ptr::null_mut(), names.thread_multiple, given),
@@ -159,22 +158,28 @@ impl<H: Handle> Functions for Calls<H> {
             }
         })?;
         let world = H::from_word(names.world);
+        // SAFETY: a call as MPI declares it; MPI has begun, and both handles are constants of the library.
         checked(unsafe { (symbols.comm_set_errhandler)(world, H::from_word(names.errors_return)) })?;
+        // SAFETY: a call as MPI declares it; MPI has begun, and the handle is a constant of the library.
         let rank = written(0, |rank| unsafe { (symbols.comm_rank)(world, rank) })? as usize;
+        // SAFETY: a call as MPI declares it, as above.
         let size = written(0, |size| unsafe { (symbols.comm_size)(world, size) })? as usize;
         Ok(Begun { is_ours, threads, rank, size })
     }
 
     unsafe fn finalize(&self) -> Result<(), Code> {
+        // SAFETY: a call as MPI declares it; that nothing follows is the contract of `Functions`, which the caller keeps.
         checked(unsafe { (self.symbols.finalize)() })
     }
 
     unsafe fn split(&self, comm: Word, color: c_int, key: c_int) -> Result<Word, Code> {
+        // SAFETY: a call as MPI declares it; the communicator is valid by the contract of `Functions`.
         started(|made| unsafe { (self.symbols.comm_split)(H::from_word(comm), color, key, made) })
     }
 
     unsafe fn start(&self, operation: Operation, comm: Word) -> Result<Word, Code> {
         let (symbols, byte, comm) = (&self.symbols, H::from_word(self.names.byte), H::from_word(comm));
+        // SAFETY: a call as MPI declares it; memory that stays until `test` reports the end, and valid handles, are the contract of `Functions`.
         started(|request| unsafe {
             match operation {
                 Operation::Send { at, bytes, to, tag } => {
@@ -205,15 +210,18 @@ impl<H: Handle> Functions for Calls<H> {
         let [byte, comm] = [self.names.byte, comm].map(H::from_word);
         let (from, mut status) = (self.names.any_source, Status::default());
         let status = &raw mut status;
+        // SAFETY: a call as MPI declares it; the communicator is valid by the contract of `Functions`.
         if written(0, |flag| unsafe { (self.symbols.iprobe)(from, tag, comm, flag, status) })? == 0 {
             return Ok(false);
         }
+        // SAFETY: a call as MPI declares it; the caller promises `bytes` bytes at `at`, and a valid communicator.
         checked(unsafe { (self.symbols.recv)(at.cast(), bytes, byte, from, tag, comm, status) })?;
         Ok(true)
     }
 
     unsafe fn test(&self, request: &mut Word) -> Result<bool, Code> {
         let (mut handle, mut status) = (H::from_word(*request), Status::default());
+        // SAFETY: a call as MPI declares it; the request is one that was started, by the contract of `Functions`.
         let ended = written(0, |flag| unsafe { (self.symbols.test)(&raw mut handle, flag, &raw mut status) });
         *request = handle.word();
         ended.map(|flag| flag != 0)
@@ -223,6 +231,7 @@ impl<H: Handle> Functions for Calls<H> {
         // More than any library's MPI_MAX_ERROR_STRING.
         let mut text = [0_u8; 4096];
         let len =
+            // SAFETY: a call as MPI declares it; the text has room for more than any message.
             written(0, |len| unsafe { (self.symbols.error_string)(code.0, text.as_mut_ptr().cast(), len) });
         let len = len.ok().and_then(|len| usize::try_from(len).ok()).unwrap_or_default();
         String::from_utf8_lossy(&text[..len.min(text.len())]).into_owned()

@@ -261,13 +261,11 @@ struct Sweep<'a> {
     edges: Vec<usize>,
     /// The order of the pass: newest first.
     order: Vec<usize>,
-    gradients: Mutex<Sums>,
+    /// The sums of gradients that are not passed on yet, by stop: few at a time, even for large graphs.
+    gradients: Mutex<FxHashMap<usize, Var>>,
     /// Where it ends, besides the leaves.
     ends: Option<&'a Ends>,
 }
-
-/// The sums of gradients that are not passed on yet, by stop: few at a time, even for large graphs.
-pub(crate) type Sums = FxHashMap<usize, Var>;
 
 const NONE: usize = usize::MAX;
 /// Initial capacity in nodes, so that small passes allocate once.
@@ -518,9 +516,8 @@ impl<'a> Sweep<'a> {
 
     /// Keeps the first gradient of a node and adds later ones to it, on the node's stream.
     fn add(&mut self, at: usize, gradient: Var) -> Result<()> {
-        let gradients = self.gradients.get_mut();
-        let Some(sum) = gradients.get_mut(&at) else {
-            gradients.insert(at, gradient);
+        let Some(sum) = self.gradients.get_mut().get_mut(&at) else {
+            self.gradients.get_mut().insert(at, gradient);
             return Ok(());
         };
         let stream = self.stops[at].node.place.elsewhere(gradient.device());

@@ -1,6 +1,7 @@
 //! Gradients as values.
 
 use std::fmt;
+use std::ops::Range;
 
 use device::{AtCaller, Capture, Shared};
 use rustc_hash::FxHashMap;
@@ -8,7 +9,6 @@ use tensor::{DType, Device, Error, ErrorKind, Result, Tensor, Tensors, accumulat
 
 use crate::Var;
 use crate::mode::is_recording;
-use crate::ops::position;
 use crate::place::{OpStream, on};
 use crate::tape::Node;
 
@@ -249,14 +249,13 @@ pub(crate) fn add_gradients(sum: &mut Var, gradient: &Var) -> Result<()> {
     sum.value.add_(gradient.value())
 }
 
-/// Adds to the places of `sum` from `start` on along `axis`: in place, or in a copy if somebody else can see it.
-pub(crate) fn add_to_places(sum: &mut Var, gradient: &Var, axis: isize, start: usize) -> Result<()> {
+/// Adds to `places` of `sum` along `axis`: in place, or in a copy if somebody else can see it.
+pub(crate) fn add_to_places(sum: &mut Var, gradient: &Var, axis: isize, places: Range<usize>) -> Result<()> {
     if !adds_in_place(sum, gradient) {
         sum.value = sum.value.copy()?;
     }
     sum.node = None;
-    let len = gradient.shape()[position(axis, gradient.shape().len())];
-    sum.value.narrow(axis, start, len)?.add_(gradient.value())
+    sum.value.narrow(axis, places.start, places.len())?.add_(gradient.value())
 }
 
 #[cfg(test)]

@@ -12,13 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use device::{AtCaller, OnDrop, Shared, SpinLock, StreamId};
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
-use crate::backward::Sums;
-use crate::gradients::add_to_places;
 use crate::mode::{Recording, next_sequence, recording};
-use crate::place::{OpStream, on};
+use crate::place::OpStream;
 
 use hook::{Hook, Hooks};
 use noticed::{made_again, notice, notice_again};
@@ -112,7 +111,7 @@ pub struct Vjp<'a> {
     /// For each input, whether its gradient is needed.
     pub(crate) needed: &'a [bool],
     /// The sums of the pass, and where those of the inputs are.
-    pub(crate) sums: (&'a Mutex<Sums>, &'a [usize]),
+    pub(crate) sums: (&'a Mutex<FxHashMap<usize, Var>>, &'a [usize]),
 }
 
 impl Vjp<'_> {
@@ -134,18 +133,6 @@ impl Vjp<'_> {
     /// The input with this index, on the tape. The op saved it as the tensor with the same index.
     pub(crate) fn input(&self, index: usize) -> Var {
         Var { value: self.saved[index].tensor.clone(), node: self.node.inputs[index].clone() }
-    }
-
-    /// The gradient of the op's only input, of `size` places along `axis`, for that of the places from `start` on. It is added where
-    /// the input's gradients are summed, if some were.
-    pub(crate) fn of_places(&self, gradient: &Var, axis: isize, start: usize, size: usize) -> Result<Grads> {
-        let (sums, input) = (self.sums.0, self.sums.1[0]);
-        let sum = if self.create_graph { None } else { sums.lock().remove(&input) };
-        let Some(mut sum) = sum else { return gradient.pad_narrow(axis, start, size).map(one) };
-        let place = self.node.inputs[0].as_ref().and_then(|input| input.place.elsewhere(gradient.device()));
-        on(place.as_ref(), || add_to_places(&mut sum, gradient, axis, start))?;
-        sums.lock().insert(input, sum);
-        Ok(Grads::new())
     }
 
     /// The number of the op's inputs.

@@ -352,7 +352,7 @@ fn reduced_elements(shape: &[usize], axes: &[isize]) -> usize {
 }
 
 /// A checked axis, counted from the front.
-pub(crate) fn position(axis: isize, rank: usize) -> usize {
+fn position(axis: isize, rank: usize) -> usize {
     let axis = if axis < 0 { axis.wrapping_add_unsigned(rank) } else { axis };
     axis.unsigned_abs()
 }

@@ -3,7 +3,10 @@
 use tensor::{Error, ErrorKind, Result};
 
 use super::{Dims, Draw, Sample, position, record_one};
-use crate::{Var, record};
+use crate::gradients::add_to_places;
+use crate::place::on;
+use crate::tape::one;
+use crate::{Grads, Var, Vjp, record};
 
 #[derive::located]
 impl Var {
@@ -14,7 +17,7 @@ impl Var {
     pub fn narrow(&self, axis: isize, start: usize, len: usize) -> Result<Var> {
         let value = self.value().narrow(axis, start, len)?;
         let size = self.shape()[position(axis, self.shape().len())];
-        Ok(record("narrow", &[self], &[], value, move |ctx, g| ctx.of_places(g, axis, start, size)))
+        Ok(record("narrow", &[self], &[], value, move |ctx, g| gradient_of_places(ctx, g, axis, start, size)))
     }
 
     /// One position of an axis, as a view without that axis. See [`Tensor::select`](tensor::Tensor::select).
@@ -27,7 +30,7 @@ impl Var {
         let at = position(axis, kept.len());
         let size = std::mem::replace(&mut kept[at], 1);
         Ok(record("select", &[self], &[], value, move |ctx, g| {
-            ctx.of_places(&g.reshape(&kept)?, axis, index, size)
+            gradient_of_places(ctx, &g.reshape(&kept)?, axis, index, size)
         }))
     }
 
@@ -63,6 +66,19 @@ impl Var {
         let len = self.shape()[position(axis, self.shape().len())];
         record_one("pad_narrow", self, &[], value, move |_, g| g.narrow(axis, start, len))
     }
+}
+
+/// The gradient of an op's only input, of `size` places along `axis`, for the gradient `g` of those from `start` on. If the input has a sum of
+/// gradients, it is added there.
+fn gradient_of_places(ctx: &Vjp<'_>, g: &Var, axis: isize, start: usize, size: usize) -> Result<Grads> {
+    let (sums, input) = (ctx.sums.0, ctx.sums.1[0]);
+    let sum = if ctx.is_recorded() { None } else { sums.lock().remove(&input) };
+    let Some(mut sum) = sum else { return g.pad_narrow(axis, start, size).map(one) };
+    let stream = ctx.node.inputs[0].as_ref().and_then(|input| input.place.elsewhere(g.device()));
+    let places = start..start + g.shape()[position(axis, g.shape().len())];
+    on(stream.as_ref(), || add_to_places(&mut sum, g, axis, places))?;
+    sums.lock().insert(input, sum);
+    Ok(Grads::new())
 }
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {

@@ -3,15 +3,14 @@
 //! The three kernels are the derivatives of one form, `Σ_j w_j <g[bag of j], table[index of j]>`, for `g`, for the table
 //! and for the weights; so are their own derivatives.
 
-use device::{DType, Element, Error, Result, Stream};
+use device::{Element, Error, Result, Stream};
 
 use crate::command::{Command, Read, for_float};
 use crate::cpu::embedding_bag as cpu;
 use crate::cuda::embedding_bag as cuda;
 use crate::cuda::needs;
-use crate::indexed::BagSizes;
+use crate::indexed::{BagSizes, begin};
 use crate::layout::View;
-use crate::loops::Places;
 
 /// Which rows of a table are in which bag.
 #[derive(Clone, Copy, Debug)]
@@ -84,19 +83,19 @@ pub fn embedding_bag_grad(
     let dtype = out.dtype;
     for_float!(OP, dtype, T => {
         let sizes = bags.sizes(OP, &out, &g, members.as_ref())?;
-        let workspace = View::workspace::<u8>(OP, workspace, grad_workspace(stream, &sizes, dtype))?;
+        let workspace = View::workspace::<u8>(OP, workspace, grad_workspace(stream, &sizes))?;
         let members = members.map(|members| members.read::<T>().exact());
         Command::new(OP, (out.write::<T>(), g.read::<T>(), bags.operands::<T>(), members, workspace))
             .cost(sizes.len * sizes.width + out.layout.elements(), 1)
             .may_fail()
             .run(
                 stream,
-                (sizes, Places::of([out.layout])),
-                // SAFETY: `sizes` was made from the layouts of these operands; see `Command::launch`.
-                |(sizes, _), workers, (out, g, bags, members, _)| unsafe {
+                (sizes, begin(OP, out.layout, None)?),
+                // SAFETY: `sizes` and the places were made from the layouts of these operands; see `Command::launch`.
+                |sizes, workers, (out, g, bags, members, _)| unsafe {
                     cpu::grad(sizes, workers, (out, g, bags, members));
                 },
-                move |sizes, queue, (out, g, bags, members, workspace)| {
+                move |(sizes, _), queue, (out, g, bags, members, workspace)| {
                     cuda::grad(queue, dtype, sizes, (out, g, bags, members), workspace)
                 },
             )
@@ -113,11 +112,11 @@ pub fn embedding_bag_grad_workspace(
     bags: &Bags<'_>,
     out: View<'_>,
 ) -> Result<usize> {
-    Ok(grad_workspace(stream, &bags.sizes("embedding_bag_grad", &out, &g, None)?, out.dtype))
+    Ok(grad_workspace(stream, &bags.sizes("embedding_bag_grad", &out, &g, None)?))
 }
 
-fn grad_workspace(stream: &Stream, sizes: &BagSizes, dtype: DType) -> usize {
-    needs(stream, || sizes.entries().workspace(dtype)).unwrap_or(0)
+fn grad_workspace(stream: &Stream, sizes: &BagSizes) -> usize {
+    needs(stream, || sizes.entries().workspace()).unwrap_or(0)
 }
 
 /// The gradient of the sums of [`embedding_bag`] for the weights, `out[j] = Σ_c g[i, c] table[indices[j], c]` where `i` is the

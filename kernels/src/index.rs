@@ -9,7 +9,7 @@ use crate::command::{Command, Raw, for_number};
 use crate::cpu::{for_bits, index as cpu};
 use crate::cuda::index as cuda;
 use crate::cuda::needs;
-use crate::indexed::{Entries, Indexed};
+use crate::indexed::{Entries, Indexed, begin};
 use crate::layout::{LoopAxis, View, normalize_axis};
 
 /// `out[.., i, ..] = x[.., indices[i], ..]` along `axis`.
@@ -62,15 +62,22 @@ pub struct IndexSums<'a> {
     op: &'static str,
     /// Sums, values and indices.
     operands: [View<'a>; 3],
+    base: Option<View<'a>>,
     entries: Entries,
     /// Bytes that it works in.
     workspace: usize,
 }
 
 impl<'a> IndexSums<'a> {
-    fn new(stream: &'a Stream, op: &'static str, operands: [View<'a>; 3], entries: Entries) -> IndexSums<'a> {
-        let workspace = needs(stream, || entries.clone().merged().workspace(operands[0].dtype)).unwrap_or(0);
-        IndexSums { stream, op, operands, entries, workspace }
+    fn new(
+        stream: &'a Stream,
+        op: &'static str,
+        operands: [View<'a>; 3],
+        base: Option<View<'a>>,
+        entries: Entries,
+    ) -> IndexSums<'a> {
+        let workspace = needs(stream, || entries.clone().merged().workspace()).unwrap_or(0);
+        IndexSums { stream, op, operands, base, entries, workspace }
     }
 
     /// Bytes of the workspace.
@@ -81,51 +88,54 @@ impl<'a> IndexSums<'a> {
     /// Launches them. `workspace`, of type U8, has [`workspace`](Self::workspace) elements, and may be left out if those are none.
     ///
     /// # Errors
-    /// `DTypeUnsupported` for booleans; `DTypeMismatch`; `InvalidArgument` for an `out` that is expanded or overlaps an input, and a
-    /// workspace that is smaller; the errors of [`Stream::launch`].
+    /// `DTypeUnsupported` for booleans; `DTypeMismatch`; `InvalidArgument` for a base of another shape or strides, an `out` that is expanded or overlaps an input, but for a
+    /// base that is `out`, and for a workspace that is smaller; the errors of [`Stream::launch`].
     pub fn launch(self, workspace: Option<View<'_>>) -> Result<()> {
-        let IndexSums { stream, op, operands: [out, src, indices], entries, workspace: needed } = self;
+        let IndexSums { stream, op, operands: [out, src, indices], base, entries, workspace: needed } = self;
         let (dtype, workspace) = (out.dtype, View::workspace::<u8>(op, workspace, needed)?);
-        for_number!(op, dtype, T => Command::new(
-            op,
-            (out.write::<T>().keep(true), src.read::<T>(), indices.read::<i64>().exact(), workspace),
-        )
-        .cost(src.layout.elements(), 1)
-        .may_fail()
-        .run(
-            stream,
-            entries,
-            // SAFETY: `entries` was made from the layouts of these operands; see `Command::launch`.
-            move |entries, workers, (out, src, indices, _)| unsafe {
-                cpu::add(op, entries, workers, (out, src, indices));
-            },
-            move |entries, queue, (out, src, indices, workspace)| {
-                cuda::add(queue, dtype, &entries.clone().merged(), [out, src, indices], workspace)
-            },
-        ))
+        let places = begin(op, out.layout, base.as_ref().map(|base| base.layout))?;
+        for_number!(op, dtype, T => {
+            let base = base.map(|base| base.read::<T>().in_place());
+            Command::new(op, (out.write::<T>(), base, src.read::<T>(), indices.read::<i64>().exact(), workspace))
+                .cost(src.layout.elements() + out.layout.elements(), 1)
+                .may_fail()
+                .run(
+                    stream,
+                    (entries, places),
+                    // SAFETY: `entries` and `places` were made from the layouts of these operands; see `Command::launch`.
+                    move |(entries, places), workers, (out, base, src, indices, _)| unsafe {
+                        cpu::begin(places, workers, out, base);
+                        cpu::add(op, entries, workers, (out, src, indices));
+                    },
+                    move |(entries, _), queue, (out, base, src, indices, workspace)| {
+                        cuda::add(queue, dtype, &entries.clone().merged(), (out, base), [src, indices], workspace)
+                    },
+                )
+        })
     }
 }
 
-/// `out[.., indices[i], ..] += src[.., i, ..]` along `axis`, in ascending order of `i`. BF16 and F16 are summed in F32, and the
-/// sum is rounded.
+/// `out = base`, or zeros without one, and `out[.., indices[i], ..] += src[.., i, ..]` along `axis`, in ascending order of `i`. BF16
+/// and F16 are summed in F32, and the sum is rounded. `base` may be `out`.
 ///
-/// The first 128 entries of a row are added one by one. Others are summed in runs of 128, and the runs are added in order: the same
+/// The first 32 entries of a row are added one by one. Others are summed in runs of 32, and the runs are added in order: the same
 /// bits on every device.
 ///
-/// Shapes: `out [a.., n, b..]`, `indices [k]`, `src [a.., k, b..]`. Asynchronous, ordered by the buffers.
+/// Shapes: `out` and `base [a.., n, b..]`, `indices [k]`, `src [a.., k, b..]`. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
 /// `AxisOutOfRange`; `ShapeMismatch`.
 pub fn index_add<'a>(
     stream: &'a Stream,
     out: View<'a>,
+    base: Option<View<'a>>,
     axis: isize,
     indices: View<'a>,
     src: View<'a>,
 ) -> Result<IndexSums<'a>> {
     const OP: &str = "index_add";
     let entries = rows(OP, axis, [&src, &out, &indices])?.entries();
-    Ok(IndexSums::new(stream, OP, [out, src, indices], entries))
+    Ok(IndexSums::new(stream, OP, [out, src, indices], base, entries))
 }
 
 /// Takes apart the operands `[part, whole, indices]` of [`index_select`] and [`index_add`]: `whole` has all `n` rows, `part`
@@ -163,23 +173,24 @@ pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out:
     read(stream, "gather", axis, elements, [out, x, indices])
 }
 
-/// `out[p with p[axis] replaced by indices[p]] += src[p]`, in ascending order along the axis, as [`index_add`] adds. BF16 and F16
-/// are summed in F32, and the sum is rounded.
+/// `out = base`, or zeros without one, and `out[p with p[axis] replaced by indices[p]] += src[p]`, in ascending order along the axis,
+/// as [`index_add`] adds.
 ///
-/// Shapes: `indices` at most as large as `src`, and as `out` on the other axes. Asynchronous, ordered by the buffers.
+/// Shapes: `base` as `out`; `indices` at most as large as `src`, and as `out` on the other axes. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
-/// `AxisOutOfRange`; `ShapeMismatch`.
+/// As for [`index_add`].
 pub fn scatter_add<'a>(
     stream: &'a Stream,
     out: View<'a>,
+    base: Option<View<'a>>,
     axis: isize,
     indices: View<'a>,
     src: View<'a>,
 ) -> Result<IndexSums<'a>> {
     const OP: &str = "scatter_add";
     let entries = elements(OP, axis, [&src, &out, &indices])?.entries();
-    Ok(IndexSums::new(stream, OP, [out, src, indices], entries))
+    Ok(IndexSums::new(stream, OP, [out, src, indices], base, entries))
 }
 
 /// Takes apart the operands `[part, whole, indices]` of [`gather`] and [`scatter_add`].

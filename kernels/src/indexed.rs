@@ -1,8 +1,10 @@
 //! Operands that are reached through indices, for both kinds of device.
 
+use device::{Error, Result};
 use smallvec::SmallVec;
 
-use crate::loops::{LoopAxis, Loops};
+use crate::layout::Layout;
+use crate::loops::{LoopAxis, Loops, Places};
 
 /// Operands `[part, whole, indices]`: an index gives elements of the part their place in the whole along an axis. Where it is the same for
 /// all elements along another axis, it stands still there.
@@ -31,7 +33,7 @@ impl Indexed {
         Gather { op, loops: Loops::from_axes(self.axes), step, size: self.size }
     }
 
-    /// What is added to the whole.
+    /// What is added.
     pub(crate) fn entries(self) -> Entries {
         let LoopAxis { size: each, strides: steps } = self.axes[self.axis];
         let (mut lines, mut columns) = (SmallVec::<[_; 4]>::new(), SmallVec::<[_; 4]>::new());
@@ -50,7 +52,18 @@ impl Indexed {
 
 /// Entries of a sum that are added one by one. The first run of a row is added to what is there; others are summed by themselves and
 /// added in order.
-pub(crate) const RUN: usize = 128;
+pub(crate) const RUN: usize = 32;
+
+/// The elements of sums and of what they begin with; without such a `base` that is one zero for all.
+///
+/// # Errors
+/// `InvalidArgument` for a base of another shape or strides.
+pub(crate) fn begin(op: &'static str, out: &Layout, base: Option<&Layout>) -> Result<Places<2>> {
+    let zero = Layout::contiguous(&[]).expand(op, out.shape())?;
+    let is_alike = base.is_none_or(|base| (base.shape(), base.strides()) == (out.shape(), out.strides()));
+    Error::require(is_alike, op, "base", "laid out as out", format_args!("{base:?} for {out:?}"))?;
+    Ok(Places::of([out, base.unwrap_or(&zero)]))
+}
 
 /// Entries whose indices name rows of sums. Each line has entries and rows of its own.
 #[derive(Clone, Debug)]

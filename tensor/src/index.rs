@@ -1,6 +1,6 @@
 //! Joining tensors, and picking or adding elements by index.
 
-use device::{DType, Error, ErrorKind, Result, Stream};
+use device::{DType, Error, ErrorKind, Result};
 use kernels::{Dims, Layout, normalize_axis};
 
 use crate::Tensor;
@@ -162,27 +162,27 @@ impl Tensor {
     /// As for [`Tensor::index_select`], and `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported` for bool.
     pub fn index_add(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
         let at = self.vector_index("index_add", axis, indices)?;
-        self.index_add_with("index_add", at, indices, src, Tensor::copy)
+        self.index_add_to("index_add", at, indices, src, Some(&self.contiguous()?))
     }
 
-    fn index_add_with(
+    /// Sums of the shape of `self`, which begin with `base`, or with zeros.
+    fn index_add_to(
         &self,
         op: &'static str,
         at: usize,
         indices: &Tensor,
         src: &Tensor,
-        start: impl FnOnce(&Tensor) -> Result<Tensor>,
+        base: Option<&Tensor>,
     ) -> Result<Tensor> {
         same_kind(op, self, src)?;
         self.dtype().require_number(op)?;
         has_shape(op, &resized_axis(op, self, at, indices.elements())?, src)?;
         check_indices(op, indices, self.shape()[at])?;
-        let out = start(self)?;
-        Stream::with_current(self.device(), |stream| {
-            let sums = kernels::index_add(stream, out.view(), at as isize, indices.view(), src.view())?;
+        src.produce_like(self.shape(), |stream, out| {
+            let (base, at) = (base.map(Tensor::view), at as isize);
+            let sums = kernels::index_add(stream, out, base, at, indices.view(), src.view())?;
             Tensor::with_workspace(stream, sums.workspace(), |memory| sums.launch(memory))
-        })?;
-        Ok(out)
+        })
     }
 
     /// A copy with `out[indices[i][j]][j] += src[i][j]` for axis 0, and so on for the other axes, in a fixed order.
@@ -193,16 +193,16 @@ impl Tensor {
     /// # Errors
     /// As for [`Tensor::gather`], and `DTypeMismatch`, `DTypeUnsupported` for bool.
     pub fn scatter_add(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
-        self.scatter_add_with("scatter_add", axis, indices, src, Tensor::copy)
+        self.scatter_add_to("scatter_add", axis, indices, src, Some(&self.contiguous()?))
     }
 
-    fn scatter_add_with(
+    fn scatter_add_to(
         &self,
         op: &'static str,
         axis: isize,
         indices: &Tensor,
         src: &Tensor,
-        start: impl FnOnce(&Tensor) -> Result<Tensor>,
+        base: Option<&Tensor>,
     ) -> Result<Tensor> {
         same_kind(op, self, src)?;
         self.dtype().require_number(op)?;
@@ -216,13 +216,13 @@ impl Tensor {
         covers(op, src, indices.shape(), None)?;
         covers(op, &target, indices.shape(), Some(at))?;
         check_indices(op, indices, target.shape()[at])?;
-        let out = start(self)?;
-        let sums = out.as_vector()?;
-        Stream::with_current(self.device(), |stream| {
-            let sums = kernels::scatter_add(stream, sums.view(), at as isize, indices.view(), src.view())?;
+        let base = base.map(Tensor::as_vector).transpose()?;
+        let out = src.produce_like(target.shape(), |stream, out| {
+            let (base, at) = (base.as_ref().map(Tensor::view), at as isize);
+            let sums = kernels::scatter_add(stream, out, base, at, indices.view(), src.view())?;
             Tensor::with_workspace(stream, sums.workspace(), |memory| sums.launch(memory))
         })?;
-        Ok(out)
+        out.reshape(self.shape())
     }
 
     /// Zeros of `size` along `axis` with `self` from position `start` on: the gradient of [`Tensor::narrow`].
@@ -263,8 +263,7 @@ pub fn index_select_grad(g: &Tensor, axis: isize, indices: &Tensor, size: usize)
     let shape = resized_axis(OP, g, at, size)?;
     // Stands for the zeros in the checks, without their memory.
     let target = g.with_layout(Layout::contiguous(&shape));
-    let zeros = |_: &Tensor| Tensor::zeros(&shape, g.dtype, g.device());
-    target.index_add_with(OP, at, indices, g, zeros)
+    target.index_add_to(OP, at, indices, g, None)
 }
 
 /// The gradient of [`Tensor::gather`] from a tensor of this shape, for `g` the result's gradient.
@@ -275,6 +274,5 @@ pub fn gather_grad(g: &Tensor, axis: isize, indices: &Tensor, shape: &[usize]) -
     const OP: &str = "gather_grad";
     elements_of(OP, shape)?;
     let target = g.with_layout(Layout::contiguous(shape));
-    let zeros = |_: &Tensor| Tensor::zeros(shape, g.dtype, g.device());
-    target.scatter_add_with(OP, axis, indices, g, zeros)
+    target.scatter_add_to(OP, axis, indices, g, None)
 }

@@ -131,13 +131,14 @@ pub(crate) const CALLS: &[(&str, Call)] = &[
         let mut part = shape.clone();
         part.iter_mut().skip(axis).take(1).for_each(|size| *size = count);
         views!(w, whole: dtype, &shape, layout; some: dtype, &part, layout; indices: DType::I64, &[count], layout;
-            each: DType::I64, &part, layout;);
+            each: DType::I64, &part, layout; other: dtype, &shape, layout;);
         let (stream, axis) = (w.stream(), axis as isize);
+        let base = [None, Some(whole), Some(other)][w.random.below(3)];
         match w.random.below(4) {
             0 => kernels::index_select(&stream, whole, axis, indices, some),
-            1 => kernels::index_add(&stream, whole, axis, indices, some)?.launch(None),
+            1 => kernels::index_add(&stream, whole, base, axis, indices, some)?.launch(None),
             2 => kernels::gather(&stream, whole, axis, each, some),
-            _ => kernels::scatter_add(&stream, whole, axis, each, some)?.launch(None),
+            _ => kernels::scatter_add(&stream, whole, base, axis, each, some)?.launch(None),
         }
     }),
     ("embedding_bag", |w| {

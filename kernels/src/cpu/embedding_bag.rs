@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use device::{Error, failure};
 
-use super::index::{add_entries, checked};
+use super::index::{add_entries, begin, checked};
 use super::lanes::update;
 use super::number::Real;
-use super::walk::map_run;
 use super::{inlined, simd_of};
 use crate::indexed::BagSizes;
 use crate::layout::{Dst, Src};
+use crate::loops::Places;
 use crate::par::{Workers, for_range};
 
 /// Indices, offsets and weights of bags; without offsets all bags are of one size.
@@ -139,12 +139,11 @@ pub(crate) unsafe fn sum<T: Real>(
 
 /// `out[indices[j]] += w[j] / members[i] g[i]` on zeros, in the order of [`Runs`](super::indexed::Runs), without those with the weight 0.
 pub(crate) unsafe fn grad<T: Real>(
-    sizes: &BagSizes,
+    (sizes, places): &(BagSizes, Places<2>),
     workers: &Workers,
     (out, g, memory, members): (Dst<T>, Src<T>, BagMemory<T>, Option<Src<T>>),
 ) {
-    let BagSizes { op, len, count, rows, width, weight_step, table_steps, sum_steps, member_step, .. } =
-        *sizes;
+    let BagSizes { op, len, count, weight_step, sum_steps, member_step, .. } = *sizes;
     let mut bag_of = vec![None; len];
     for bag in 0..count {
         // SAFETY: the bag is one.
@@ -159,15 +158,11 @@ pub(crate) unsafe fn grad<T: Real>(
         };
         (weight != T::ZERO).then(|| (g.at(bag * sum_steps[0]), weight.div(share)))
     };
-    for_range(workers, rows, (CHUNK / width.max(1)).max(1), &|range| {
-        for row in range {
-            let to = (out.at(row as isize * table_steps[0]), table_steps[1]);
-            // SAFETY: the table has all columns of each row, which is one part's.
-            unsafe { map_run::<T, T, 0>(width, to, [], inlined!(|_| T::ZERO)) };
-        }
-    });
     // SAFETY: each row of the table has all columns, and so has each of the sums.
-    unsafe { add_entries(op, &sizes.entries(), workers, (out, memory.0), entry) };
+    unsafe {
+        begin(places, workers, out, None);
+        add_entries(op, &sizes.entries(), workers, (out, memory.0), entry);
+    }
 }
 
 /// `out[j] = Σ_c g[i, c] table[indices[j], c]`; 0 for the padding.

@@ -8,11 +8,11 @@ use smallvec::SmallVec;
 use super::indexed::Runs;
 use super::lanes::update;
 use super::number::Number;
-use super::walk::map_run;
+use super::walk::{map, map_run};
 use super::{inlined, simd_of};
 use crate::indexed::{Entries, Gather};
 use crate::layout::{Dst, Src};
-use crate::loops::Loops;
+use crate::loops::{Loops, Places};
 use crate::par::{Workers, for_range, threads};
 
 /// The index as a number of rows. One that is not in `0..size` is reported as the command's failure.
@@ -97,6 +97,23 @@ unsafe fn add_columns<T: Number>(
             _ => columns.for_runs(range, run),
         }
     }
+}
+
+/// Begins sums with the elements of a base, or with zeros.
+///
+/// # Safety
+/// As for [`map`].
+pub(crate) unsafe fn begin<T: Number>(
+    places: &Places<2>,
+    workers: &Workers,
+    out: Dst<T>,
+    base: Option<Src<T>>,
+) {
+    let zero = T::ZERO;
+    // SAFETY: the contract is the same; without a base all places are those of the zero.
+    unsafe {
+        map::<false, T, T, _, _>(places, workers, out, [base.unwrap_or(Src(&raw const zero))], |[x]| x)
+    };
 }
 
 /// Adds elements of `part` to the rows of `whole` that their indices name, in the order of [`Runs`].

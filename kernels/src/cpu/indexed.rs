@@ -26,10 +26,10 @@ impl<T: Number> Runs<T> {
     /// Where the next entry of a row is added, if not to the row itself. `add` adds the run before to the row.
     #[inline(always)]
     pub(super) fn next(&mut self, row: usize, add: impl FnOnce(&[T])) -> Option<&mut [T]> {
-        const { assert!(2 * RUN == 1 << u8::BITS) };
+        const { assert!(2 * RUN <= 1 << u8::BITS) };
         let count = self.counts.get_mut(row)?;
         let before = usize::from(*count);
-        *count = count.checked_add(1).unwrap_or(RUN as u8);
+        *count = if before + 1 == 2 * RUN { RUN as u8 } else { *count + 1 };
         if before < RUN {
             return None;
         }

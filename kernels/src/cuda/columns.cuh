@@ -1,29 +1,21 @@
 // Folds of columns that lie side by side in rows of memory: a thread has PACK neighbours.
 
-// The columns of a pack, in blocks from `start` on, at most `most`: `of(first, block)` is the fold of a lane's elements of a block for
-// the columns from `first` on, and `done(column, state)` takes what they come to.
-template <class F, class Of, class Done>
-__device__ inline void fold_pack(const ColumnGroup& group, u64 pack, bool exists, u64 rows, u64 start, u32 most, Of of, Done done) {
-    auto all = group.template fold_part<Each<F>>(start, most, rows, exists ? rows : 0,
-                                                 [&](const BlockLane& block) { return of(exists ? pack * PACK : 0, block); });
-    if (exists && group.leads()) {
-#pragma unroll
-        for (int v = 0; v < PACK; ++v) {
-            done(pack * PACK + v, all.at[v]);
-        }
-    }
-}
-// The same of all columns, where `done` is for those whose rows are one unit.
+// `of(first, block)` is the fold of a lane's elements of a block for the columns of a pack, from `first` on, and `done(column, state)` takes
+// what those come to whose rows are one unit.
 template <class F, class Of, class Done>
 __device__ inline void fold_columns(u64 columns, u64 rows, typename F::State* states, const Units& cut, Of of, Done done) {
     for_units<ColumnGroup>(columns / PACK, cut.units, LANES, [&](const ColumnGroup& group, u64 pack, bool exists, u32 unit) {
-        fold_pack<F>(group, pack, exists, rows, (u64)unit * cut.blocks, cut.blocks, of, [&](u64 column, const typename F::State& state) {
+        auto all = group.template fold_part<Each<F>>((u64)unit * cut.blocks, cut.blocks, rows, exists ? rows : 0,
+                                                     [&](const BlockLane& block) { return of(exists ? pack * PACK : 0, block); });
+#pragma unroll
+        for (int v = 0; v < PACK && exists && group.leads(); ++v) {
+            u64 column = pack * PACK + v;
             if (cut.units > 1) {
-                states[column * cut.units + unit] = state;
+                states[column * cut.units + unit] = all.at[v];
             } else {
-                done(column, state);
+                done(column, all.at[v]);
             }
-        });
+        }
     });
 }
 // Calls `body(item)` with `load(row)` for each row of a lane's of a block. Several are read ahead.

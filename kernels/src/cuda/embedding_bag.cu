@@ -126,24 +126,19 @@ struct BagSource {
     const T* members;
     i64 step;  // from bag to bag
 
-    template <int V> struct Item {
-        bool counts;
-        Pack<S, V> pack;
-        T factor;
-
-        __device__ T added(T sum, int v) const { return add_rounded(sum, mul_rounded((T)pack.at[v], factor)); }
-    };
-    template <int V> __device__ void load(Item<V>& item, u32 place, i64 column) const {
-        i64 bag = bags.bag_of(place);
-        T weight = bags.weight(place);
+    __device__ i64 place(i64, u32 entry) const { return entry; }
+    template <int V> __device__ Sums<V> load(i64 place, i64 column) const {
+        i64 bag = bags.bag_of((u64)place);
+        T weight = bags.weight((u64)place);
         if (bag < 0) {
-            raise(bags.fault, (i64)place, 0);
+            raise(bags.fault, place, 0);
         }
-        item.counts = bag >= 0 && weight != 0;
-        if (item.counts) {
-            item.pack = ::load<V>(from + bag * step + column, true);
-            item.factor = members ? weight / members[bag * bags.size.member_step] : weight;
+        if (bag < 0 || weight == 0) {
+            return nothing<V>();
         }
+        Pack<S, V> pack = ::load<V>(from + bag * step + column, true);
+        T factor = members ? weight / members[bag * bags.size.member_step] : weight;
+        return pack_of<V>([&](int v) { return mul_rounded((T)pack.at[v], factor); });
     }
 };
 

@@ -3,12 +3,10 @@
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
-use super::copy::fill;
 use super::walk::{ByValue, THREADS, WARP, blocks};
 use super::{Family, family};
 use crate::command::Address;
 use crate::indexed::BagSizes;
-use crate::loops::Places;
 
 pub(super) static PROGRAMS: Family =
     family!("embedding_bag", FLOATS, "rows.cuh", "sort.cuh", "indexed.cuh", "embedding_bag.cu");
@@ -58,21 +56,20 @@ pub(crate) fn sum(
     unsafe { PROGRAMS.kernel(queue, &[kernel], dtype, grid, &args) }
 }
 
-/// On the gradients of a table, with its places, and of sums, the bags and their numbers of members.
+/// On the gradients of a table and of sums, the bags and their numbers of members.
 pub(crate) fn grad(
     queue: &Queue<'_>,
     dtype: DType,
-    (sizes, places): &(BagSizes, Places<1>),
+    sizes: &BagSizes,
     (out, g, (indices, offsets, weights), members): (Address, Address, BagMemory, Option<Address>),
     workspace: Option<Address>,
 ) -> Result<()> {
-    fill(queue, dtype.size_bytes(), 0, places, out)?;
     let [members, offsets, weights] = [members, offsets, weights].map(Arg::from);
     let words = words(sizes);
     let step = Arg::I64(sizes.sum_steps[0] as i64);
     let more = [members, offsets, weights, words.arg(), step, Arg::Fault];
     let what = (&PROGRAMS, "embedding_bag_grad", dtype);
-    sizes.entries().add(queue, what, [out, g, indices], &more, workspace)
+    sizes.entries().add(queue, what, (out, None), [g, indices], &more, workspace)
 }
 
 /// On the gradients of weights, with their step, and of sums, a table and its bags.

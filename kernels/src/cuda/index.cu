@@ -4,14 +4,9 @@ struct RowSource {
     Entries entries;
     const S* from;
 
-    template <int V> struct Item {
-        bool counts;
-        Pack<S, V> pack;
-
-        __device__ Opmath<S> added(Opmath<S> sum, int v) const { return add(sum, (Opmath<S>)pack.at[v]); }
-    };
-    template <int V> __device__ void load(Item<V>& item, u32 entry, i64 column) const {
-        item.pack = ::load<V>(from + entries.at<0>(entry) + column, true);
+    __device__ i64 place(i64 line, u32 entry) const { return line + (i64)entry * entries.counts.steps[0]; }
+    template <int V> __device__ Sums<V> load(i64 place, i64 column) const {
+        return widened_pack(::load<V>(from + place + column, true));
     }
 };
 

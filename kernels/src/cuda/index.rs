@@ -32,13 +32,14 @@ pub(crate) fn gather(queue: &Queue<'_>, size: usize, gather: &Gather, operands: 
     }
 }
 
-/// Adds what entries have to the rows that their indices name.
+/// Sums of a base and of what entries, with their values and indices, have for each row.
 pub(crate) fn add(
     queue: &Queue<'_>,
     dtype: DType,
     entries: &Entries,
-    operands: [Address; 3],
+    sums: (Address, Option<Address>),
+    operands: [Address; 2],
     workspace: Option<Address>,
 ) -> Result<()> {
-    entries.add(queue, (&PROGRAMS, "index_add", dtype), operands, &[Arg::Fault], workspace)
+    entries.add(queue, (&PROGRAMS, "index_add", dtype), sums, operands, &[Arg::Fault], workspace)
 }

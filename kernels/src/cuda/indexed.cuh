@@ -1,191 +1,205 @@
-// Indexed sums: out[row] += the values of all entries with this row, in order. The first RUN values are added to out[row] one by one.
-// The rest are summed in runs of RUN, and these sums are added in order, so the bits of a row depend on its own entries only.
+// Indexed sums: out[row] = base[row] + the values of all entries with this row, in order, where a missing base stands for zeros. The
+// first RUN values are added to base[row] one by one. The rest are summed in runs of RUN, and these sums are added in order, so the
+// bits of a row depend on its own entries only.
+//
+// A block owns some rows. It looks at all entries if they are few; others are sorted by row first.
 
-// FEW entries are sorted by every block. A block has up to SPAN positions, and a run more.
-constexpr u32 RUN = 128, FEW = 1024, SPAN = 512 + RUN;
+constexpr u32 RUN = 32;
+// Columns of a vector, as registers allow.
+constexpr int LANES_OF_RUN = sizeof(Opmath<S>) == 8 ? 2 : 4;
+constexpr u32 ALL_LANES = 0xffffffff;
 
-// The first position of those with the key of a position. A warp's threads look at positions in between together.
-__device__ inline u32 first_with_key(const Entries& entries, const u32* order, u32 position) {
-    u32 key = entries.key(order[position]), low = 0, high = position;
-    while (low < high) {
-        u32 step = (high - low) / WARP + 1, at = low + threadIdx.x % WARP * step;
-        u32 is_before = __ballot_sync(0xffffffff, at < high && entries.key(order[at]) < key);
-        // Those before the key come first.
-        u32 before = __popc(is_before);
-        high = before < WARP && low + before * step < high ? low + before * step : high;
-        low = before > 0 ? low + (before - 1) * step + 1 : high;
+// Values of neighbouring columns, or their sums.
+template <int V> using Sums = Pack<Opmath<S>, V>;
+
+template <int V, class T = Opmath<S>, class Of> __device__ inline Pack<T, V> pack_of(Of of) {
+    Pack<T, V> pack;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        pack.at[v] = of(v);
     }
-    return high;
+    return pack;
+}
+template <int V> __device__ inline Sums<V> widened_pack(const Pack<S, V>& pack) {
+    return pack_of<V>([&](int v) -> Opmath<S> { return pack.at[v]; });
+}
+// What adds nothing: -0, not even to -0.
+template <int V> __device__ inline Sums<V> nothing() {
+    return pack_of<V>([](int) { return (Opmath<S>)-0.0; });
+}
+template <int V> __device__ inline void add_pack(Sums<V>& sums, const Sums<V>& other) {
+    sums = pack_of<V>([&](int v) { return add(sums.at[v], other.at[v]); });
+}
+template <int V> __device__ inline void store_sums(S* to, const Sums<V>& sums) {
+    store<V>(to, pack_of<V, S>([&](int v) { return sums.at[v]; }));
+}
+// Adds `value(n)` for n from `from` on, before `end`, one after the other. Some are read before the first is added.
+template <int V, class Value> __device__ inline void add_values(Sums<V>& sums, u32 from, u32 end, Value value) {
+    constexpr u32 AHEAD = 8;
+    for (; from < end; from += AHEAD) {
+        Sums<V> values[AHEAD];
+#pragma unroll
+        for (u32 k = 0; k < AHEAD; ++k) {
+            values[k] = from + k < end ? value(from + k) : nothing<V>();
+        }
+#pragma unroll
+        for (u32 k = 0; k < AHEAD; ++k) {
+            add_pack(sums, values[k]);
+        }
+    }
 }
 
-// Runs of sorted entries that begin at one of `tile` positions, up to RUN: sums that are whole, and parts of others. Threads side by
-// side have columns, `width` of them, a power of two.
-template <int V, class Source>
-__device__ inline void sum_runs(S* out, Opmath<S>* parts, const u32* order, u32 tile, u32 width, const Walk<2>& columns,
-                                const Source& source) {
-    // Entries and keys from the tile's first position on, and bits for the positions at which runs and sums begin.
-    __shared__ u32 own[SPAN], keys[SPAN], runs[SPAN / WARP], sums[SPAN / WARP], start_of_first;
-    // How many are read before the first is added, as registers allow.
-    using Item = typename Source::template Item<V>;
-    constexpr u32 AHEAD = sizeof(Item) <= 32 && V <= 8 ? 16 : V > 4 ? 4 : 8;
+// A block owns so many rows at most, looks at so many entries, and has so many vectors side by side.
+constexpr u32 OWNED = 256, MOST = 12288, WIDTH = 4;
+
+// Sums of a block's rows, which have the keys from `first_key` on. Row n has the entries from `starts[n]` to `starts[n + 1]` of `order`.
+// `width` threads side by side have vectors of columns of a run; `parts` has room for as many as the block has threads.
+template <int V, class Source, class N>
+__device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned, u32 width, const u32* starts, const N* order,
+                                Sums<V>* parts, const Walk<2>& columns, const Source& source) {
+    __shared__ u32 first_runs[OWNED + 1];
+    __shared__ Sums<V> carried[WIDTH];
     const Entries& entries = source.entries;
-    u32 count = entries.count(), lane = threadIdx.x % width;
-    auto key_at = [&](u32 at) { return entries.key(order[at]); };
-    for (u32 first = blockIdx.x * tile; first < count; first += gridDim.x * tile) {
-        // Whole warps.
-        u32 span = (tile + RUN + WARP - 1) / WARP * WARP;
-        for (u32 n = threadIdx.x; n < span; n += THREADS) {
-            bool exists = first + n < count;
-            own[n] = exists ? order[first + n] : 0;
-            keys[n] = exists ? entries.key(own[n]) : entries.none();
-        }
-        if (threadIdx.x < WARP) {
-            start_of_first = first_with_key(entries, order, first);
-        }
-        __syncthreads();
-        // Where keys change; the position before the first has been looked at.
-        for (u32 n = threadIdx.x; n < span; n += THREADS) {
-            bool is_first = n > 0 ? keys[n] != keys[n - 1] : start_of_first == first;
-            u32 mask = __ballot_sync(0xffffffff, is_first);
-            if (n % WARP == 0) {
-                sums[n / WARP] = mask;
+    // A row without entries has an empty run.
+    for (u32 row = threadIdx.x; row < owned; row += THREADS) {
+        u32 count = starts[row + 1] - starts[row];
+        first_runs[row] = count == 0 ? 1 : (count - 1) / RUN + 1;
+    }
+    sum_all_before(first_runs, owned);
+    u32 runs = first_runs[owned], groups = THREADS / width, group = threadIdx.x / width, lane = threadIdx.x % width;
+    for (u64 slice = blockIdx.y; slice * width * V < columns.elements; slice += gridDim.y) {
+        u64 column = (slice * width + lane) * V;
+        Offsets<2> offset = offsets(columns, column < columns.elements ? column : 0);
+        for (u32 first = 0; first < runs; first += groups) {
+            u32 run = first + group, row = 0, number = 0, of = 0;
+            bool exists = run < runs && column < columns.elements;
+            Sums<V> sums = nothing<V>(), before = sums;
+            i64 to = 0;
+            if (exists) {
+                row = first_of(1u, owned, [&](u32 row) { return first_runs[row] > run; }) - 1;
+                number = run - first_runs[row], of = first_runs[row + 1] - first_runs[row];
+                u32 from = starts[row] + number * RUN, end = min(from + RUN, starts[row + 1]);
+                i64 line = offsets(entries.lines, entries.line_of(first_key + row)).at[0];
+                to = entries.row(first_key + row) + offset.at[1];
+                if (number == 0) {
+                    sums = base ? widened_pack(load<V>(base + to, true)) : Sums<V>{};
+                } else if (group == 0) {
+                    before = carried[lane];
+                }
+                add_values<V>(sums, from, end, [&](u32 n) {
+                    return source.template load<V>(source.place(line, entries.entry(order[n]).place), offset.at[0]);
+                });
             }
-        }
-        __syncthreads();
-        for (u32 n = threadIdx.x; n < span; n += THREADS) {
-            u32 word = n / WARP, mask = sums[word] & 0xffffffff >> (WARP - 1 - n % WARP);
-            while (mask == 0 && word > 0) {
-                mask = sums[--word];
+            if (of == 1 && !(base == out && starts[row] == starts[row + 1])) {
+                store_sums<V>(out + to, sums);
             }
-            u32 start = mask != 0 ? first + word * WARP + (WARP - 1 - (u32)__clz((int)mask)) : start_of_first;
-            u32 run_mask = __ballot_sync(0xffffffff, first + n >= count || (first + n - start) % RUN == 0);
-            if (n % WARP == 0) {
-                runs[n / WARP] = run_mask;
-            }
-        }
-        __syncthreads();
-        auto has = [&](const u32* masks, u32 n) { return masks[n / WARP] >> n % WARP & 1; };
-        for (u32 n = threadIdx.x / width; n < tile; n += THREADS / width) {
-            u32 at = first + n, is_first = has(sums, n), end = n + 1;
-            if (!has(runs, n) || keys[n] == entries.none()) {
+            // Rows of several runs are joined by the first of this round.
+            if (runs == owned) {
                 continue;
             }
-            while (end < n + RUN && !has(runs, end)) { ++end; }
-            bool is_whole = is_first && !(first + end < count && key_at(first + end) == keys[n]);
-            for (u64 vector = (u64)blockIdx.y * width + lane; vector * V < columns.elements; vector += (u64)gridDim.y * width) {
-                Offsets<2> column = offsets(columns, vector * V);
-                S* to = out + entries.row(keys[n]) + column.at[1];
-                Pack<S, V> held = load<V>(to, true);
-                Opmath<S> sum[V];
-                for (int v = 0; v < V; ++v) {
-                    // -0 adds nothing, not even to -0.
-                    sum[v] = is_first ? (Opmath<S>)held.at[v] : (Opmath<S>)-0.0;
+            parts[threadIdx.x] = sums;
+            __syncthreads();
+            if (of > 1 && (number == 0 || group == 0)) {
+                u32 end = min(groups - group, of - number);
+                if (number > 0) {
+                    add_pack(before, sums);
+                    sums = before;
                 }
-                for (u32 from = n; from < end; from += AHEAD) {
-                    Item items[AHEAD];
-                    for (u32 k = 0; k < AHEAD; ++k) {
-                        items[k].counts = from + k < end;
-                        if (items[k].counts) {
-                            source.load(items[k], own[from + k], column.at[0]);
-                        }
-                    }
-                    for (u32 k = 0; k < AHEAD; ++k) {
-                        for (int v = 0; v < V; ++v) {
-                            sum[v] = items[k].counts ? items[k].added(sum[v], v) : sum[v];
-                        }
-                    }
+#pragma unroll 8
+                for (u32 next = 1; next < end; ++next) {
+                    add_pack(sums, parts[threadIdx.x + next * width]);
                 }
-                for (int v = 0; v < V; ++v) {
-                    held.at[v] = sum[v];
-                    if (!is_whole) {
-                        parts[(u64)(at / RUN * 2 + is_first) * columns.elements + vector * V + v] = sum[v];
-                    }
-                }
-                if (is_whole) {
-                    store<V>(to, held);
+                if (number + end == of) {
+                    store_sums<V>(out + to, sums);
+                } else {
+                    carried[lane] = sums;
                 }
             }
+            __syncthreads();
         }
-        __syncthreads();
     }
 }
 
-// Sums of up to FEW entries. A block keeps their order for what follows.
+// A block looks at all entries, of which a warp has neighbouring ones, and puts those that are its own into order.
 template <int V, class Source>
-__device__ inline void sum_few(S* out, Opmath<S>* parts, u32* kept, u32 tile, u32 width, u32 bits, const Walk<2>& columns,
-                               const Source& source, Fault fault) {
-    constexpr u32 OWN = FEW / THREADS;
-    __shared__ u16 ranked[WARPS][DIGITS];
-    __shared__ u32 starts[DIGITS], orders[2][FEW];
-    u32 *order = orders[0], *sorted = orders[1], first = threadIdx.x / WARP * WARP * OWN + threadIdx.x % WARP;
-    for (u32 shift = 0; shift < 32 && source.entries.none() >> shift != 0; shift += bits) {
-        u32 own[OWN], digits[OWN], ranks[OWN];
-        __syncthreads();
-        for (u32 k = 0; k < OWN; ++k) {
-            // Positions without an entry come last.
-            own[k] = shift > 0 ? order[first + k * WARP] : first + k * WARP;
-            u32 key = own[k] < source.entries.count() ? source.entries.key(own[k], &fault) : 0xffffffff;
-            digits[k] = key >> shift & (1 << bits) - 1;
-        }
-        rank_entries<OWN>(ranked, bits, digits, ranks, starts);
-        sum_before(starts, 1 << bits);
-        for (u32 k = 0; k < OWN; ++k) {
-            sorted[starts[digits[k]] + ranks[k]] = own[k];
-        }
-        u32* swapped = order;
-        order = sorted, sorted = swapped;
-    }
-    __syncthreads();
-    for (u32 at = threadIdx.x; kept && blockIdx.x + blockIdx.y == 0 && at < source.entries.count(); at += THREADS) {
-        kept[at] = order[at];
-    }
-    sum_runs<V>(out, parts, order, tile, width, columns, source);
-}
-
-// Adds the parts of sums of more than RUN entries. A block has the sum that begins among its RUN positions, if one does.
-template <class Source>
-__device__ inline void join_runs(S* out, const Opmath<S>* parts, const u32* order, const Walk<2>& columns, const Source& source) {
-    __shared__ u32 start;
+__device__ inline void sum_few(S* out, const S* base, u32 share, u32 width, const Walk<2>& columns, const Source& source, Fault fault) {
+    // How many keys a thread reads at once.
+    constexpr u32 AHEAD = 8;
+    static_assert(MOST <= THREADS * WARP, "a bit for each of a thread's entries");
+    __shared__ u16 order[MOST];
+    __shared__ u32 starts[OWNED + 1];
+    // How many entries of each row a warp has, and then how many came before.
+    __shared__ union {
+        u16 counts[WARPS][OWNED];
+        Sums<V> parts[THREADS];
+    } memory;
     const Entries& entries = source.entries;
-    u32 count = entries.count();
-    auto key_at = [&](u32 at) { return entries.key(order[at]); };
-    if (threadIdx.x == 0) {
-        start = count;
-    }
-    __syncthreads();
-    u32 at = blockIdx.x * RUN + threadIdx.x;
-    if (threadIdx.x < RUN && at + RUN < count) {
-        u32 key = key_at(at);
-        if (key != entries.none() && key_at(at + RUN) == key && (at == 0 || key_at(at - 1) != key)) {
-            start = at;
+    u32 first_key = blockIdx.x * share, owned = min(share, entries.none() - first_key), count = entries.count();
+    u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, part = (count + THREADS - 1) / THREADS * WARP;
+    u32 first = warp * part + lane, end = min(warp * part + part, count);
+    u16* counts = memory.counts[warp];
+    for (u32 row = threadIdx.x; row < owned; row += THREADS) {
+        for (u32 w = 0; w < WARPS; ++w) {
+            memory.counts[w][row] = 0;
         }
     }
     __syncthreads();
-    if (start == count) {
-        return;
-    }
-    u32 key = key_at(start), runs = first_of(1u, (count - start - 1) / RUN + 1, [&](u32 n) { return key_at(start + n * RUN) != key; });
-    for (u64 column = (u64)blockIdx.y * THREADS + threadIdx.x; column < columns.elements; column += (u64)gridDim.y * THREADS) {
-        const Opmath<S>* part = parts + (u64)(start / RUN) * 2 * columns.elements + column;
-        Opmath<S> sum = part[columns.elements];
-#pragma unroll 16
-        for (u64 n = 1; n < runs; ++n) {
-            sum = add(sum, part[n * 2 * columns.elements]);
+    // Turns in which the warp has entries of its block.
+    u32 turns = 0;
+#pragma unroll 1
+    for (u32 turn = 0; first - lane + turn * WARP < end; turn += AHEAD) {
+        u32 rows[AHEAD];
+#pragma unroll
+        for (u32 k = 0; k < AHEAD; ++k) {
+            u32 n = first + (turn + k) * WARP;
+            rows[k] = n < end ? entries.key(n, &fault) - first_key : OWNED;
         }
-        out[entries.row(key) + offsets(columns, column).at[1]] = sum;
+#pragma unroll
+        for (u32 k = 0; k < AHEAD; ++k) {
+            if (__any_sync(ALL_LANES, rows[k] < owned)) {
+                turns |= 1u << (turn + k);
+                count_entry(counts, rows[k], rows[k] < owned);
+            }
+        }
     }
+    __syncthreads();
+    sum_warps(memory.counts, owned, starts);
+    sum_all_before(starts, owned);
+#pragma unroll 1
+    for (; turns != 0; turns &= turns - 1) {
+        u32 n = first + (__ffs((int)turns) - 1) * WARP, row = n < end ? entries.key(n) - first_key : OWNED;
+        u32 before = count_entry(counts, row, row < owned);
+        if (row < owned) {
+            order[starts[row] + before] = (u16)n;
+        }
+    }
+    __syncthreads();
+    sum_rows<V>(out, base, first_key, owned, width, starts, order, memory.parts, columns, source);
 }
 
-// A kernel of a source, of which `BODY` makes what the arguments `ARGS` are for.
-#define INDEXED_KERNEL(name, ARGS, BODY)                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) NAMED(name, DTYPE)(                                     \
-        S * out, Opmath<S>* parts, u32* order, u32 tile, u32 width, u32 bits,                                        \
-        const __grid_constant__ Walk<2> columns, ARGS) {                                                             \
-        BODY;                                                                                                        \
+// Entries are sorted by key.
+template <int V, class Source>
+__device__ inline void sum_sorted(S* out, const S* base, u32 share, u32 width, const Walk<2>& columns, const Source& source,
+                                  const u32* order, const u32* keys) {
+    __shared__ u32 starts[OWNED + 1];
+    __shared__ Sums<V> parts[THREADS];
+    const Entries& entries = source.entries;
+    u32 first_key = blockIdx.x * share, owned = min(share, entries.none() - first_key);
+    for (u32 row = threadIdx.x; row <= owned; row += THREADS) {
+        starts[row] = first_of(0u, entries.count(), [&](u32 n) { return keys[n] >= first_key + row; });
     }
-#define INDEXED_SUMS(name, ARGS, SOURCE)                                                                                               \
-    INDEXED_KERNEL(name, ARGS(), sum_runs<1>(out, parts, order, tile, width, columns, SOURCE()))                                       \
-    INDEXED_KERNEL(name##_vector, ARGS(), sum_runs<16 / sizeof(S)>(out, parts, order, tile, width, columns, SOURCE()))                 \
-    INDEXED_KERNEL(name##_few, ARGS(), sum_few<1>(out, parts, order, tile, width, bits, columns, SOURCE(), fault))                     \
-    INDEXED_KERNEL(name##_few_vector, ARGS(), sum_few<16 / sizeof(S)>(out, parts, order, tile, width, bits, columns, SOURCE(), fault)) \
-    INDEXED_KERNEL(name##_join, ARGS(), join_runs(out, parts, order, columns, SOURCE()))
+    __syncthreads();
+    sum_rows<V>(out, base, first_key, owned, width, starts, order, parts, columns, source);
+}
+
+// The kernels of a source, of which `SOURCE()` makes what the arguments `ARGS()` are for. Entries that are few have no `order`.
+#define INDEXED_KERNEL(name, V, ARGS, SOURCE)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(name, DTYPE)(                                                  \
+        S * out, const S* base, const u32* order, const u32* keys, u32 share, u32 width, const __grid_constant__ Walk<2> columns, \
+        ARGS()) {                                                                                                                 \
+        order ? sum_sorted<V>(out, base, share, width, columns, SOURCE(), order, keys)                                            \
+              : sum_few<V>(out, base, share, width, columns, SOURCE(), fault);                                                    \
+    }
+#define INDEXED_SUMS(name, ARGS, SOURCE)   \
+    INDEXED_KERNEL(name, 1, ARGS, SOURCE)  \
+    INDEXED_KERNEL(name##_vector, LANES_OF_RUN, ARGS, SOURCE)

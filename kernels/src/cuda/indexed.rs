@@ -5,9 +5,9 @@ use device::{DType, Error, Result};
 use smallvec::SmallVec;
 
 use super::Family;
-use super::walk::{ByValue, MAX_Y, THREADS, WARP, Walk};
+use super::walk::{ByValue, WARP, Walk};
 use crate::command::Address;
-use crate::indexed::{Entries, RUN};
+use crate::indexed::Entries;
 use crate::loops::{LoopAxis, Loops};
 
 static SORT: Program = Program::new(
@@ -15,35 +15,27 @@ static SORT: Program = Program::new(
     concat!(include_str!("prelude.cuh"), include_str!("sort.cuh"), include_str!("sort.cu")),
 );
 
-/// Entries that each block sorts for itself; as in the program, like the others.
-const FEW: usize = 1024;
+/// Threads of a block, as in the program, like the other numbers.
+const THREADS: u32 = 512;
+/// Entries that a block looks at, and rows that it owns, at most.
+const MOST: usize = 12_288;
+const OWNED: usize = 256;
 /// Entries of a block of a sort, and bits that a pass orders by at most.
-const TILE: usize = 1024;
+const TILE: usize = 2048;
 const BITS: u32 = 10;
-/// The most positions of a block.
-const MOST: usize = 512;
-/// Blocks for each multiprocessor that are wanted.
-const BLOCKS: usize = 8;
-const ALIGNED: usize = 256;
+/// Blocks for each multiprocessor that are wanted, and vectors side by side of a run.
+const BLOCKS: usize = 4;
+const WIDTH: usize = 4;
+
+/// Columns of a vector.
+fn lanes(dtype: DType) -> usize {
+    if dtype.compute_dtype().size_bytes() == 8 { 2 } else { 4 }
+}
 
 impl Entries {
-    /// Bytes of the orders, the counts and the parts of sums, in this order. One run has no parts.
-    fn parts(&self, dtype: DType) -> [usize; 4] {
-        if self.count() <= RUN {
-            return [0; 4];
-        }
-        let order = self.count().saturating_mul(4);
-        let [other, counts] = match self.is_few() {
-            true => [0; 2],
-            false => [order, (self.count().div_ceil(TILE) + 1).saturating_mul(4 << BITS)],
-        };
-        let sums = self.count().div_ceil(RUN).saturating_mul(2 * dtype.compute_dtype().size_bytes());
-        [order, other, counts, sums.saturating_mul(self.columns.elements)]
-            .map(|bytes| bytes.saturating_add(ALIGNED - 1) & !(ALIGNED - 1))
-    }
-
+    /// Whether each block looks at all entries, without a sort.
     fn is_few(&self) -> bool {
-        self.count() <= FEW
+        self.count() <= MOST
     }
 
     /// Bits of a key, of which one more than the keys stands for entries that are left out; and those that each pass of a sort orders by.
@@ -52,9 +44,15 @@ impl Entries {
         (all, all.div_ceil(all.div_ceil(BITS)))
     }
 
-    /// Bytes of the workspace.
-    pub(crate) fn workspace(&self, dtype: DType) -> usize {
-        self.parts(dtype).iter().fold(0, |all, &bytes| all.saturating_add(bytes))
+    /// Bytes of the workspace: of two orders, two lists of keys, and the counts of each tile.
+    pub(crate) fn workspace(&self) -> usize {
+        let counts = (self.count().div_ceil(TILE) + 1).saturating_mul(4 << BITS);
+        if self.is_few() { 0 } else { self.count().saturating_mul(16).saturating_add(counts) }
+    }
+
+    /// Whether entries of neighbouring lines are nearer to each other than those of a line.
+    fn is_beside(&self) -> bool {
+        self.lines.axes.last().is_some_and(|axis| axis.strides[2].abs() < self.steps[2].abs())
     }
 
     /// Two halves of the lines, with where they begin in the source, the sums and the indices; `None` of one line.
@@ -69,33 +67,34 @@ impl Entries {
         (half > 0).then(|| [part(0, half), part(half, outer.size - half)])
     }
 
-    /// Enqueues the sort of the entries by row. Returns the memory that has the order then.
+    /// Enqueues the sort of the entries by row, unless they are few. Returns the memory that has their order and keys then.
     fn sort(
         &self,
         queue: &Queue<'_>,
-        index: Address,
-        workspace: Address,
+        [index, workspace]: [Address; 2],
         args: [Arg<'_>; 2],
-    ) -> Result<Address> {
-        let [order, ..] = self.parts(DType::F32);
-        let [mut from, mut to, found] =
-            [0, order, 2 * order].map(|bytes| workspace.offset(bytes as isize, 1));
+    ) -> Result<[Address; 2]> {
+        if self.is_few() {
+            return Ok([Address::NULL; 2]);
+        }
+        let part = |n: usize| workspace.offset((n * self.count()) as isize, 4);
+        let [mut from, mut to, found] = [[part(0), part(1)], [part(2), part(3)], [part(4); 2]];
         let tiles = self.count().div_ceil(TILE) as u32;
         let (grid, [counts, lines]) = (Grid::linear(tiles, THREADS), args);
-        let [index, found] = [index, found].map(Arg::from);
+        let [index, found] = [index, found[0]].map(Arg::from);
         let (all, each) = self.bits();
         for shift in (0..all).step_by(each as usize) {
-            let order = if shift == 0 { Address::NULL } else { from };
-            let [order, shift, bits, digits] =
-                [order.into(), Arg::U32(shift), Arg::U32(each), Arg::U32(1 << each)];
+            let [order, keys] = if shift == 0 { [Address::NULL; 2] } else { from }.map(Arg::from);
+            let [sorted, sorted_keys] = to.map(Arg::from);
+            let [shift, bits, digits] = [shift, each, 1 << each].map(Arg::U32);
             let offsets = Grid::linear((1_u32 << each).div_ceil(THREADS / WARP), THREADS);
-            // SAFETY: the kernels take these arguments, and the workspace has room for two orders of all entries and for the
-            // counts of each tile.
+            // SAFETY: the kernels take these arguments, and the workspace has room for two orders of all entries and their keys and
+            // for the counts of each tile.
             unsafe {
-                let args = [index, counts, lines, order, found, shift, bits, Arg::Fault];
+                let args = [index, counts, lines, keys, found, shift, bits, Arg::Fault];
                 queue.kernel(&SORT, "sort_count", grid, &args)?;
                 queue.kernel(&SORT, "sort_offsets", offsets, &[found, Arg::U32(tiles), digits])?;
-                let args = [index, counts, lines, order, to.into(), found, shift, bits];
+                let args = [index, counts, lines, order, keys, sorted, sorted_keys, found, shift, bits];
                 queue.kernel(&SORT, "sort_place", grid, &args)?;
             }
             std::mem::swap(&mut from, &mut to);
@@ -104,18 +103,20 @@ impl Entries {
     }
 
     /// The columns of values and sums at these addresses, in vectors where entries and rows begin where vectors may.
-    fn walk(&self, queue: &Queue<'_>, dtype: DType, operands: [Address; 2]) -> Result<Walk<2>> {
-        let (bytes, lanes) = (dtype.size_bytes(), 16 / dtype.size_bytes());
-        let walk = Walk::of(queue.op(), &self.columns)?
-            .vectors(lanes, operands.map(|at| (at.0.cast_const(), bytes)));
+    fn walk(&self, queue: &Queue<'_>, dtype: DType, [from, to, base]: [Address; 3]) -> Result<Walk<2>> {
+        let (bytes, lanes) = (dtype.size_bytes(), lanes(dtype));
+        let operands = [from, to].map(|at| (at.0.cast_const(), bytes));
+        let walk = Walk::of(queue.op(), &self.columns)?.vectors(lanes, operands);
         let fits = !walk.stands(1)
+            && base.0.addr().is_multiple_of(16)
             && self.lines.elements == 1
             && self.steps[..2].iter().all(|&step| (step as usize).is_multiple_of(lanes))
             && self.columns.elements.is_multiple_of(lanes);
         Ok(if fits { walk } else { walk.single() })
     }
 
-    /// Enqueues the sums of a family's kernel `name`: what is written, the values and the indices, and what the kernel takes beside them.
+    /// Enqueues the sums of a family's kernel `name`: what is written and what it begins with, the values and the indices, and what the
+    /// kernel takes beside them.
     ///
     /// # Errors
     /// `InvalidArgument` for 2^31 entries or rows of one line.
@@ -123,67 +124,51 @@ impl Entries {
         &self,
         queue: &Queue<'_>,
         (family, name, dtype): (&'static Family, &str, DType),
-        [out, values, index]: [Address; 3],
+        (out, base): (Address, Option<Address>),
+        [values, index]: [Address; 2],
         more: &[Arg<'_>],
         workspace: Option<Address>,
     ) -> Result<()> {
-        if self.count() == 0 || self.columns.elements == 0 || self.keys() == 0 {
+        if self.columns.elements == 0 || self.keys() == 0 {
             return Ok(());
         }
         let is_counted = self.count().max(self.keys()) < 1 << 31;
         if let Some(halves) = (!is_counted).then(|| self.halves()).flatten() {
-            let sizes = [dtype.size_bytes(), dtype.size_bytes(), size_of::<i64>()];
-            return halves.into_iter().try_for_each(|(half, starts)| {
-                let [values, out, index] =
-                    std::array::from_fn(|k| [values, out, index][k].offset(starts[k], sizes[k]));
-                half.add(queue, (family, name, dtype), [out, values, index], more, workspace)
+            return halves.into_iter().try_for_each(|(half, [source, sums, places])| {
+                let size = dtype.size_bytes();
+                let sums = (out.offset(sums, size), base.map(|base| base.offset(sums, size)));
+                let operands = [values.offset(source, size), index.offset(places, size_of::<i64>())];
+                half.add(queue, (family, name, dtype), sums, operands, more, workspace)
             });
         }
         let value = format_args!("{} for {} rows", self.count(), self.keys());
         Error::require(is_counted, queue.op(), "indices", "fewer than 2^31 for as many rows", value)?;
-        let [count, each, size] = [self.count(), self.each, self.size].map(|n| n as i64);
+        let [count, of_line, size] = [self.count(), self.each, self.size].map(|n| n as i64);
         let [source, sums, step] = self.steps.map(|step| step as i64);
         // `EntryCounts` of the program.
-        let counts = [count, each, source, sums, step, size, self.padding];
+        let counts = [count, of_line, source, sums, step, size, self.padding, i64::from(self.is_beside())];
         let lines = Walk::of(queue.op(), &self.lines)?;
-        let columns = self.walk(queue, dtype, [values, out])?;
-        let lanes = if columns.is_vector() { 16 / dtype.size_bytes() } else { 1 };
+        let base = base.unwrap_or(Address::NULL);
+        let columns = self.walk(queue, dtype, [values, out, base])?;
+        let lanes = if columns.is_vector() { lanes(dtype) } else { 1 };
         let vectors = self.columns.elements / lanes;
-        let width = vectors.next_power_of_two().min(THREADS as usize);
-        let across = vectors.div_ceil(width).min(MAX_Y);
-        let wanted = (queue.properties().multiprocessors as usize * BLOCKS).div_ceil(across);
-        let shared = THREADS as usize / width;
-        let tile = self.count().div_ceil(wanted).next_power_of_two().clamp(shared, MOST);
-        let grid = |down: usize, across: usize| Grid {
-            blocks: [down as u32, across as u32, 1],
-            ..Grid::linear(1, THREADS)
-        };
+        let width = vectors.next_power_of_two().min(WIDTH);
+        // Each block looks at all entries where those are few.
+        let each = if self.is_few() { 1 } else { BLOCKS };
+        let wanted = queue.properties().multiprocessors as usize * each;
+        let across = vectors.div_ceil(width).min(wanted);
+        let share = self.keys().div_ceil((wanted / across).max(1)).clamp(1, OWNED);
+        let blocks = [self.keys().div_ceil(share), across, 1].map(|n| n as u32);
+        let grid = Grid { blocks, ..Grid::linear(1, THREADS) };
+        let [share, width] = [share, width].map(|n| Arg::U32(n as u32));
         let memory = workspace.unwrap_or(Address::NULL);
-        let order = match self.is_few() {
-            true => memory,
-            false => self.sort(queue, index, memory, [counts.arg(), lines.arg()])?,
-        };
-        let parts = self.parts(dtype);
-        let parts = memory.offset((parts[0] + parts[1] + parts[2]) as isize, 1);
-        let enqueue = |words: &[&str], grid: Grid| {
-            let [tile, width] = [tile, width].map(|n| Arg::U32(n as u32));
-            let widths = [tile, width, Arg::U32(self.bits().1), columns.arg()];
-            let first = [out, parts, order].map(Arg::from).into_iter().chain(widths);
-            let next = [values.into(), index.into(), counts.arg(), lines.arg()];
-            let args: SmallVec<[Arg<'_>; 16]> = first.chain(next).chain(more.iter().copied()).collect();
-            // SAFETY: the kernel takes these arguments, `order` has all entries, and the workspace room for two parts of each run; an
-            // index is checked before it is followed.
-            unsafe { family.kernel(queue, words, dtype, grid, &args) }
-        };
-        let words: SmallVec<[&str; 3]> = [(true, name), (self.is_few(), "few"), (lanes > 1, "vector")]
-            .into_iter()
-            .filter_map(|(is_in, word)| is_in.then_some(word))
-            .collect();
-        enqueue(&words, grid(self.count().div_ceil(tile), across))?;
-        if self.count() <= RUN {
-            return Ok(());
-        }
-        let across = self.columns.elements.div_ceil(THREADS as usize).min(MAX_Y);
-        enqueue(&[name, "join"], grid(self.count().div_ceil(RUN), across))
+        let [order, keys] = self.sort(queue, [index, memory], [counts.arg(), lines.arg()])?;
+        let first = [out, base, order, keys].map(Arg::from).into_iter().chain([share, width, columns.arg()]);
+        let next = [values.into(), index.into(), counts.arg(), lines.arg()];
+        let args: SmallVec<[Arg<'_>; 20]> = first.chain(next).chain(more.iter().copied()).collect();
+        let words = if lanes > 1 { &[name, "vector"][..] } else { &[name] };
+        // SAFETY: the kernel takes these arguments, the sort has put all entries into its order, and an index is checked before it is
+        // followed.
+        unsafe { family.kernel(queue, words, dtype, grid, &args) }
     }
 }

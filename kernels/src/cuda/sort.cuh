@@ -1,8 +1,6 @@
 // Entries whose indices name rows of sums, and stable sorts of them by row. Several lines of entries may have rows of their own.
 
-constexpr u32 THREADS = 256;
-constexpr u32 WARP = 32;
-constexpr u32 WARPS = THREADS / WARP;
+constexpr u32 THREADS = 512, WARP = 32, WARPS = THREADS / WARP;
 
 struct EntryCounts {
     u64 entries;  // of all lines, fewer than 2^31
@@ -10,6 +8,13 @@ struct EntryCounts {
     i64 steps[3]; // along a line, of the source, the sums and the indices
     i64 size;     // rows of a line
     i64 padding;  // an index that is left out, or -1
+    i64 beside;   // whether neighbouring entries are those of neighbouring lines
+};
+
+// An entry's line and its place there.
+struct Entry {
+    u32 line;
+    u32 place;
 };
 
 struct Entries {
@@ -20,23 +25,27 @@ struct Entries {
     __device__ u32 count() const { return (u32)counts.entries; }
     // The key of entries that are left out: one more than the last row of all lines.
     __device__ u32 none() const { return (u32)(lines.elements * counts.size); }
+    __device__ Entry entry(u32 n) const {
+        if (lines.elements == 1) {
+            return {0, n};
+        }
+        u32 by = (u32)(counts.beside ? lines.elements : counts.each), high = n / by, low = n - high * by;
+        return counts.beside ? Entry{low, high} : Entry{high, low};
+    }
     // An index out of range is a fault if there is somewhere to report it.
-    __device__ u32 key(u32 entry, const Fault* fault = nullptr) const {
-        i64 i = index[at<2>(entry)];
+    __device__ u32 key(u32 n, const Fault* fault = nullptr) const {
+        Entry entry = this->entry(n);
+        i64 i = index[offsets(lines, entry.line).at[2] + (i64)entry.place * counts.steps[2]];
         bool is_in = in_range(i, counts.size);
         if (!is_in && fault) {
             raise(*fault, i, counts.size);
         }
-        return is_in && i != counts.padding ? entry / (u32)counts.each * (u32)counts.size + (u32)i : none();
+        return is_in && i != counts.padding ? entry.line * (u32)counts.size + (u32)i : none();
     }
-    // Where an entry lies in the source (0) or among the indices (2).
-    template <int K> __device__ i64 at(u32 entry) const {
-        u32 line = entry / (u32)counts.each;
-        return offsets(lines, line).at[K] + (i64)(entry - line * (u32)counts.each) * counts.steps[K];
-    }
-    // Where a row of sums begins.
+    // The line and the first sum of the row with a key.
+    __device__ u32 line_of(u32 key) const { return lines.elements == 1 ? 0 : key / (u32)counts.size; }
     __device__ i64 row(u32 key) const {
-        u32 line = key / (u32)counts.size;
+        u32 line = line_of(key);
         return offsets(lines, line).at[1] + (i64)(key - line * (u32)counts.size) * counts.steps[1];
     }
 };
@@ -51,29 +60,22 @@ template <class N, class F> __device__ inline N first_of(N low, N end, F is_beyo
 }
 
 // A pass of a sort orders by so many bits, at most.
-constexpr u32 BITS = 10;
-constexpr u32 DIGITS = 1 << BITS;
+constexpr u32 BITS = 10, DIGITS = 1 << BITS;
 
-// For EACH entries of each thread, of which a warp has neighbours: how many entries of the block with the same digit of `bits` bits come
-// before. `counts` then has, for each warp, those of the warps before, and `totals`, if wanted, those of all.
-template <u32 EACH> __device__ inline void rank_entries(u16 (*counts)[DIGITS], u32 bits, const u32 (&digits)[EACH], u32 (&ranks)[EACH],
-                                                         u32* totals = nullptr) {
-    u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    for (u32 d = threadIdx.x; d < WARPS << bits; d += THREADS) {
-        counts[d >> bits][d & (1 << bits) - 1] = 0;
+// The number of a lane's entry among those with its digit that the warp has counted so far, and counts it if it `exists`.
+__device__ inline u32 count_entry(u16* counts, u32 digit, bool exists) {
+    u32 same = __match_any_sync(0xffffffff, digit), before = exists ? counts[digit] : 0, lane = threadIdx.x % WARP;
+    __syncwarp();
+    if (exists && __ffs((int)same) - 1 == (int)lane) {
+        counts[digit] = (u16)(before + __popc(same));
     }
-    __syncthreads();
-    for (u32 k = 0; k < EACH; ++k) {
-        u32 same = __match_any_sync(0xffffffff, digits[k]), before = counts[warp][digits[k]];
-        ranks[k] = before + __popc(same & ((1u << lane) - 1));
-        __syncwarp();
-        if (__ffs((int)same) - 1 == (int)lane) {
-            counts[warp][digits[k]] = (u16)(before + __popc(same));
-        }
-        __syncwarp();
-    }
-    __syncthreads();
-    for (u32 d = threadIdx.x; d >> bits == 0; d += THREADS) {
+    __syncwarp();
+    return before + __popc(same & ((1u << lane) - 1));
+}
+
+// Makes the counts of each warp those of the warps before. `totals` are those of all, if they are wanted.
+template <u32 N> __device__ inline void sum_warps(u16 (*counts)[N], u32 digits, u32* totals = nullptr) {
+    for (u32 d = threadIdx.x; d < digits; d += THREADS) {
         u32 sum = 0;
         for (u32 w = 0; w < WARPS; ++w) {
             u32 count = counts[w][d];
@@ -83,10 +85,6 @@ template <u32 EACH> __device__ inline void rank_entries(u16 (*counts)[DIGITS], u
         if (totals) {
             totals[d] = sum;
         }
-    }
-    __syncthreads();
-    for (u32 k = 0; k < EACH; ++k) {
-        ranks[k] += counts[warp][digits[k]];
     }
 }
 
@@ -99,30 +97,32 @@ __device__ inline u32 sum_of_lanes(u32 number) {
     return number;
 }
 
-// Replaces each of up to DIGITS numbers in shared memory by the sum of those before. All threads of the block come here.
-__device__ inline void sum_before(u32* numbers, u32 count) {
-    constexpr u32 EACH = DIGITS / THREADS;
-    __shared__ u32 sums[WARPS];
-    __syncthreads();
-    u32 first = threadIdx.x * EACH, own = 0, before[EACH];
-    for (u32 k = 0; k < EACH; ++k) {
-        u32 number = first + k < count ? numbers[first + k] : 0;
-        before[k] = own;
-        own += number;
-    }
-    u32 all = sum_of_lanes(own);
-    if (threadIdx.x % WARP == WARP - 1) {
-        sums[threadIdx.x / WARP] = all;
-    }
-    __syncthreads();
-    u32 others = all - own;
-    for (u32 w = 0; w < threadIdx.x / WARP; ++w) {
-        others += sums[w];
-    }
-    for (u32 k = 0; k < EACH; ++k) {
-        if (first + k < count) {
-            numbers[first + k] = others + before[k];
+// Replaces each of some numbers by the sum of those before, and returns that of all. A warp comes here, and reads several ahead.
+__device__ inline u32 sum_before(u32* numbers, u32 count) {
+    constexpr u32 AHEAD = 8;
+    u32 lane = threadIdx.x % WARP, sum = 0;
+    for (u32 first = lane; first - lane < count; first += WARP * AHEAD) {
+        u32 own[AHEAD];
+#pragma unroll
+        for (u32 k = 0; k < AHEAD; ++k) {
+            own[k] = first + k * WARP < count ? numbers[first + k * WARP] : 0;
         }
+#pragma unroll
+        for (u32 k = 0; k < AHEAD; ++k) {
+            u32 all = sum_of_lanes(own[k]);
+            if (first + k * WARP < count) {
+                numbers[first + k * WARP] = sum + all - own[k];
+            }
+            sum += __shfl_sync(0xffffffff, all, WARP - 1);
+        }
+    }
+    return sum;
+}
+// The same of numbers in shared memory, by a block; the sum of all follows them.
+__device__ inline void sum_all_before(u32* numbers, u32 count) {
+    __syncthreads();
+    if (threadIdx.x < WARP) {
+        numbers[count] = sum_before(numbers, count);
     }
     __syncthreads();
 }

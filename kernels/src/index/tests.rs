@@ -7,11 +7,11 @@ use crate::layout::Layout;
 use crate::testing::{Array, cpu, index_of, values_f32};
 
 fn index_add(stream: &Stream, out: View<'_>, axis: isize, index: View<'_>, src: View<'_>) -> Result<()> {
-    super::index_add(stream, out, axis, index, src)?.launch(None)
+    super::index_add(stream, out, Some(out), axis, index, src)?.launch(None)
 }
 
 fn scatter_add(stream: &Stream, out: View<'_>, axis: isize, index: View<'_>, src: View<'_>) -> Result<()> {
-    super::scatter_add(stream, out, axis, index, src)?.launch(None)
+    super::scatter_add(stream, out, Some(out), axis, index, src)?.launch(None)
 }
 
 /// Flat index of `index` in `shape`.
@@ -104,7 +104,7 @@ fn frequent_rows_are_summed_in_runs() {
             let own: Vec<f32> =
                 (0..count).filter(|&i| indices[i] == row as i64).map(|i| src[i * width + column]).collect();
             let total = &mut expected[row * width + column];
-            for (n, run) in own.chunks(128).enumerate() {
+            for (n, run) in own.chunks(32).enumerate() {
                 let add = |sum: f32| run.iter().fold(sum, |sum, x| sum + x);
                 *total = if n == 0 { add(*total) } else { *total + add(-0.0) };
             }

@@ -3,9 +3,10 @@
 use super::*;
 use crate::{IndexSums, View, gather, index_select};
 
-type Sums = for<'a> fn(&'a Stream, View<'a>, isize, View<'a>, View<'a>) -> Result<IndexSums<'a>>;
+type Sums =
+    for<'a> fn(&'a Stream, View<'a>, Option<View<'a>>, isize, View<'a>, View<'a>) -> Result<IndexSums<'a>>;
 
-/// Indexed sums, with memory to work in.
+/// Indexed sums, with memory to work in, that begin with what is there.
 fn add_at(
     sums: Sums,
     stream: &Stream,
@@ -14,7 +15,7 @@ fn add_at(
     index: View<'_>,
     src: View<'_>,
 ) -> Result<()> {
-    let sums = sums(stream, out, axis, index, src)?;
+    let sums = sums(stream, out, Some(out), axis, index, src)?;
     let memory = workspace(stream, sums.workspace());
     sums.launch(memory.as_ref().map(Array::view))
 }
@@ -45,9 +46,11 @@ fn rows_of<T: Real>() {
         (2000, 40, 300),
         // Rows of several runs.
         (3, 5000, 33),
+        // Sorted; a row of more runs than a block sums at a time.
         (2, 20_000, 1),
+        (3, 9000, 70),
         // Several passes of a sort.
-        (3000, 5000, 8),
+        (3000, 13_000, 8),
     ] {
         for (axis, how) in
             [(0_isize, Stored::Dense), (1, Stored::Dense), (0, Stored::Transposed), (1, Stored::Narrowed)]
@@ -81,12 +84,18 @@ fn places_of<T: Real>() {
         ([40, 3], [9, 2]),
         ([3, 1000], [3, 900]),
         ([600, 50], [500, 50]),
+        // Sorted, and with more rows than a block owns.
+        ([3, 5], [13_000, 5]),
+        ([700, 2], [13_000, 2]),
         ([4, 9], [0, 9]),
     ] {
         for (axis, how) in
             [(0_isize, Stored::Dense), (1, Stored::Dense), (0, Stored::Transposed), (1, Stored::Row)]
         {
-            // Along the axis indices may be more or fewer than places.
+            // Along the axis indices may be more or fewer than places, but not along the other one.
+            if part[1 - axis as usize] > whole[1 - axis as usize] {
+                continue;
+            }
             let index = indices(1, part[0] * part[1], whole[axis as usize]);
             both.same(("gather", T::DTYPE, whole, part, axis, how), |stream| {
                 let x = stored::<T>(stream, 2, whole, how);
@@ -100,7 +109,7 @@ fn places_of<T: Real>() {
             both.same(("scatter_add", T::DTYPE, whole, part, axis, how), |stream| {
                 let out = stored::<T>(stream, 2, whole, Stored::Narrowed);
                 let index = Array::new(stream, &index, &part);
-                let src = stored::<T>(stream, 3, whole, how);
+                let src = stored::<T>(stream, 3, [0, 1].map(|axis| whole[axis].max(part[axis])), how);
                 scatter_add(stream, out.view(), axis, index.view(), src.view()).map(|()| out)
             });
         }
@@ -133,6 +142,26 @@ fn places_at_indices() {
 fn one_long_line_is_shared_by_threads() {
     one_long_line_of::<f32>();
     one_long_line_of::<f16>();
+}
+
+/// Without a base sums begin with zeros, and with another one than `out` they leave it as it is.
+#[test]
+fn sums_begin_with_their_base() {
+    let Some(both) = both() else { return };
+    for (size, count, width) in [(5, 30, 3), (2000, 700, 8), (40, 9000, 4), (3, 0, 5)] {
+        for with_base in [false, true] {
+            both.same((size, count, width, with_base), |stream| {
+                let out = stored::<bf16>(stream, 1, [size, width], Stored::Dense);
+                let base = stored::<bf16>(stream, 2, [size, width], Stored::Dense);
+                let src = stored::<bf16>(stream, 3, [count, width], Stored::Dense);
+                let index = Array::new(stream, &indices(4, count, size), &[count]);
+                let base = with_base.then(|| base.view());
+                let sums = crate::index_add(stream, out.view(), base, 0, index.view(), src.view())?;
+                let memory = workspace(stream, sums.workspace());
+                sums.launch(memory.as_ref().map(Array::view)).map(|()| out)
+            });
+        }
+    }
 }
 
 fn one_long_line_of<T: Real>() {

@@ -88,8 +88,9 @@ impl<'a> IndexSums<'a> {
     /// Launches them. `workspace`, of type U8, has [`workspace`](Self::workspace) elements, and may be left out if those are none.
     ///
     /// # Errors
-    /// `DTypeUnsupported` for booleans; `DTypeMismatch`; `InvalidArgument` for a base of another shape or strides, an `out` that is expanded or overlaps an input, but for a
-    /// base that is `out`, and for a workspace that is smaller; the errors of [`Stream::launch`].
+    /// `DTypeUnsupported` for booleans; `DTypeMismatch`; `InvalidArgument` for a base of another shape or strides, for an `out` that is
+    /// expanded or overlaps an input other than a base that is `out`, and for a workspace that is smaller; the errors of
+    /// [`Stream::launch`].
     pub fn launch(self, workspace: Option<View<'_>>) -> Result<()> {
         let IndexSums { stream, op, operands: [out, src, indices], base, entries, workspace: needed } = self;
         let (dtype, workspace) = (out.dtype, View::workspace::<u8>(op, workspace, needed)?);

@@ -35,7 +35,6 @@ template <int V> __device__ inline void store_sums(S* to, const Sums<V>& sums) {
 }
 // Adds `value(n)` for n from `from` on, before `end`, one after the other. Some are read before the first is added.
 template <int V, class Value> __device__ inline void add_values(Sums<V>& sums, u32 from, u32 end, Value value) {
-    constexpr u32 AHEAD = 8;
     for (; from < end; from += AHEAD) {
         Sums<V> values[AHEAD];
 #pragma unroll
@@ -123,8 +122,6 @@ __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned,
 // A block looks at all entries, of which a warp has neighbouring ones, and puts those that are its own into order.
 template <int V, class Source>
 __device__ inline void sum_few(S* out, const S* base, u32 share, u32 width, const Walk<2>& columns, const Source& source, Fault fault) {
-    // How many keys a thread reads at once.
-    constexpr u32 AHEAD = 8;
     static_assert(MOST <= THREADS * WARP, "a bit for each of a thread's entries");
     __shared__ u16 order[MOST];
     __shared__ u32 starts[OWNED + 1];
@@ -148,17 +145,17 @@ __device__ inline void sum_few(S* out, const S* base, u32 share, u32 width, cons
     u32 turns = 0;
 #pragma unroll 1
     for (u32 turn = 0; first - lane + turn * WARP < end; turn += AHEAD) {
-        u32 rows[AHEAD];
+        i64 indices[AHEAD];
 #pragma unroll
         for (u32 k = 0; k < AHEAD; ++k) {
-            u32 n = first + (turn + k) * WARP;
-            rows[k] = n < end ? entries.key(n, &fault) - first_key : OWNED;
+            indices[k] = entries.index_of(min(first + (turn + k) * WARP, count - 1));
         }
 #pragma unroll
         for (u32 k = 0; k < AHEAD; ++k) {
-            if (__any_sync(ALL_LANES, rows[k] < owned)) {
+            u32 n = first + (turn + k) * WARP, row = n < end ? entries.key(n, indices[k], &fault) - first_key : OWNED;
+            if (__any_sync(ALL_LANES, row < owned)) {
                 turns |= 1u << (turn + k);
-                count_entry(counts, rows[k], rows[k] < owned);
+                count_entry(counts, row, row < owned);
             }
         }
     }
@@ -167,7 +164,7 @@ __device__ inline void sum_few(S* out, const S* base, u32 share, u32 width, cons
     sum_all_before(starts, owned);
 #pragma unroll 1
     for (; turns != 0; turns &= turns - 1) {
-        u32 n = first + (__ffs((int)turns) - 1) * WARP, row = n < end ? entries.key(n) - first_key : OWNED;
+        u32 n = first + (__ffs((int)turns) - 1) * WARP, row = n < end ? entries.key(n, entries.index_of(n)) - first_key : OWNED;
         u32 before = count_entry(counts, row, row < owned);
         if (row < owned) {
             order[starts[row] + before] = (u16)n;

@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_count(const i64* inde
     for (u32 k = 0; k < EACH; ++k) {
         u32 at = blockIdx.x * TILE + k * THREADS + threadIdx.x;
         if (at < entries.count()) {
-            u32 key = keys ? keys[at] : entries.key(at, &fault);
+            u32 key = keys ? keys[at] : entries.key(at, entries.index_of(at), &fault);
             atomicAdd(&digits[key >> shift & (1 << bits) - 1], 1);
         }
     }
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_place(const i64* inde
         u32 at = first + k * WARP;
         bool exists = at < entries.count();
         own[k] = exists && order ? order[at] : at;
-        own_keys[k] = !exists ? 0xffffffff : keys ? keys[at] : entries.key(at);
+        own_keys[k] = !exists ? 0xffffffff : keys ? keys[at] : entries.key(at, entries.index_of(at));
         digits[k] = own_keys[k] >> shift & (1 << bits) - 1;
     }
     for (u32 d = threadIdx.x; d < WARPS << bits; d += THREADS) {

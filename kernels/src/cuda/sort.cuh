@@ -32,15 +32,17 @@ struct Entries {
         u32 by = (u32)(counts.beside ? lines.elements : counts.each), high = n / by, low = n - high * by;
         return counts.beside ? Entry{low, high} : Entry{high, low};
     }
-    // An index out of range is a fault if there is somewhere to report it.
-    __device__ u32 key(u32 n, const Fault* fault = nullptr) const {
+    __device__ i64 index_of(u32 n) const {
         Entry entry = this->entry(n);
-        i64 i = index[offsets(lines, entry.line).at[2] + (i64)entry.place * counts.steps[2]];
+        return index[offsets(lines, entry.line).at[2] + (i64)entry.place * counts.steps[2]];
+    }
+    // The key of an entry with this index, which is a fault if it is out of range and there is somewhere to report it.
+    __device__ u32 key(u32 n, i64 i, const Fault* fault = nullptr) const {
         bool is_in = in_range(i, counts.size);
         if (!is_in && fault) {
             raise(*fault, i, counts.size);
         }
-        return is_in && i != counts.padding ? entry.line * (u32)counts.size + (u32)i : none();
+        return is_in && i != counts.padding ? entry(n).line * (u32)counts.size + (u32)i : none();
     }
     // The line and the first sum of the row with a key.
     __device__ u32 line_of(u32 key) const { return lines.elements == 1 ? 0 : key / (u32)counts.size; }
@@ -59,8 +61,8 @@ template <class N, class F> __device__ inline N first_of(N low, N end, F is_beyo
     return low;
 }
 
-// A pass of a sort orders by so many bits, at most.
-constexpr u32 BITS = 10, DIGITS = 1 << BITS;
+// A pass of a sort orders by so many bits, at most. So many loads are under way at once.
+constexpr u32 BITS = 10, DIGITS = 1 << BITS, AHEAD = 8;
 
 // The number of a lane's entry among those with its digit that the warp has counted so far, and counts it if it `exists`.
 __device__ inline u32 count_entry(u16* counts, u32 digit, bool exists) {
@@ -99,7 +101,6 @@ __device__ inline u32 sum_of_lanes(u32 number) {
 
 // Replaces each of some numbers by the sum of those before, and returns that of all. A warp comes here, and reads several ahead.
 __device__ inline u32 sum_before(u32* numbers, u32 count) {
-    constexpr u32 AHEAD = 8;
     u32 lane = threadIdx.x % WARP, sum = 0;
     for (u32 first = lane; first - lane < count; first += WARP * AHEAD) {
         u32 own[AHEAD];

@@ -95,7 +95,7 @@ pub fn embedding_bag_grad(
                 |sizes, workers, (out, g, bags, members, _)| unsafe {
                     cpu::grad(sizes, workers, (out, g, bags, members));
                 },
-                move |(sizes, _), queue, (out, g, bags, members, workspace)| {
+                move |sizes, queue, (out, g, bags, members, workspace)| {
                     cuda::grad(queue, dtype, sizes, (out, g, bags, members), workspace)
                 },
             )

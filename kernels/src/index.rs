@@ -69,15 +69,9 @@ pub struct IndexSums<'a> {
 }
 
 impl<'a> IndexSums<'a> {
-    fn new(
-        stream: &'a Stream,
-        op: &'static str,
-        operands: [View<'a>; 3],
-        base: Option<View<'a>>,
-        entries: Entries,
-    ) -> IndexSums<'a> {
+    fn new(stream: &'a Stream, op: &'static str, operands: [View<'a>; 3], entries: Entries) -> IndexSums<'a> {
         let workspace = needs(stream, || entries.clone().merged().workspace()).unwrap_or(0);
-        IndexSums { stream, op, operands, base, entries, workspace }
+        IndexSums { stream, op, operands, base: None, entries, workspace }
     }
 
     /// Bytes of the workspace.
@@ -88,7 +82,7 @@ impl<'a> IndexSums<'a> {
     /// Launches them. `workspace`, of type U8, has [`workspace`](Self::workspace) elements, and may be left out if those are none.
     ///
     /// # Errors
-    /// `DTypeUnsupported` for booleans; `DTypeMismatch`; `InvalidArgument` for a base of another shape or strides, for an `out` that is
+    /// `DTypeUnsupported` for booleans; `DTypeMismatch`; `ShapeMismatch` of the base; `InvalidArgument` for an `out` that is
     /// expanded or overlaps an input other than a base that is `out`, and for a workspace that is smaller; the errors of
     /// [`Stream::launch`].
     pub fn launch(self, workspace: Option<View<'_>>) -> Result<()> {
@@ -98,7 +92,7 @@ impl<'a> IndexSums<'a> {
         for_number!(op, dtype, T => {
             let base = base.map(|base| base.read::<T>().in_place());
             Command::new(op, (out.write::<T>(), base, src.read::<T>(), indices.read::<i64>().exact(), workspace))
-                .cost(src.layout.elements() + out.layout.elements(), 1)
+                .cost(src.layout.elements().saturating_add(out.layout.elements()), 1)
                 .may_fail()
                 .run(
                     stream,
@@ -108,8 +102,9 @@ impl<'a> IndexSums<'a> {
                         cpu::begin(places, workers, out, base);
                         cpu::add(op, entries, workers, (out, src, indices));
                     },
-                    move |(entries, _), queue, (out, base, src, indices, workspace)| {
-                        cuda::add(queue, dtype, &entries.clone().merged(), (out, base), [src, indices], workspace)
+                    move |(entries, places), queue, (out, base, src, indices, workspace)| {
+                        let (entries, sums) = (entries.clone().merged(), (out, base, places));
+                        cuda::add(queue, dtype, &entries, sums, [src, indices], workspace)
                     },
                 )
         })
@@ -136,7 +131,7 @@ pub fn index_add<'a>(
 ) -> Result<IndexSums<'a>> {
     const OP: &str = "index_add";
     let entries = rows(OP, axis, [&src, &out, &indices])?.entries();
-    Ok(IndexSums::new(stream, OP, [out, src, indices], base, entries))
+    Ok(IndexSums { base, ..IndexSums::new(stream, OP, [out, src, indices], entries) })
 }
 
 /// Takes apart the operands `[part, whole, indices]` of [`index_select`] and [`index_add`]: `whole` has all `n` rows, `part`
@@ -191,7 +186,7 @@ pub fn scatter_add<'a>(
 ) -> Result<IndexSums<'a>> {
     const OP: &str = "scatter_add";
     let entries = elements(OP, axis, [&src, &out, &indices])?.entries();
-    Ok(IndexSums::new(stream, OP, [out, src, indices], base, entries))
+    Ok(IndexSums { base, ..IndexSums::new(stream, OP, [out, src, indices], entries) })
 }
 
 /// Takes apart the operands `[part, whole, indices]` of [`gather`] and [`scatter_add`].

@@ -1,6 +1,6 @@
 //! Operands that are reached through indices, for both kinds of device.
 
-use device::{Error, Result};
+use device::Result;
 use smallvec::SmallVec;
 
 use crate::layout::Layout;
@@ -54,15 +54,13 @@ impl Indexed {
 /// added in order.
 pub(crate) const RUN: usize = 32;
 
-/// The elements of sums and of what they begin with; without such a `base` that is one zero for all.
+/// The elements of sums and of what they begin with; without a `base` that is one zero for all.
 ///
 /// # Errors
-/// `InvalidArgument` for a base of another shape or strides.
+/// `ShapeMismatch`.
 pub(crate) fn begin(op: &'static str, out: &Layout, base: Option<&Layout>) -> Result<Places<2>> {
-    let zero = Layout::contiguous(&[]).expand(op, out.shape())?;
-    let is_alike = base.is_none_or(|base| (base.shape(), base.strides()) == (out.shape(), out.strides()));
-    Error::require(is_alike, op, "base", "laid out as out", format_args!("{base:?} for {out:?}"))?;
-    Ok(Places::of([out, base.unwrap_or(&zero)]))
+    let base = base.unwrap_or(&Layout::contiguous(&[])).expand(op, out.shape())?;
+    Ok(Places::of([out, &base]))
 }
 
 /// Entries whose indices name rows of sums. Each line has entries and rows of its own.

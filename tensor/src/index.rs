@@ -162,25 +162,25 @@ impl Tensor {
     /// As for [`Tensor::index_select`], and `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported` for bool.
     pub fn index_add(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
         let at = self.vector_index("index_add", axis, indices)?;
-        self.index_add_to("index_add", at, indices, src, Some(&self.contiguous()?))
+        self.index_add_to("index_add", at, indices, src, true)
     }
 
-    /// Sums of the shape of `self`, which begin with `base`, or with zeros.
+    /// Sums of the shape of `self`, which begin with its elements or with zeros.
     fn index_add_to(
         &self,
         op: &'static str,
         at: usize,
         indices: &Tensor,
         src: &Tensor,
-        base: Option<&Tensor>,
+        begins_with_self: bool,
     ) -> Result<Tensor> {
         same_kind(op, self, src)?;
         self.dtype().require_number(op)?;
         has_shape(op, &resized_axis(op, self, at, indices.elements())?, src)?;
         check_indices(op, indices, self.shape()[at])?;
+        let base = begins_with_self.then(|| self.view());
         src.produce_like(self.shape(), |stream, out| {
-            let (base, at) = (base.map(Tensor::view), at as isize);
-            let sums = kernels::index_add(stream, out, base, at, indices.view(), src.view())?;
+            let sums = kernels::index_add(stream, out, base, at as isize, indices.view(), src.view())?;
             Tensor::with_workspace(stream, sums.workspace(), |memory| sums.launch(memory))
         })
     }
@@ -193,7 +193,7 @@ impl Tensor {
     /// # Errors
     /// As for [`Tensor::gather`], and `DTypeMismatch`, `DTypeUnsupported` for bool.
     pub fn scatter_add(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
-        self.scatter_add_to("scatter_add", axis, indices, src, Some(&self.contiguous()?))
+        self.scatter_add_to("scatter_add", axis, indices, src, true)
     }
 
     fn scatter_add_to(
@@ -202,7 +202,7 @@ impl Tensor {
         axis: isize,
         indices: &Tensor,
         src: &Tensor,
-        base: Option<&Tensor>,
+        begins_with_self: bool,
     ) -> Result<Tensor> {
         same_kind(op, self, src)?;
         self.dtype().require_number(op)?;
@@ -216,10 +216,9 @@ impl Tensor {
         covers(op, src, indices.shape(), None)?;
         covers(op, &target, indices.shape(), Some(at))?;
         check_indices(op, indices, target.shape()[at])?;
-        let base = base.map(Tensor::as_vector).transpose()?;
+        let base = begins_with_self.then(|| target.view());
         let out = src.produce_like(target.shape(), |stream, out| {
-            let (base, at) = (base.as_ref().map(Tensor::view), at as isize);
-            let sums = kernels::scatter_add(stream, out, base, at, indices.view(), src.view())?;
+            let sums = kernels::scatter_add(stream, out, base, at as isize, indices.view(), src.view())?;
             Tensor::with_workspace(stream, sums.workspace(), |memory| sums.launch(memory))
         })?;
         out.reshape(self.shape())
@@ -263,7 +262,7 @@ pub fn index_select_grad(g: &Tensor, axis: isize, indices: &Tensor, size: usize)
     let shape = resized_axis(OP, g, at, size)?;
     // Stands for the zeros in the checks, without their memory.
     let target = g.with_layout(Layout::contiguous(&shape));
-    target.index_add_to(OP, at, indices, g, None)
+    target.index_add_to(OP, at, indices, g, false)
 }
 
 /// The gradient of [`Tensor::gather`] from a tensor of this shape, for `g` the result's gradient.
@@ -274,5 +273,5 @@ pub fn gather_grad(g: &Tensor, axis: isize, indices: &Tensor, shape: &[usize]) -
     const OP: &str = "gather_grad";
     elements_of(OP, shape)?;
     let target = g.with_layout(Layout::contiguous(shape));
-    target.scatter_add_to(OP, axis, indices, g, None)
+    target.scatter_add_to(OP, axis, indices, g, false)
 }

@@ -110,10 +110,9 @@ pub(crate) unsafe fn begin<T: Number>(
     base: Option<Src<T>>,
 ) {
     let zero = T::ZERO;
+    let base = base.unwrap_or(Src(&raw const zero));
     // SAFETY: the contract is the same; without a base all places are those of the zero.
-    unsafe {
-        map::<false, T, T, _, _>(places, workers, out, [base.unwrap_or(Src(&raw const zero))], |[x]| x)
-    };
+    unsafe { map::<false, T, T, _, _>(places, workers, out, [base], |[x]| x) };
 }
 
 /// Adds elements of `part` to the rows of `whole` that their indices name, in the order of [`Runs`].

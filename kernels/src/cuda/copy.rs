@@ -6,7 +6,7 @@ use device::{DType, Result};
 use super::walk::{ByValue, MAX_Y, Map, Walk, for_parts};
 use super::{Family, bits_name, family, kernel_name};
 use crate::command::Address;
-use crate::loops::{Loops, Places, Tiles};
+use crate::loops::{LoopAxis, Loops, Places, Tiles};
 
 pub(super) static COPY: Program = Program::new(
     "copy",
@@ -31,6 +31,17 @@ pub(crate) fn fill(
     }
     // SAFETY: `places` was made from the layout of the output, which the command writes.
     unsafe { enqueue_fill(queue, size, bits, &places.loops(), out) }
+}
+
+/// Enqueues a copy of what sums begin with, or zeros if that is at no address.
+pub(super) fn begin(queue: &Queue<'_>, size: usize, places: &Places<2>, sums: [Address; 2]) -> Result<()> {
+    let loops = places.loops();
+    let own = loops.axes.iter().map(|axis| LoopAxis { size: axis.size, strides: [axis.strides[0]] });
+    if sums[1].0.is_null() {
+        return fill(queue, size, 0, &Places::Loops(Box::new(Loops::from_axes(own))), sums[0]);
+    }
+    // SAFETY: `places` was made from the layouts of the operands, of which the command writes the first and reads the second.
+    unsafe { enqueue_copy(queue, size, &loops, sums) }
 }
 
 /// # Safety

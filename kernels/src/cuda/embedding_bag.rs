@@ -7,6 +7,7 @@ use super::walk::{ByValue, THREADS, WARP, blocks};
 use super::{Family, family};
 use crate::command::Address;
 use crate::indexed::BagSizes;
+use crate::loops::Places;
 
 pub(super) static PROGRAMS: Family =
     family!("embedding_bag", FLOATS, "rows.cuh", "sort.cuh", "indexed.cuh", "embedding_bag.cu");
@@ -60,7 +61,7 @@ pub(crate) fn sum(
 pub(crate) fn grad(
     queue: &Queue<'_>,
     dtype: DType,
-    sizes: &BagSizes,
+    (sizes, places): &(BagSizes, Places<2>),
     (out, g, (indices, offsets, weights), members): (Address, Address, BagMemory, Option<Address>),
     workspace: Option<Address>,
 ) -> Result<()> {
@@ -69,7 +70,7 @@ pub(crate) fn grad(
     let step = Arg::I64(sizes.sum_steps[0] as i64);
     let more = [members, offsets, weights, words.arg(), step, Arg::Fault];
     let what = (&PROGRAMS, "embedding_bag_grad", dtype);
-    sizes.entries().add(queue, what, (out, None), [g, indices], &more, workspace)
+    sizes.entries().add(queue, what, (out, None, places), [g, indices], &more, workspace)
 }
 
 /// On the gradients of weights, with their step, and of sums, a table and its bags.

@@ -7,6 +7,7 @@ use super::walk::{ByValue, Walk};
 use super::{Family, bits_name, family, kernel_name};
 use crate::command::Address;
 use crate::indexed::{Entries, Gather};
+use crate::loops::Places;
 
 pub(super) static GATHER: Program =
     Program::new("gather", concat!(include_str!("prelude.cuh"), include_str!("gather.cu")));
@@ -37,7 +38,7 @@ pub(crate) fn add(
     queue: &Queue<'_>,
     dtype: DType,
     entries: &Entries,
-    sums: (Address, Option<Address>),
+    sums: (Address, Option<Address>, &Places<2>),
     operands: [Address; 2],
     workspace: Option<Address>,
 ) -> Result<()> {

@@ -27,11 +27,8 @@ template <int V> __device__ inline Sums<V> widened_pack(const Pack<S, V>& pack) 
 template <int V> __device__ inline Sums<V> nothing() {
     return pack_of<V>([](int) { return (Opmath<S>)-0.0; });
 }
-template <int V> __device__ inline void add_pack(Sums<V>& sums, const Sums<V>& other) {
-    sums = pack_of<V>([&](int v) { return add(sums.at[v], other.at[v]); });
-}
-template <int V> __device__ inline void store_sums(S* to, const Sums<V>& sums) {
-    store<V>(to, pack_of<V, S>([&](int v) { return sums.at[v]; }));
+template <int V> __device__ inline Sums<V> add_packs(const Sums<V>& a, const Sums<V>& b) {
+    return pack_of<V>([&](int v) { return add(a.at[v], b.at[v]); });
 }
 // Adds `value(n)` for n from `from` on, before `end`, one after the other. Some are read before the first is added.
 template <int V, class Value> __device__ inline void add_values(Sums<V>& sums, u32 from, u32 end, Value value) {
@@ -43,7 +40,7 @@ template <int V, class Value> __device__ inline void add_values(Sums<V>& sums, u
         }
 #pragma unroll
         for (u32 k = 0; k < AHEAD; ++k) {
-            add_pack(sums, values[k]);
+            sums = add_packs(sums, values[k]);
         }
     }
 }
@@ -51,11 +48,12 @@ template <int V, class Value> __device__ inline void add_values(Sums<V>& sums, u
 // A block owns so many rows at most, looks at so many entries, and has so many vectors side by side.
 constexpr u32 OWNED = 256, MOST = 12288, WIDTH = 4;
 
-// Sums of a block's rows, which have the keys from `first_key` on. Row n has the entries from `starts[n]` to `starts[n + 1]` of `order`.
+// Sums of a block's rows, of which row n has the entries from `starts[n]` to `starts[n + 1]` of `order`. Its key is that of these `keys` or, if
+// there are none, the n-th from `first_key` on.
 // `width` threads side by side have vectors of columns of a run; `parts` has room for as many as the block has threads.
 template <int V, class Source, class N>
 __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned, u32 width, const u32* starts, const N* order,
-                                Sums<V>* parts, const Walk<2>& columns, const Source& source) {
+                                const u32* keys, Sums<V>* parts, const Walk<2>& columns, const Source& source) {
     __shared__ u32 first_runs[OWNED + 1];
     __shared__ Sums<V> carried[WIDTH];
     const Entries& entries = source.entries;
@@ -78,19 +76,19 @@ __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned,
                 row = first_of(1u, owned, [&](u32 row) { return first_runs[row] > run; }) - 1;
                 number = run - first_runs[row], of = first_runs[row + 1] - first_runs[row];
                 u32 from = starts[row] + number * RUN, end = min(from + RUN, starts[row + 1]);
-                i64 line = offsets(entries.lines, entries.line_of(first_key + row)).at[0];
-                to = entries.row(first_key + row) + offset.at[1];
+                u32 key = keys ? keys[starts[row]] : first_key + row;
+                i64 line = offsets(entries.lines, entries.line_of(key)).at[0];
+                to = entries.row(key) + offset.at[1];
+                before = number > 0 && group == 0 ? carried[lane] : before;
                 if (number == 0) {
                     sums = base ? widened_pack(load<V>(base + to, true)) : Sums<V>{};
-                } else if (group == 0) {
-                    before = carried[lane];
                 }
                 add_values<V>(sums, from, end, [&](u32 n) {
                     return source.template load<V>(source.place(line, entries.entry(order[n]).place), offset.at[0]);
                 });
             }
             if (of == 1 && !(base == out && starts[row] == starts[row + 1])) {
-                store_sums<V>(out + to, sums);
+                store<V>(out + to, pack_of<V, S>([&](int v) { return sums.at[v]; }));
             }
             // Rows of several runs are joined by the first of this round.
             if (runs == owned) {
@@ -100,16 +98,13 @@ __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned,
             __syncthreads();
             if (of > 1 && (number == 0 || group == 0)) {
                 u32 end = min(groups - group, of - number);
-                if (number > 0) {
-                    add_pack(before, sums);
-                    sums = before;
-                }
+                sums = number > 0 ? add_packs(before, sums) : sums;
 #pragma unroll 8
                 for (u32 next = 1; next < end; ++next) {
-                    add_pack(sums, parts[threadIdx.x + next * width]);
+                    sums = add_packs(sums, parts[threadIdx.x + next * width]);
                 }
                 if (number + end == of) {
-                    store_sums<V>(out + to, sums);
+                    store<V>(out + to, pack_of<V, S>([&](int v) { return sums.at[v]; }));
                 } else {
                     carried[lane] = sums;
                 }
@@ -122,7 +117,6 @@ __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned,
 // A block looks at all entries, of which a warp has neighbouring ones, and puts those that are its own into order.
 template <int V, class Source>
 __device__ inline void sum_few(S* out, const S* base, u32 share, u32 width, const Walk<2>& columns, const Source& source, Fault fault) {
-    static_assert(MOST <= THREADS * WARP, "a bit for each of a thread's entries");
     __shared__ u16 order[MOST];
     __shared__ u32 starts[OWNED + 1];
     // How many entries of each row a warp has, and then how many came before.
@@ -134,16 +128,12 @@ __device__ inline void sum_few(S* out, const S* base, u32 share, u32 width, cons
     u32 first_key = blockIdx.x * share, owned = min(share, entries.none() - first_key), count = entries.count();
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, part = (count + THREADS - 1) / THREADS * WARP;
     u32 first = warp * part + lane, end = min(warp * part + part, count);
-    u16* counts = memory.counts[warp];
-    for (u32 row = threadIdx.x; row < owned; row += THREADS) {
-        for (u32 w = 0; w < WARPS; ++w) {
-            memory.counts[w][row] = 0;
-        }
+    for (u32 n = threadIdx.x; n < WARPS * OWNED; n += THREADS) {
+        memory.counts[n / OWNED][n % OWNED] = 0;
     }
     __syncthreads();
-    // Turns in which the warp has entries of its block.
+    // Turns in which the warp has entries of its block: MOST / THREADS bits.
     u32 turns = 0;
-#pragma unroll 1
     for (u32 turn = 0; first - lane + turn * WARP < end; turn += AHEAD) {
         i64 indices[AHEAD];
 #pragma unroll
@@ -155,38 +145,48 @@ __device__ inline void sum_few(S* out, const S* base, u32 share, u32 width, cons
             u32 n = first + (turn + k) * WARP, row = n < end ? entries.key(n, indices[k], &fault) - first_key : OWNED;
             if (__any_sync(ALL_LANES, row < owned)) {
                 turns |= 1u << (turn + k);
-                count_entry(counts, row, row < owned);
+                count_entry(memory.counts[warp], row, row < owned);
             }
         }
     }
     __syncthreads();
     sum_warps(memory.counts, owned, starts);
     sum_all_before(starts, owned);
-#pragma unroll 1
     for (; turns != 0; turns &= turns - 1) {
         u32 n = first + (__ffs((int)turns) - 1) * WARP, row = n < end ? entries.key(n, entries.index_of(n)) - first_key : OWNED;
-        u32 before = count_entry(counts, row, row < owned);
+        u32 before = count_entry(memory.counts[warp], row, row < owned);
         if (row < owned) {
             order[starts[row] + before] = (u16)n;
         }
     }
     __syncthreads();
-    sum_rows<V>(out, base, first_key, owned, width, starts, order, memory.parts, columns, source);
+    sum_rows<V>(out, base, first_key, owned, width, starts, order, nullptr, memory.parts, columns, source);
 }
 
-// Entries are sorted by key.
+// Entries are sorted by key. A block has the rows that begin at some positions of these; others are left as they are.
 template <int V, class Source>
-__device__ inline void sum_sorted(S* out, const S* base, u32 share, u32 width, const Walk<2>& columns, const Source& source,
-                                  const u32* order, const u32* keys) {
-    __shared__ u32 starts[OWNED + 1];
+__device__ inline void sum_sorted(S* out, const S* base, u32 width, const Walk<2>& columns, const Source& source, const u32* order,
+                                  const u32* keys) {
+    __shared__ u32 starts[OWNED + 1], before[OWNED + 1];
     __shared__ Sums<V> parts[THREADS];
-    const Entries& entries = source.entries;
-    u32 first_key = blockIdx.x * share, owned = min(share, entries.none() - first_key);
-    for (u32 row = threadIdx.x; row <= owned; row += THREADS) {
-        starts[row] = first_of(0u, entries.count(), [&](u32 n) { return keys[n] >= first_key + row; });
+    u32 count = source.entries.count(), at = blockIdx.x * OWNED + threadIdx.x, owned;
+    bool is_here = threadIdx.x < OWNED && at < count && keys[at] != source.entries.none();
+    bool begins = is_here && (at == 0 || keys[at] != keys[at - 1]);
+    if (threadIdx.x < OWNED) {
+        before[threadIdx.x] = begins;
+    }
+    sum_all_before(before, OWNED);
+    if (begins) {
+        starts[before[threadIdx.x]] = at;
+    }
+    owned = before[OWNED];
+    __syncthreads();
+    if (owned > 0 && threadIdx.x == 0) {
+        u32 last = keys[starts[owned - 1]];
+        starts[owned] = first_of(starts[owned - 1], count, [&](u32 n) { return keys[n] > last; });
     }
     __syncthreads();
-    sum_rows<V>(out, base, first_key, owned, width, starts, order, parts, columns, source);
+    sum_rows<V>(out, base, 0, owned, width, starts, order, keys, parts, columns, source);
 }
 
 // The kernels of a source, of which `SOURCE()` makes what the arguments `ARGS()` are for. Entries that are few have no `order`.
@@ -194,7 +194,7 @@ __device__ inline void sum_sorted(S* out, const S* base, u32 share, u32 width, c
     extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(name, DTYPE)(                                                  \
         S * out, const S* base, const u32* order, const u32* keys, u32 share, u32 width, const __grid_constant__ Walk<2> columns, \
         ARGS()) {                                                                                                                 \
-        order ? sum_sorted<V>(out, base, share, width, columns, SOURCE(), order, keys)                                            \
+        order ? sum_sorted<V>(out, base, width, columns, SOURCE(), order, keys)                                            \
               : sum_few<V>(out, base, share, width, columns, SOURCE(), fault);                                                    \
     }
 #define INDEXED_SUMS(name, ARGS, SOURCE)   \

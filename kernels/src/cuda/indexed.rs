@@ -1,14 +1,15 @@
-//! Indexed sums: entries are sorted by the row that they name, and those of a row are added in order; see `indexed.cuh`.
+//! Indexed sums: the entries of a row are added in order; see `indexed.cuh`.
 
 use device::cuda::{Arg, Grid, Program, Queue};
 use device::{DType, Error, Result};
 use smallvec::SmallVec;
 
 use super::Family;
+use super::copy::begin;
 use super::walk::{ByValue, WARP, Walk};
 use crate::command::Address;
 use crate::indexed::Entries;
-use crate::loops::{LoopAxis, Loops};
+use crate::loops::{LoopAxis, Loops, Places};
 
 static SORT: Program = Program::new(
     "sort",
@@ -20,39 +21,24 @@ const THREADS: u32 = 512;
 /// Entries that a block looks at, and rows that it owns, at most.
 const MOST: usize = 12_288;
 const OWNED: usize = 256;
+/// Looks at entries, of all blocks, that take no longer than a sort.
+const LOOKS: usize = 1 << 22;
 /// Entries of a block of a sort, and bits that a pass orders by at most.
 const TILE: usize = 2048;
 const BITS: u32 = 10;
-/// Blocks for each multiprocessor that are wanted, and vectors side by side of a run.
-const BLOCKS: usize = 4;
+/// Vectors side by side of a run.
 const WIDTH: usize = 4;
 
-/// Columns of a vector.
-fn lanes(dtype: DType) -> usize {
-    if dtype.compute_dtype().size_bytes() == 8 { 2 } else { 4 }
-}
-
 impl Entries {
-    /// Whether each block looks at all entries, without a sort.
+    /// Whether blocks that own all rows look at all entries, without a sort.
     fn is_few(&self) -> bool {
-        self.count() <= MOST
-    }
-
-    /// Bits of a key, of which one more than the keys stands for entries that are left out; and those that each pass of a sort orders by.
-    fn bits(&self) -> (u32, u32) {
-        let all = usize::BITS - self.keys().leading_zeros();
-        (all, all.div_ceil(all.div_ceil(BITS)))
+        self.count() <= MOST && self.keys().div_ceil(OWNED).saturating_mul(self.count()) <= LOOKS
     }
 
     /// Bytes of the workspace: of two orders, two lists of keys, and the counts of each tile.
     pub(crate) fn workspace(&self) -> usize {
         let counts = (self.count().div_ceil(TILE) + 1).saturating_mul(4 << BITS);
         if self.is_few() { 0 } else { self.count().saturating_mul(16).saturating_add(counts) }
-    }
-
-    /// Whether entries of neighbouring lines are nearer to each other than those of a line.
-    fn is_beside(&self) -> bool {
-        self.lines.axes.last().is_some_and(|axis| axis.strides[2].abs() < self.steps[2].abs())
     }
 
     /// Two halves of the lines, with where they begin in the source, the sums and the indices; `None` of one line.
@@ -82,7 +68,9 @@ impl Entries {
         let tiles = self.count().div_ceil(TILE) as u32;
         let (grid, [counts, lines]) = (Grid::linear(tiles, THREADS), args);
         let [index, found] = [index, found[0]].map(Arg::from);
-        let (all, each) = self.bits();
+        // Bits of a key, of which one more than the keys stands for entries that are left out; and those that each pass orders by.
+        let all = usize::BITS - self.keys().leading_zeros();
+        let each = all.div_ceil(all.div_ceil(BITS));
         for shift in (0..all).step_by(each as usize) {
             let [order, keys] = if shift == 0 { [Address::NULL; 2] } else { from }.map(Arg::from);
             let [sorted, sorted_keys] = to.map(Arg::from);
@@ -104,19 +92,19 @@ impl Entries {
 
     /// The columns of values and sums at these addresses, in vectors where entries and rows begin where vectors may.
     fn walk(&self, queue: &Queue<'_>, dtype: DType, [from, to, base]: [Address; 3]) -> Result<Walk<2>> {
-        let (bytes, lanes) = (dtype.size_bytes(), lanes(dtype));
+        let (bytes, lanes) = (dtype.size_bytes(), 16 / dtype.size_bytes().max(4));
         let operands = [from, to].map(|at| (at.0.cast_const(), bytes));
         let walk = Walk::of(queue.op(), &self.columns)?.vectors(lanes, operands);
         let fits = !walk.stands(1)
-            && base.0.addr().is_multiple_of(16)
+            && base.0.addr().is_multiple_of(lanes * bytes)
             && self.lines.elements == 1
             && self.steps[..2].iter().all(|&step| (step as usize).is_multiple_of(lanes))
             && self.columns.elements.is_multiple_of(lanes);
         Ok(if fits { walk } else { walk.single() })
     }
 
-    /// Enqueues the sums of a family's kernel `name`: what is written and what it begins with, the values and the indices, and what the
-    /// kernel takes beside them.
+    /// Enqueues the sums of a family's kernel `name`: what is written and what it begins with, at these places, the values and the indices,
+    /// and what the kernel takes beside them.
     ///
     /// # Errors
     /// `InvalidArgument` for 2^31 entries or rows of one line.
@@ -124,20 +112,28 @@ impl Entries {
         &self,
         queue: &Queue<'_>,
         (family, name, dtype): (&'static Family, &str, DType),
-        (out, base): (Address, Option<Address>),
+        (out, base, places): (Address, Option<Address>, &Places<2>),
         [values, index]: [Address; 2],
         more: &[Arg<'_>],
         workspace: Option<Address>,
     ) -> Result<()> {
+        let mut base = base.unwrap_or(Address::NULL);
+        // Blocks that do not own all elements, or find the base laid out otherwise, add to what is there.
+        let is_alike = || places.loops().axes.iter().all(|axis| axis.strides[0] == axis.strides[1]);
+        let owns_all = self.is_few() && self.keys() * self.columns.elements == places.elements();
+        if !(owns_all && (base.0.is_null() || is_alike())) && base.0 != out.0 {
+            begin(queue, dtype.size_bytes(), places, [out, base])?;
+            base = out;
+        }
         if self.columns.elements == 0 || self.keys() == 0 {
             return Ok(());
         }
         let is_counted = self.count().max(self.keys()) < 1 << 31;
         if let Some(halves) = (!is_counted).then(|| self.halves()).flatten() {
-            return halves.into_iter().try_for_each(|(half, [source, sums, places])| {
+            return halves.into_iter().try_for_each(|(half, [source, sums, first])| {
                 let size = dtype.size_bytes();
-                let sums = (out.offset(sums, size), base.map(|base| base.offset(sums, size)));
-                let operands = [values.offset(source, size), index.offset(places, size_of::<i64>())];
+                let sums = (out.offset(sums, size), Some(base.offset(sums, size)), places);
+                let operands = [values.offset(source, size), index.offset(first, size_of::<i64>())];
                 half.add(queue, (family, name, dtype), sums, operands, more, workspace)
             });
         }
@@ -145,21 +141,20 @@ impl Entries {
         Error::require(is_counted, queue.op(), "indices", "fewer than 2^31 for as many rows", value)?;
         let [count, of_line, size] = [self.count(), self.each, self.size].map(|n| n as i64);
         let [source, sums, step] = self.steps.map(|step| step as i64);
+        // Whether entries of neighbouring lines are nearer to each other than those of a line.
+        let beside = self.lines.axes.last().is_some_and(|axis| axis.strides[2].abs() < self.steps[2].abs());
         // `EntryCounts` of the program.
-        let counts = [count, of_line, source, sums, step, size, self.padding, i64::from(self.is_beside())];
+        let counts = [count, of_line, source, sums, step, size, self.padding, i64::from(beside)];
         let lines = Walk::of(queue.op(), &self.lines)?;
-        let base = base.unwrap_or(Address::NULL);
         let columns = self.walk(queue, dtype, [values, out, base])?;
-        let lanes = if columns.is_vector() { lanes(dtype) } else { 1 };
+        let lanes = if columns.is_vector() { 16 / dtype.size_bytes().max(4) } else { 1 };
         let vectors = self.columns.elements / lanes;
         let width = vectors.next_power_of_two().min(WIDTH);
-        // Each block looks at all entries where those are few.
-        let each = if self.is_few() { 1 } else { BLOCKS };
-        let wanted = queue.properties().multiprocessors as usize * each;
+        let wanted = queue.properties().multiprocessors as usize;
         let across = vectors.div_ceil(width).min(wanted);
-        let share = self.keys().div_ceil((wanted / across).max(1)).clamp(1, OWNED);
-        let blocks = [self.keys().div_ceil(share), across, 1].map(|n| n as u32);
-        let grid = Grid { blocks, ..Grid::linear(1, THREADS) };
+        let share = self.keys().div_ceil(wanted / across).clamp(1, OWNED);
+        let down = if self.is_few() { self.keys().div_ceil(share) } else { self.count().div_ceil(OWNED) };
+        let grid = Grid { blocks: [down as u32, across as u32, 1], ..Grid::linear(1, THREADS) };
         let [share, width] = [share, width].map(|n| Arg::U32(n as u32));
         let memory = workspace.unwrap_or(Address::NULL);
         let [order, keys] = self.sort(queue, [index, memory], [counts.arg(), lines.arg()])?;

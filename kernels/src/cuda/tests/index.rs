@@ -144,21 +144,36 @@ fn one_long_line_is_shared_by_threads() {
     one_long_line_of::<f16>();
 }
 
-/// Without a base sums begin with zeros, and with another one than `out` they leave it as it is.
+/// Without a base sums begin with zeros, and with another one than `out` they leave it as it is. Indices may be of fewer columns than the sums.
 #[test]
 fn sums_begin_with_their_base() {
     let Some(both) = both() else { return };
-    for (size, count, width) in [(5, 30, 3), (2000, 700, 8), (40, 9000, 4), (3, 0, 5)] {
-        for with_base in [false, true] {
-            both.same((size, count, width, with_base), |stream| {
+    for (size, count, width, columns) in [
+        (5, 30, 3, 3),
+        (2000, 700, 8, 5),
+        (40, 13_000, 4, 1),
+        (3, 0, 5, 2),
+        (4, 6, 9, 0),
+        (300_000, 20, 1, 1),
+    ] {
+        for (base, scatters, kept) in [None, Some(Stored::Dense), Some(Stored::Transposed)]
+            .into_iter()
+            .flat_map(|base| [(base, false, false), (base, true, false), (base, true, true)])
+        {
+            both.same((size, count, width, columns, base, scatters, kept), |stream| {
                 let out = stored::<bf16>(stream, 1, [size, width], Stored::Dense);
-                let base = stored::<bf16>(stream, 2, [size, width], Stored::Dense);
+                let base = base.map(|how| stored::<bf16>(stream, 2, [size, width], how));
                 let src = stored::<bf16>(stream, 3, [count, width], Stored::Dense);
-                let index = Array::new(stream, &indices(4, count, size), &[count]);
-                let base = with_base.then(|| base.view());
-                let sums = crate::index_add(stream, out.view(), base, 0, index.view(), src.view())?;
+                let rows = Array::new(stream, &indices(4, count, size), &[count]);
+                let each = Array::new(stream, &indices(5, count * columns, size), &[count, columns]);
+                let begun = base.as_ref().map(Array::view);
+                let sums = match scatters {
+                    true => crate::scatter_add(stream, out.view(), begun, 0, each.view(), src.view())?,
+                    false => crate::index_add(stream, out.view(), begun, 0, rows.view(), src.view())?,
+                };
                 let memory = workspace(stream, sums.workspace());
-                sums.launch(memory.as_ref().map(Array::view)).map(|()| out)
+                sums.launch(memory.as_ref().map(Array::view))?;
+                Ok(base.filter(|_| kept).unwrap_or(out))
             });
         }
     }

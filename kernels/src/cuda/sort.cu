@@ -1,7 +1,8 @@
 // A pass of a stable sort of entries by key, from the lowest digit on: counts of each tile, the sums before them, and the entries and
 // their keys in the new order. The first pass has neither yet.
 
-constexpr u32 EACH = 4;
+// A pass orders by so many bits, at most.
+constexpr u32 BITS = 10, DIGITS = 1 << BITS, EACH = 4;
 constexpr u32 TILE = THREADS * EACH;
 
 extern "C" __global__ void __launch_bounds__(THREADS) sort_count(const i64* index, const __grid_constant__ EntryCounts counts,

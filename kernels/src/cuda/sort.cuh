@@ -61,8 +61,8 @@ template <class N, class F> __device__ inline N first_of(N low, N end, F is_beyo
     return low;
 }
 
-// A pass of a sort orders by so many bits, at most. So many loads are under way at once.
-constexpr u32 BITS = 10, DIGITS = 1 << BITS, AHEAD = 8;
+// So many loads are under way at once.
+constexpr u32 AHEAD = 8;
 
 // The number of a lane's entry among those with its digit that the warp has counted so far, and counts it if it `exists`.
 __device__ inline u32 count_entry(u16* counts, u32 digit, bool exists) {

@@ -150,7 +150,7 @@ impl<H: Handle> Functions for Calls<H> {
         let (Calls { names, symbols }, none) = (self, std::ptr::null_mut());
         // SAFETY: a call as MPI declares it, allowed at any time.
         let is_ours = written(0, |flag| unsafe { (symbols.initialized)(flag) })? == 0;
-        // SAFETY: a call as MPI declares it; MPI is begun once, by whoever found that it was not.
+        // SAFETY: a call as MPI declares it; MPI is initialised here only if it was not before.
         let threads = written(0, |given| unsafe {
             match is_ours {
                 true => (symbols.init_thread)(none, std::ptr::null_mut(), names.thread_multiple, given),

@@ -118,7 +118,7 @@ impl Entries {
         workspace: Option<Address>,
     ) -> Result<()> {
         let mut base = base.unwrap_or(Address::NULL);
-        // Blocks that do not own all elements, or find the base laid out otherwise, add to what is there.
+        // Where blocks do not write all elements, or the base has other strides, it is copied first, and the sums are added in place.
         let is_alike = || places.loops().axes.iter().all(|axis| axis.strides[0] == axis.strides[1]);
         let owns_all = self.is_few() && self.keys() * self.columns.elements == places.elements();
         if !(owns_all && (base.0.is_null() || is_alike())) && base.0 != out.0 {

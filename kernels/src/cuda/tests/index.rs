@@ -6,7 +6,7 @@ use crate::{IndexSums, View, gather, index_select};
 type Sums =
     for<'a> fn(&'a Stream, View<'a>, Option<View<'a>>, isize, View<'a>, View<'a>) -> Result<IndexSums<'a>>;
 
-/// Indexed sums, with memory to work in, that begin with what is there.
+/// Indexed sums with a workspace, added in place.
 fn add_at(
     sums: Sums,
     stream: &Stream,

@@ -58,12 +58,12 @@ __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned,
     __shared__ Sums<V> carried[WIDTH];
     const Entries& entries = source.entries;
     // A row without entries has an empty run.
-    for (u32 row = threadIdx.x; row < owned; row += THREADS) {
+    for (u32 row = threadIdx.x; row < owned; row += blockDim.x) {
         u32 count = starts[row + 1] - starts[row];
         first_runs[row] = count == 0 ? 1 : (count - 1) / RUN + 1;
     }
     sum_all_before(first_runs, owned);
-    u32 runs = first_runs[owned], groups = THREADS / width, group = threadIdx.x / width, lane = threadIdx.x % width;
+    u32 runs = first_runs[owned], groups = blockDim.x / width, group = threadIdx.x / width, lane = threadIdx.x % width;
     for (u64 slice = blockIdx.y; slice * width * V < columns.elements; slice += gridDim.y) {
         u64 column = (slice * width + lane) * V;
         Offsets<2> offset = offsets(columns, column < columns.elements ? column : 0);
@@ -169,17 +169,17 @@ __device__ inline void sum_sorted(S* out, const S* base, u32 width, const Walk<2
                                   const u32* keys) {
     __shared__ u32 starts[OWNED + 1], before[OWNED + 1];
     __shared__ Sums<V> parts[THREADS];
-    u32 count = source.entries.count(), at = blockIdx.x * OWNED + threadIdx.x, owned;
-    bool is_here = threadIdx.x < OWNED && at < count && keys[at] != source.entries.none();
-    bool begins = is_here && (at == 0 || keys[at] != keys[at - 1]);
-    if (threadIdx.x < OWNED) {
-        before[threadIdx.x] = begins;
+    u32 count = source.entries.count(), first = blockIdx.x * OWNED;
+    for (u32 n = threadIdx.x, at = first + n; n < OWNED; n += blockDim.x, at += blockDim.x) {
+        before[n] = at < count && keys[at] != source.entries.none() && (at == 0 || keys[at] != keys[at - 1]);
     }
     sum_all_before(before, OWNED);
-    if (begins) {
-        starts[before[threadIdx.x]] = at;
+    for (u32 n = threadIdx.x; n < OWNED; n += blockDim.x) {
+        if (before[n] != before[n + 1]) {
+            starts[before[n]] = first + n;
+        }
     }
-    owned = before[OWNED];
+    u32 owned = before[OWNED];
     __syncthreads();
     if (owned > 0 && threadIdx.x == 0) {
         u32 last = keys[starts[owned - 1]];

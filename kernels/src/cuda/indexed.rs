@@ -154,7 +154,9 @@ impl Entries {
         let across = vectors.div_ceil(width).min(wanted);
         let share = self.keys().div_ceil(wanted / across).clamp(1, OWNED);
         let down = if self.is_few() { self.keys().div_ceil(share) } else { self.count().div_ceil(OWNED) };
-        let grid = Grid { blocks: [down as u32, across as u32, 1], ..Grid::linear(1, THREADS) };
+        // Rows that begin at a block's positions may be too few for many threads.
+        let threads = if self.is_few() { THREADS } else { THREADS / 2 };
+        let grid = Grid { blocks: [down as u32, across as u32, 1], ..Grid::linear(1, threads) };
         let [share, width] = [share, width].map(|n| Arg::U32(n as u32));
         let memory = workspace.unwrap_or(Address::NULL);
         let [order, keys] = self.sort(queue, [index, memory], [counts.arg(), lines.arg()])?;

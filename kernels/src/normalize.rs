@@ -42,8 +42,8 @@ pub struct NormGrads<'a> {
 /// row, `weight` and `bias` with `groups * channels` elements. Sums have one order, whatever the number of threads.
 ///
 /// # Errors
-/// `ShapeMismatch`, `InvalidArgument` for operands that are not contiguous, `DTypeMismatch`,
-/// `DTypeUnsupported`, those of [`Stream::launch`].
+/// `ShapeMismatch`, `InvalidArgument` for operands that are not contiguous and, on CUDA, for rows of 2^31 elements, several of which share
+/// a weight, `DTypeMismatch`, `DTypeUnsupported`, those of [`Stream::launch`].
 pub fn normalize(
     stream: &Stream,
     op: &'static str,

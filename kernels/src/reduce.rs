@@ -31,7 +31,7 @@ pub fn reduce_workspace(stream: &Stream, x: &Layout, axes: &[isize]) -> Result<u
 /// The order is fixed. The reduced elements, in row-major order, are cut into blocks of 4096; in a block, element `i`
 /// goes to lane `i % 64`, and the lanes are joined as a tree, `l` with `l + 32`, then `l + 16`, and so on; several
 /// blocks' values are joined in the same way. BF16 and F16 are joined in F32, and the result is rounded. Strides and the number
-/// of threads do not matter. On CUDA it is blocks of 1024 and 32 lanes, see `cuda/rows.cuh`.
+/// of threads do not matter. On CUDA it is blocks of 512 and 32 lanes, see `cuda/rows.cuh`.
 ///
 /// `workspace`, of type U8 and contiguous, has [`reduce_workspace`] elements, and may be left out if those are none.
 ///

@@ -136,7 +136,7 @@ __device__ inline void sums(ToSums to, const S* x, const S* g, const ChannelNorm
     };
     fold_units<Group, TwoSums<T>>(channels.channels, channels.each(), cut, lanes, states, of, to);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_norm_sums_columns, DTYPE)(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(batch_norm_sums_columns, DTYPE)(
     Two<T>* all, T* with_x, T* plain, const S* x, const S* g, NORM, u64 channels, u64 pixels, Two<T>* states,
     const __grid_constant__ Units cut) {
     ChannelNorm norm = NORM_GIVEN;

@@ -142,7 +142,7 @@ fn source(chain: &Chain) -> String {
                 "#define DTYPE {dtype}\n#define HALF {half}\n{FOLD}struct Chain {{\n{members}    \
                  template <int V> __device__ Pack<S, V> at(i64 i) const {{\n        Pack<S, V> folded;\n\
                  {body}        return folded;\n    }}\n}};\nusing What = {what};\n\
-                 extern \"C\" __global__ void __launch_bounds__(THREADS, 1) {KERNEL}({parameters}, S* out, \
+                 extern \"C\" __global__ void __launch_bounds__(threads_of<{group}>, 1) {KERNEL}({parameters}, S* out, \
                  What::Fold::State* states, const __grid_constant__ Walk<1> kept, const __grid_constant__ Walk<1> reduced, \
                  const __grid_constant__ Units cut, u32 lanes, f64 divisor) {{\n    reduce_chain<{group}, What>(\
                  Chain{{{values}}}, out, states, kept, reduced, cut, lanes, divisor);\n}}\n"

@@ -17,15 +17,18 @@ __device__ inline void reduce_chain(const Chain& chain, O* out, typename What::F
                 if (k * PACK >= block.count) {
                     break;
                 }
-                if (reduced.vector != 0 && k * PACK + PACK <= block.count) {
-                    held.packs[k] = chain.template at<PACK>(start + place(block.at(k * PACK)));
-                    continue;
+                Pack<S, PACK> pack;
+                bool whole = reduced.vector != 0 && k * PACK + PACK <= block.count;
+                if (whole) {
+                    pack = chain.template at<PACK>(start + place(block.at(k * PACK)));
                 }
 #pragma unroll
                 for (int v = 0; v < PACK; ++v) {
-                    held.packs[k].at[v] = k * PACK + v < block.count
-                                              ? chain.template at<1>(start + place(block.at(k * PACK + v))).at[0]
-                                              : stored(What::none());
+                    bool exists = k * PACK + v < block.count;
+                    if (exists && !whole) {
+                        pack.at[v] = chain.template at<1>(start + place(block.at(k * PACK + v))).at[0];
+                    }
+                    held[k * PACK + v] = exists ? pack.at[v] : stored(What::none());
                 }
             }
             return What::of(block, held);

@@ -42,13 +42,15 @@ struct WeightColumns {
     }
 };
 
-// Where element `i` of those that share a weight lies: side by side in each of `[rows / groups]` stretches or, ACROSS, one in each.
-template <bool ACROSS> struct Shared {
+// In which of the stretches of `inner` neighbours that share a weight element `i` of all of these is.
+__device__ inline u64 stretch_of(u64 i, u64 inner) { return inner == 1 ? i : quotient(i, inner); }
+// Where it lies.
+struct Shared {
     u64 weight, weights, inner;
 
     __device__ i64 operator()(u64 i) const {
-        u64 n = ACROSS ? i : quotient(i, inner);
-        return (i64)(ACROSS ? n * weights + weight : (n * weights + weight) * inner + (i - n * inner));
+        u64 n = stretch_of(i, inner);
+        return (i64)((n * weights + weight) * inner + (i - n * inner));
     }
 };
 
@@ -59,19 +61,16 @@ __device__ inline void weights(ToWeights to, const S* g, const S* x, const T* me
     u64 all = norm.rows / norm.groups * norm.inner;
     auto of = [&](u64 weight, const BlockLane& block) {
         u64 own = norm.groups == 1 ? 0 : weight / norm.channels;
-        Shared<Group::ACROSS> place = {weight, norm.groups * norm.channels, norm.inner};
+        Shared place = {weight, norm.groups * norm.channels, norm.inner};
         bool packed = norm.packed != 0 && norm.inner % PACK == 0;
-        Held<S> xs = Line<const S, Shared<Group::ACROSS>>{x, place, packed}.read(block);
-        Held<S> gs = Line<const S, Shared<Group::ACROSS>>{g, place, packed}.read(block);
-        Stretch stretch(0, 1);
+        Held<S> xs = Line<const S, Shared>{x, place, packed}.read(block);
+        Held<S> gs = Line<const S, Shared>{g, place, packed}.read(block);
+        u64 number = 0;
         return fold_slots<TwoSums<T>>(block, [&](int slot) {
             // What is behind the last element has a gradient of 0.
-            if (!Group::ACROSS && slot % PACK == 0) {
-                stretch = Stretch(block.at(slot), norm.inner);
-            } else if (!Group::ACROSS && slot < block.count) {
-                stretch.next(norm.inner);
-            }
-            u64 number = Group::ACROSS ? block.at(slot < block.count ? slot : 0) : stretch.number, row = number * norm.groups + own;
+            u64 i = block.at(slot < block.count ? slot : 0);
+            number = slot % PACK == 0 || norm.inner % PACK != 0 ? stretch_of(i, norm.inner) : number;
+            u64 row = number * norm.groups + own;
             T centre = mean ? mean[row] : 0, scale = rstd[row];
             T h = (xs[slot] - centre) * scale;
             return Two<T>{mul_rounded(gs[slot], h), gs[slot]};
@@ -88,11 +87,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(normal
 }
 
 // Rows lie along memory; those of a weight may lie across it.
-ROW_KERNELS(norm_blocks, normalize,
+ROW_KERNELS(normalize,
             (S* out, S* sum, const S* first, const S* second, u64 first_rows, u64 second_rows, const T* weight, const T* bias,
              T* mean, T* rstd, const __grid_constant__ RowNorm norm, f64 eps, u32 lanes),
             normalize<Group>(out, Terms{first, second, first_rows, second_rows, sum}, weight, bias, mean, rstd, norm, eps, lanes))
-ROW_KERNELS(blocks_of<T>, normalize_grad,
+ROW_KERNELS(normalize_grad,
             (S* dx, const S* g, const S* x, const T* weight, const T* mean, const T* rstd,
              const __grid_constant__ RowNorm norm, u32 lanes, const S* other),
             gradient<Group>(dx, other, g, x, weight, mean, rstd, norm, lanes))

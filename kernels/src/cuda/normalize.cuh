@@ -1,10 +1,8 @@
 // Normalization of contiguous rows and their gradient: each row is read once, kept in registers as far as it fits, folded, and
 // written. Elements are stored as S, and all else as what is computed in.
 
-// Threads of a block, at most: few enough that the elements they hold stay in registers.
+// Threads of a block of warps with rows of their own, or of columns: few enough that the elements they hold stay in registers.
 constexpr int THREADS = 256;
-// Blocks that a multiprocessor holds at least of those that make norms and keep a row of several warps.
-constexpr int norm_blocks = sizeof(T) == 8 ? 1 : 3;
 
 // A contiguous tensor `[rows / groups, groups, channels, inner]`.
 struct RowNorm {
@@ -14,51 +12,28 @@ struct RowNorm {
     u64 inner;
     // Whether packs of elements can be read and written, and packs of weights read.
     u64 packed;
+    // What divides by `inner`, if that is not 1.
+    u32 magic, shift;
 
     __device__ u64 len() const { return channels * inner; }
     template <class O> __device__ Line<O> line(O* at, u64 row) const { return {at + row * len(), {1}, packed != 0}; }
-    // The first weight of a row.
-    __device__ u64 weights(u64 row) const { return groups == 1 ? 0 : row % groups * channels; }
+    // Weights from a row's first on; none of none.
+    __device__ const T* weights(const T* all, u64 row) const { return all ? all + (groups == 1 ? 0 : row % groups * channels) : all; }
 };
 
-// Where an element is that is one of `inner` neighbours in turn: in which of the stretches of so many, and how far in it.
-struct Stretch {
-    u64 number, place;
-
-    __device__ Stretch(u64 i, u64 inner) : number(inner == 1 ? i : quotient(i, inner)), place(i - number * inner) {}
-    // Goes on to the next element.
-    __device__ void next(u64 inner) {
-        bool ends = ++place == inner;
-        number += ends;
-        place = ends ? 0 : place;
+// The weights of a lane's pack `k`, or the biases, of which `all` are a row's; `none` if there are none.
+__device__ inline Pack<T, PACK> weights_of(const T* all, const RowNorm& norm, const BlockLane& block, int k, T none) {
+    if (all && norm.inner == 1) {
+        return Line<const T>{all, {1}, norm.packed != 0}.read(block, k, none);
     }
-};
-// The weights of a row's elements, or the biases; NONE if there are none.
-template <int NONE> struct Weights {
-    const RowNorm& norm;
-    const T* at;
-    // Whether packs of elements have packs of weights.
-    bool packed;
-
-    __device__ Weights(const T* all, const RowNorm& norm, u64 row)
-        : norm(norm), at(all ? all + norm.weights(row) : all), packed(at && norm.inner == 1 && norm.packed) {}
-    // Those of the pack of a slot.
-    __device__ Pack<T, PACK> read(const BlockLane& block, int slot) const {
-        if (packed) {
-            return *(const Pack<T, PACK>*)(at + block.at(slot));
-        }
-        Pack<T, PACK> weights = {NONE, NONE, NONE, NONE};
-        if (at) {
-            Stretch channel(block.at(slot), norm.inner);
+    Pack<T, PACK> weights;
 #pragma unroll
-            for (int v = 0; v < PACK; ++v) {
-                weights.at[v] = slot + v < block.count ? at[channel.number] : T();
-                channel.next(norm.inner);
-            }
-        }
-        return weights;
+    for (int v = 0; v < PACK; ++v) {
+        u32 channel = divided((u32)block.at(k * PACK + v), norm.magic, norm.shift);
+        weights.at[v] = all && k * PACK + v < block.count ? all[channel] : none;
     }
-};
+    return weights;
+}
 
 __device__ inline u64 remainder(u64 a, u64 b) { return a - quotient(a, b) * b; }
 
@@ -74,27 +49,23 @@ struct Terms {
     struct Row {
         Line<const S> first, second;
 
-        __device__ Held<S> read(const BlockLane& block) const {
-            Held<S> sums = first.template read<true>(block);
+        __device__ Held<S> read(const BlockLane& block, S) const {
+            Held<S> sums = first.read(block);
+            if (second.at) {
+                Held<S> others = second.read(block);
 #pragma unroll
-            for (int k = 0; k < PACKS; ++k) {
-                if (!second.at || k * PACK >= block.count) {
-                    break;
-                }
-                Pack<S, PACK> others = second.read(block, k, S());
-#pragma unroll
-                for (int v = 0; v < PACK; ++v) {
-                    sums.packs[k].at[v] = add_rounded(sums[k * PACK + v], (T)others.at[v]);
+                for (int slot = 0; slot < EACH; ++slot) {
+                    S sum;
+                    sum = add_rounded(sums[slot], others[slot]);
+                    sums[slot] = sum;
                 }
             }
             return sums;
         }
     };
     __device__ Row row(const RowNorm& norm, u64 row) const {
-        if (!second) {
-            return {norm.line(first, row), {nullptr, {1}, false}};
-        }
-        return {norm.line(first, remainder(row, first_rows)), norm.line(second, remainder(row, second_rows))};
+        u64 first_row = second ? remainder(row, first_rows) : row, second_row = second ? remainder(row, second_rows) : 0;
+        return {norm.line(first, first_row), norm.line(second, second_row)};
     }
     __device__ void write(const RowNorm& norm, u64 row, const BlockLane& block, const Held<S>& x) const {
         if (sum) {
@@ -113,7 +84,7 @@ __device__ inline void normalize(S* out, const Terms& from, const T* weight, con
         Line<S> to = norm.line(out, row);
         RowOf<Group, S, Terms::Row> xs(group, from.row(norm, row), len);
         T centre = 0;
-        if (mean) {
+        if (mean && Group::HOLDS) {
             T sum = group.template fold_blocks<Sum<T>>(all, len, [&](const BlockLane& block) {
                 const Held<S>& x = xs.read(block);
                 return fold_slots<Sum<T>>(block, [&](int slot) -> T { return x[slot]; });
@@ -121,27 +92,37 @@ __device__ inline void normalize(S* out, const Terms& from, const T* weight, con
             centre = sum / (T)all;
         }
         // In F64, which holds the squares of all numbers of F32.
-        f64 squares = group.template fold_blocks<Sum<f64>>(all, len, [&](const BlockLane& block) {
-            const Held<S>& x = xs.read(block);
-            return fold_slots<Sum<f64>>(
-                block, [&](int slot) { return slot < block.count ? square_of(x[slot] - centre) : 0.0; });
-        });
-        T scale = (T)(1 / sqrt_of(squares / (f64)all + eps));
+        f64 squares = 0;
+        if (mean && !Group::HOLDS) {
+            // At once, as memory is read for each.
+            Deviation<T> state = group.template fold_blocks<Deviations<T>>(all, len, [&](const BlockLane& block) {
+                const Held<S>& x = xs.read(block);
+                return deviation_of<T>(block, [&](int slot) -> T { return x[slot]; });
+            });
+            centre = state.mean, squares = state.squares;
+        } else {
+            squares = group.template fold_blocks<Sum<f64>>(all, len, [&](const BlockLane& block) {
+                const Held<S>& x = xs.read(block);
+                return fold_slots<Sum<f64>>(
+                    block, [&](int slot) { return slot < block.count ? square_of(x[slot] - centre) : 0.0; });
+            });
+        }
+        // Through a shuffle, so that the compiler does not compute it again for each element.
+        T scale = shuffle((T)rsqrt(squares / (f64)all + eps), threadIdx.x % LANES);
         if (exists && group.leads()) {
             rstd[row] = scale;
             if (mean) {
                 mean[row] = centre;
             }
         }
-        Weights<1> weights(weight, norm, row);
-        Weights<0> biases(bias, norm, row);
+        const T *weights = norm.weights(weight, row), *biases = norm.weights(bias, row);
         group.each_block(len, [&](const BlockLane& block) {
             const Held<S>& x = xs.read(block);
             from.write(norm, row, block, x);
             Pack<T, PACK> w, b;
             to.write(block, [&](int slot) {
                 if (slot % PACK == 0) {
-                    w = weights.read(block, slot), b = biases.read(block, slot);
+                    w = weights_of(weights, norm, block, slot / PACK, 1), b = weights_of(biases, norm, block, slot / PACK, 0);
                 }
                 return (x[slot] - centre) * scale * w.at[slot % PACK] + b.at[slot % PACK];
             });
@@ -160,14 +141,14 @@ __device__ inline void gradient(S* dx, const S* other, const S* g, const S* x, c
         Line<const S> from_x = norm.line(x, row), from_g = norm.line(g, row);
         Line<S> to = norm.line(dx, row);
         T centre = mean ? mean[row] : 0, scale = rstd[row];
-        Weights<1> weights(weight, norm, row);
-        RowOf<Group, S> row_x(group, {from_x}, len), row_g(group, {from_g}, len);
+        const T* weights = norm.weights(weight, row);
+        RowOf<Group, S> row_x(group, from_x, len), row_g(group, from_g, len);
         Two<T> sums = group.template fold_blocks<TwoSums<T>>(all, len, [&](const BlockLane& block) {
             const Held<S>&x = row_x.read(block), &g = row_g.read(block);
             Pack<T, PACK> w;
             return fold_slots<TwoSums<T>>(block, [&](int slot) {
                 if (slot % PACK == 0) {
-                    w = weights.read(block, slot);
+                    w = weights_of(weights, norm, block, slot / PACK, 1);
                 }
                 T d = g[slot] * w.at[slot % PACK];
                 return Two<T>{d, mul_rounded(d, (x[slot] - centre) * scale)};
@@ -180,7 +161,7 @@ __device__ inline void gradient(S* dx, const S* other, const S* g, const S* x, c
             Pack<S, PACK> others;
             to.write(block, [&](int slot) {
                 if (slot % PACK == 0) {
-                    w = weights.read(block, slot);
+                    w = weights_of(weights, norm, block, slot / PACK, 1);
                     others = other ? norm.line(other, row).read(block, slot / PACK, S()) : others;
                 }
                 S dx;

@@ -1,31 +1,39 @@
 //! Normalization of rows, and its gradients.
 
 use device::cuda::{Arg, Queue};
-use device::{DType, Result};
+use device::{DType, Error, Result};
 
 use super::rows::{PACK, RowReduction, RowThreads, Units};
-use super::walk::{ByValue, THREADS};
+use super::walk::{Axis, ByValue};
 use super::{Family, family};
 use crate::command::Address;
+use crate::loops::LoopAxis;
 use crate::norms::NormRows;
 
 pub(super) static PROGRAMS: Family =
     family!("normalize", FLOATS, "rows.cuh", "columns.cuh", "normalize.cuh", "normalize.cu");
 
 /// `RowNorm` of the program.
+///
+/// # Errors
+/// For rows of 2^31 elements, several of which share a weight.
 fn numbers(
+    op: &'static str,
     &(rows, count): &(NormRows, usize),
     dtype: DType,
     elements: &[Option<Address>],
     weights: &[Option<Address>],
-) -> [i64; 5] {
+) -> Result<[i64; 6]> {
     let NormRows { groups, channels, inner } = rows;
+    Error::require(inner == 1 || rows.row() < 1 << 31, op, "rows", "fewer than 2^31 elements", rows.row())?;
+    let Axis { magic, shift, .. } = Axis::of(&LoopAxis { size: inner, strides: [] });
     let aligned = |operands: &[Option<Address>], dtype: DType| {
         operands.iter().flatten().all(|at| at.0.addr().is_multiple_of(PACK * dtype.size_bytes()))
     };
     let aligned = aligned(elements, dtype) && aligned(weights, dtype.compute_dtype());
     let packed = usize::from(rows.row().is_multiple_of(PACK) && aligned);
-    [count, groups, channels, inner, packed].map(|number| number as i64)
+    let divisor = magic as usize | (shift as usize) << 32;
+    Ok([count, groups, channels, inner, packed, divisor].map(|number| number as i64))
 }
 
 /// Threads and units for the gradients of weights.
@@ -65,8 +73,9 @@ pub(crate) fn normalize(
 ) -> Result<()> {
     let (first, first_rows) = first;
     let (second, second_rows) = (second.map(|(at, _)| at), second.map_or(1, |(_, rows)| rows));
-    let (norm, len) = (numbers(rows, dtype, &[Some(out), Some(first), second, sum], &affine), rows.0.row());
-    let threads = RowThreads::holding(rows.1, len, 1, len as isize, THREADS);
+    let norm = numbers(queue.op(), rows, dtype, &[Some(out), Some(first), second, sum], &affine)?;
+    let len = rows.0.row();
+    let threads = RowThreads::holding(rows.1, len, 1, len as isize, dtype);
     let [weight, bias] = affine.map(Arg::from);
     let [first_rows, second_rows] = [first_rows, second_rows].map(|rows| Arg::U64(rows as u64));
     let (eps, lanes) = (Arg::F64(eps), Arg::U32(threads.lanes));
@@ -76,7 +85,7 @@ pub(crate) fn normalize(
     let kernel = ["normalize", threads.group.name()];
     // SAFETY: the kernel takes these arguments, and the rows are those of the operands. A thread reads an element
     // before it writes one at the same address.
-    unsafe { PROGRAMS.kernel(queue, &kernel, dtype, threads.grid(queue, THREADS), &args) }
+    unsafe { PROGRAMS.kernel(queue, &kernel, dtype, threads.grid(queue, Units::WHOLE), &args) }
 }
 
 /// The gradients; that of the elements is added to `other`, if there is one, and may go there.
@@ -89,15 +98,14 @@ pub(crate) fn gradient(
     (dx, other, [dweight, dbias]): (Option<Address>, Option<Address>, [Option<Address>; 2]),
     workspace: Option<Address>,
 ) -> Result<()> {
-    let norm = numbers(all, dtype, &[dx, other, Some(g), Some(x)], &[weight]);
-    let aligned = [g, x].iter().all(|at| at.0.addr().is_multiple_of(PACK * dtype.size_bytes()));
-    let (len, weights) = (rows.row(), rows.weights());
+    let norm = numbers(queue.op(), all, dtype, &[dx, other, Some(g), Some(x)], &[weight])?;
+    let (len, weights, [.., packed, _]) = (rows.row(), rows.weights(), norm);
     let [g, x, rstd] = [g, x, rstd].map(Arg::from);
     let [weight, mean] = [weight, mean].map(Arg::from);
     if let Some(dx) = dx.filter(|_| count * len > 0) {
-        let threads = RowThreads::holding(count, len, 1, len as isize, THREADS);
+        let threads = RowThreads::holding(count, len, 1, len as isize, dtype);
         let (grid, lanes, group) =
-            (threads.grid(queue, THREADS), Arg::U32(threads.lanes), threads.group.name());
+            (threads.grid(queue, Units::WHOLE), Arg::U32(threads.lanes), threads.group.name());
         let args = [dx.into(), g, x, weight, mean, rstd, norm.arg(), lanes, other.into()];
         // SAFETY: the kernel takes these arguments, and the rows are those of the operands. A thread reads an element
         // before it writes one at the same address.
@@ -115,7 +123,7 @@ pub(crate) fn gradient(
         inputs: &[g, x, mean, rstd],
         states: workspace.into(),
     };
-    let columns = columns(all).filter(|_| aligned).map(|cut| (cut, [rows.channels, count]));
+    let columns = columns(all).filter(|_| packed != 0).map(|cut| (cut, [rows.channels, count]));
     // SAFETY: the kernels take these arguments, the rows are those of the operands, and the workspace has room for the states
     // of all units.
     unsafe { reduction.enqueue(queue, columns, weight_threads(all), norm.arg()) }

@@ -181,11 +181,11 @@ __device__ inline bool in_range(i64 index, i64 bound) { return (u64)index < (u64
 __device__ inline u64 thread_index() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ inline u64 thread_count() { return (u64)gridDim.x * blockDim.x; }
 
+// n / size, both below 2^31, by a multiplier and a shift that the launcher makes of the size
+__device__ inline u32 divided(u32 n, u32 magic, u32 shift) { return (u32)(((u64)n * magic >> 32) + n >> shift); }
 // One axis of a walk: its size, a multiplier and a shift that divide by it, and each operand's step along it.
 template <int N> struct Axis {
-    u32 size;
-    u32 magic;
-    u32 shift;
+    u32 size, magic, shift;
     int strides[N];
 };
 
@@ -226,7 +226,7 @@ template <int N> __device__ inline Offsets<N> offsets(const Walk<N>& walk, u64 i
 #pragma unroll 1
     for (u32 a = 0; a < walk.axes; ++a) {
         const Axis<N>& axis = walk.axis[a];
-        u32 next = (u32)(((u64)rest * axis.magic >> 32) + rest >> axis.shift);
+        u32 next = divided(rest, axis.magic, axis.shift);
         int place = (int)(rest - next * axis.size);
 #pragma unroll
         for (int k = 0; k < N; ++k) {

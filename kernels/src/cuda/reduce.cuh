@@ -124,13 +124,12 @@ __device__ inline void reduce(O* out, const S* x, typename What::Fold::State* st
             const S* at = x + offsets(kept, row).at[0];
             S none = stored(What::none());
             Line<const S, Reduced> line = {at, {reduced}, reduced.vector != 0};
-            if (Group::ACROSS) {
+            if (Group::ACROSS || reduced.axes != 1) {
                 return What::of(block, line.read(block, none));
             }
             // Along one axis, nothing decides anything between loads.
             Line<const S> straight = {at, {reduced.axis[0].strides[0]}, line.packed};
-            return What::of(block, reduced.axes == 1 ? straight.template read<true>(block, none)
-                                                     : line.template read<true>(block, none));
+            return What::of(block, straight.read(block, none));
         },
         [&](u64 row, typename Fold::State state) { out[row] = What::value(state, all, divisor); });
 }
@@ -142,8 +141,8 @@ __device__ inline void join(O* out, const typename What::Fold::State* states, u6
                      [&](u64 row, typename Fold::State state) { out[row] = What::value(state, all, divisor); });
 }
 
-// Threads of a block, at most: a thread that folds F64 takes twice the registers. Side by side they read more at once in one
-// block, along a row while others of several blocks join what they have.
+// Threads of a block, at most. A thread that folds columns of F64 takes twice the registers. Columns are read faster by one block of
+// many threads, rows by several blocks, of which some read while others join what they have.
 constexpr int THREADS = FLOATS && sizeof(F) == 8 ? 256 : 512;
-template <class Group> constexpr int threads_of = Group::ACROSS ? THREADS : 256;
-template <class Group> constexpr int blocks_at_once = Group::ACROSS || sizeof(F) == 8 ? 1 : 4;
+template <class Group> constexpr int threads_of = Group::ACROSS ? THREADS : 512;
+template <class Group> constexpr int blocks_at_once = Group::ACROSS || sizeof(F) == 8 ? 1 : 2;

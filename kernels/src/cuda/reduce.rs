@@ -13,11 +13,6 @@ use crate::reduction::{Axes, Reduction};
 pub(super) static PROGRAMS: Family =
     family!("reduce", NUMBERS, "rows.cuh", "columns.cuh", "reduce.cuh", "reduce.cu");
 
-/// Threads of a block, at most; as in the program.
-fn most_threads(dtype: DType, group: RowGroup) -> u32 {
-    if dtype == DType::F64 || group != RowGroup::Column { 256 } else { 512 }
-}
-
 /// Threads and units for the axes of a reduction.
 fn threads(axes: &Axes) -> (RowThreads, Units) {
     let (along, across) = (axes.reduced.inner().strides[0], axes.kept.inner().strides[0]);
@@ -117,7 +112,11 @@ pub(super) struct Sharing<'a> {
 
 impl<'a> Sharing<'a> {
     pub(super) fn of(how: Reduction, dtype: DType, axes: &'a Axes) -> Sharing<'a> {
-        let (threads, cut) = threads(axes);
+        let (mut threads, cut) = threads(axes);
+        // As the kernels' registers allow.
+        if threads.group == RowGroup::Column && dtype != DType::F64 {
+            threads.warps *= 2;
+        }
         let divisor = match how {
             Reduction::Var { correction, .. } => (axes.reduced.elements as f64 - correction).max(0.0),
             _ => 0.0,
@@ -148,17 +147,10 @@ impl<'a> Sharing<'a> {
             reduced = reduced.vectors(lanes, [(std::ptr::null(), 1)]);
         }
         let kept = Walk::of(queue.op(), &axes.kept)?;
-        let grid = threads.grid_of(queue, most_threads(dtype, threads.group), cut);
+        let grid = threads.grid(queue, cut);
         let mut args: SmallVec<[Arg<'_>; 24]> = SmallVec::from_slice(given);
-        args.extend([
-            out,
-            states,
-            kept.arg(),
-            reduced.arg(),
-            cut.arg(),
-            Arg::U32(threads.lanes),
-            Arg::F64(divisor),
-        ]);
+        args.extend([out, states, kept.arg(), reduced.arg(), cut.arg()]);
+        args.extend([Arg::U32(threads.lanes), Arg::F64(divisor)]);
         // SAFETY: the caller promises that the kernel takes what is given and what all reductions do, and that
         // inputs, output and workspace have what the axes and units ask for.
         unsafe { queue.kernel(program, kernel, grid, &args)? };

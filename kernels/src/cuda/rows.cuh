@@ -1,19 +1,17 @@
 // Groups of threads that fold the elements of a row, in one order whatever the group.
 //
-// A row is cut into blocks of 1024. In a block element i goes to lane i / 4 % 32, so that a lane reads four neighbours at once;
+// A row is cut into blocks of 512. In a block element i goes to lane i / 4 % 32, so that a lane reads four neighbours at once;
 // lanes are joined as a tree, lane l with l + 16, then with l + 8, and so on. 32 neighbouring blocks are a part, and are joined
 // as the same tree. Several parts' values go to lanes in turn, part p to p % 32, and are joined as that tree again. Neither
 // strides, nor the number of threads, nor what else runs shows in the result.
 
 enum : u32 { FULL = 0xffffffff };
 constexpr u32 LANES = 32;
-constexpr u32 BLOCK = 1024;
+constexpr u32 BLOCK = 512;
 // Blocks of a part.
 enum : u32 { PART_BLOCKS = 32 };
 // Neighbours that a lane reads at once, a pack; packs and elements of a block that are one lane's.
 enum : int { PACK = 4, EACH = BLOCK / LANES, PACKS = EACH / PACK };
-// Packs that a thread may have of a row with fewer threads than a warp.
-enum : int { SHORT = 4 };
 
 template <class T> __device__ inline T shuffle(T x, u32 from) { return __shfl_sync(FULL, x, from); }
 
@@ -95,8 +93,10 @@ template <class T> struct LogSum {
     // exp(x - m), also where both are the same infinity.
     __device__ static T term(T x, T m) { return x == m ? (T)1 : exp_of(x - m); }
     __device__ static State join(State a, State b) {
-        T m = larger_of(a.first, b.first);
-        return {m, mul_rounded(a.second, term(a.first, m)) + mul_rounded(b.second, term(b.first, m))};
+        // The other term is 1.
+        bool less = a.first < b.first;
+        T m = less ? b.first : a.first, scale = term(less ? a.first : b.first, m);
+        return {m, less ? mul_rounded(a.second, scale) + b.second : a.second + mul_rounded(b.second, scale)};
     }
     // Rounded by itself, whatever is done with it.
     __device__ static T value(State state) { return add_rounded(state.first, log_of(state.second)); }
@@ -121,7 +121,7 @@ template <class T> struct Deviations {
         if (a.count == 0 || b.count == 0) {
             return a.count == 0 ? b : a;
         }
-        T all = a.count + b.count, share = b.count / all, between = b.mean - a.mean;
+        T all = a.count + b.count, share = a.count == b.count ? (T)0.5 : b.count / all, between = b.mean - a.mean;
         f64 square = mul_rounded((f64)between, (f64)between);
         return {all, a.mean + mul_rounded(between, share),
                 a.squares + b.squares + mul_rounded(square, (f64)mul_rounded(a.count, share))};
@@ -139,7 +139,7 @@ template <class F> __device__ inline typename F::State join_lanes(typename F::St
     return moved(state, From{threadIdx.x % LANES & ~(lanes - 1)});
 }
 
-// A block as a thread sees it that is number `lane` of `lanes`, a power of two. Fewer than 32 have SHORT packs each at most.
+// A block as a thread sees it that is number `lane` of `lanes`, a power of two.
 struct BlockLane {
     u32 lane;
     u32 lanes;
@@ -157,8 +157,9 @@ struct BlockLane {
             count = count * PACK + (behind < PACK ? behind : PACK);
         }
     }
-    // The element in a slot.
-    __device__ u64 at(int slot) const { return first + (slot / PACK * lanes + lane) * PACK + slot % PACK; }
+    // The thread's first element, and that in a slot.
+    __device__ u64 own() const { return first + lane * PACK; }
+    __device__ u64 at(int slot) const { return own() + (slot / PACK * lanes * PACK + slot % PACK); }
     // The slot of an element, -1 if it is not the thread's.
     __device__ int slot_of(u64 i) const {
         u32 behind = (u32)(i - first), pack = behind / PACK;
@@ -193,7 +194,7 @@ template <class F, class Of> __device__ inline typename F::State fold_lane(const
         return first;
     }
     typename F::State second = of(PACK, 2 * PACK), third = of(2 * PACK, 3 * PACK);
-    return F::join(F::join(first, third), F::join(second, of(3 * PACK, SHORT * PACK)));
+    return F::join(F::join(first, third), F::join(second, of(3 * PACK, PACKS * PACK)));
 }
 // The fold of values `at(slot)`, one after the other. In a pack that is not whole there are others behind them, which must not show.
 template <class F, class At> __device__ inline typename F::State fold_between(int from, int to, u32 count, At at) {
@@ -221,11 +222,28 @@ template <class T, class At> __device__ inline Deviation<T> deviation_of(const B
     });
 }
 
-// What a lane holds of a block, as it is stored.
-template <class S> struct Held {
-    Pack<S, PACK> packs[PACKS];
+// A pack as words in memory, and element `v` of it.
+template <class S> using Words = Pack<u32, PACK * sizeof(S) / sizeof(u32)>;
+template <class S> union PackOf {
+    S elements[PACK];
+    Words<S> words;
+};
+template <class S> __device__ inline Opmath<S> element_of(const Words<S>& words, int v) {
+    PackOf<S> pack;
+    pack.words = words;
+    return pack.elements[v];
+}
+// One instruction instead of two.
+template <> __device__ inline f32 element_of<bf16>(const Words<bf16>& words, int v) {
+    return __uint_as_float(v % 2 == 0 ? words.at[v / 2] << 16 : words.at[v / 2] & 0xffff0000);
+}
 
-    __device__ Opmath<S> operator[](int slot) const { return packs[slot / PACK].at[slot % PACK]; }
+// A lane's elements of a block, as they are computed with.
+template <class S> struct Held {
+    Opmath<S> at[EACH];
+
+    __device__ Opmath<S> operator[](int slot) const { return at[slot]; }
+    __device__ Opmath<S>& operator[](int slot) { return at[slot]; }
 };
 
 // Elements a step apart.
@@ -234,13 +252,15 @@ struct Step {
 
     __device__ i64 operator()(u64 i) const { return (i64)i * step; }
 };
-template <class S> struct ElementOf {
-    using Type = S;
-};
-template <class S> struct ElementOf<const S> {
-    using Type = S;
-};
-template <class S> using Element = typename ElementOf<S>::Type;
+// Where a lane's pack `k` lies that can be read at once.
+template <class S> __device__ inline S* pack_at(S* at, const Step& place, const BlockLane& block, int k) {
+    return at + block.own() + k * block.lanes * PACK;
+}
+template <class S, class Place> __device__ inline S* pack_at(S* at, const Place& place, const BlockLane& block, int k) {
+    return at + place(block.at(k * PACK));
+}
+template <class S> __device__ S element_type(const S*);
+template <class S> using Element = decltype(element_type((S*)nullptr));
 // A row in memory, of which element `i` lies at `place(i)`. If it is `packed`, four that a lane has next to each other lie so in
 // memory, too, and can be read at once.
 template <class S, class Place = Step> struct Line {
@@ -248,8 +268,7 @@ template <class S, class Place = Step> struct Line {
     Place place;
     bool packed;
 
-    __device__ S* pack(const BlockLane& block, int k) const { return at + place(block.at(k * PACK)); }
-    __device__ S& one(const BlockLane& block, int k, int v) const { return at[place(block.at(k * PACK) + v)]; }
+    __device__ S* pack(const BlockLane& block, int k) const { return pack_at(at, place, block, k); }
 
     // Pack `k` of a lane's; `none` where there is no element.
     __device__ Pack<Element<S>, PACK> read(const BlockLane& block, int k, Element<S> none) const {
@@ -259,38 +278,34 @@ template <class S, class Place = Step> struct Line {
         }
 #pragma unroll
         for (int v = 0; v < PACK; ++v) {
-            values.at[v] = k * PACK + v < block.count ? one(block, k, v) : none;
+            values.at[v] = k * PACK + v < block.count ? at[place(block.at(k * PACK) + v)] : none;
         }
         return values;
     }
-    // All packs with elements; `none` is what follows the last element. Nothing stands between the loads: what a lane does not
-    // have, it reads from elsewhere in the row; but SPARING of registers, it reads single elements pack by pack.
-    template <bool SPARING = false>
+    // All elements; `none` is what follows the last one.
     __device__ Held<Element<S>> read(const BlockLane& block, Element<S> none = Element<S>()) const {
-        Held<Element<S>> held = {};
-        if (block.count == 0) {
-            return held;
-        }
+        Held<Element<S>> held;
         if (packed && block.count % PACK == 0) {
+            PackOf<Element<S>> empty = {{none, none, none, none}};
+            Words<Element<S>> packs[PACKS];
 #pragma unroll
             for (int k = 0; k < PACKS; ++k) {
-                if (block.lanes < LANES && k * PACK >= block.count) {
-                    break;
+                packs[k] = empty.words;
+                if (k * PACK < block.count) {
+                    packs[k] = *(const Words<Element<S>>*)pack(block, k);
                 }
-                held.packs[k] = *(const Pack<Element<S>, PACK>*)pack(block, k * PACK < block.count ? k : 0);
+            }
+#pragma unroll
+            for (int slot = 0; slot < EACH; ++slot) {
+                held[slot] = element_of<Element<S>>(packs[slot / PACK], slot % PACK);
             }
             return held;
         }
 #pragma unroll
-        for (int k = 0; k < PACKS; ++k) {
-            if ((SPARING || block.lanes < LANES) && k * PACK >= block.count) {
-                break;
-            }
-#pragma unroll
-            for (int v = 0; v < PACK; ++v) {
-                bool exists = k * PACK + v < block.count;
-                Element<S> value = at[place(block.at(exists ? k * PACK + v : 0))];
-                held.packs[k].at[v] = exists ? value : none;
+        for (int slot = 0; slot < EACH; ++slot) {
+            held[slot] = none;
+            if (slot < block.count) {
+                held[slot] = at[place(block.at(slot))];
             }
         }
         return held;
@@ -302,19 +317,20 @@ template <class S, class Place = Step> struct Line {
             if (k * PACK >= block.count) {
                 break;
             }
-            Pack<S, PACK> values;
+            PackOf<S> values;
 #pragma unroll
             for (int v = 0; v < PACK; ++v) {
-                values.at[v] = of(k * PACK + v);
+                values.elements[v] = of(k * PACK + v);
             }
             if (packed && k * PACK + PACK <= block.count) {
-                *(Pack<S, PACK>*)pack(block, k) = values;
+                *(Words<S>*)pack(block, k) = values.words;
                 continue;
             }
+            // From last to first: otherwise the compiler hoists the first store out of both branches and splits the store of words.
 #pragma unroll
-            for (int v = 0; v < PACK; ++v) {
+            for (int v = PACK - 1; v >= 0; --v) {
                 if (k * PACK + v < block.count) {
-                    one(block, k, v) = values.at[v];
+                    at[place(block.at(k * PACK) + v)] = values.elements[v];
                 }
             }
         }
@@ -369,19 +385,25 @@ struct BlockGroup {
     __device__ bool leads() const { return threadIdx.x == 0; }
 
     __device__ BlockLane block(u64 number, u64 len) const { return BlockLane(lane(), LANES, number * BLOCK, len); }
+    template <class State> __device__ void put(State* states, u32 turn, State state) const {
+        if (lane() == 0) {
+            states[turn] = state;
+        }
+    }
+    // Joins what all warps have put there, and leaves it to be written again.
+    template <class F> __device__ typename F::State join_states(const typename F::State* states, u32 count) const {
+        __syncthreads();
+        typename F::State state = join_lanes<F>(lane() < count ? states[lane()] : F::empty(), LANES);
+        __syncthreads();
+        return state;
+    }
     template <class F, class Of> __device__ typename F::State fold_part(u64 start, u32 most, u64 all, u64 len, Of of) const {
         __shared__ typename F::State states[PART_BLOCKS];
         u32 blocks = blocks_from(start, most, all);
         for (u32 turn = warp(); turn < blocks; turn += warps()) {
-            typename F::State state = join_lanes<F>(of(block(start + turn, len)), LANES);
-            if (lane() == 0) {
-                states[turn] = state;
-            }
+            put(states, turn, join_lanes<F>(of(block(start + turn, len)), LANES));
         }
-        __syncthreads();
-        typename F::State state = join_lanes<F>(lane() < blocks ? states[lane()] : F::empty(), LANES);
-        __syncthreads();
-        return state;
+        return join_states<F>(states, blocks);
     }
     template <class F, class Of> __device__ typename F::State fold_blocks(u64 all, u64 len, Of of) const {
         typename F::State joined = F::empty();
@@ -409,27 +431,26 @@ struct WideGroup : BlockGroup {
 
     __device__ explicit WideGroup(u32 lanes) : BlockGroup(lanes) {}
     __device__ BlockLane near(u64 len) const { return block(warp(), len); }
+    template <class F, class Of> __device__ typename F::State fold_blocks(u64, u64 len, Of of) const {
+        __shared__ typename F::State states[PART_BLOCKS];
+        put(states, warp(), join_lanes<F>(of(near(len)), LANES));
+        return join_states<F>(states, warps());
+    }
     template <class Body> __device__ void each_block(u64 len, Body body) const { body(near(len)); }
 };
 
-// A row in memory as a thread reads blocks of it; `none` is behind its last element.
-template <class Group, class S> struct LineOf {
-    const Line<const S>& line;
+// What a thread keeps of a row, or reads again and again: `From` reads blocks of it, with `none` behind the last element.
+template <class Group, class S, class From = Line<const S>, bool HOLDS = Group::HOLDS> struct RowOf {
+    From from;
     S none;
 
-    __device__ Held<S> read(const BlockLane& block) const { return line.template read<!Group::ACROSS>(block, none); }
-};
-// What a thread keeps of a row, or reads again and again: `From` reads blocks of it.
-template <class Group, class S, class From = LineOf<Group, S>, bool HOLDS = Group::HOLDS> struct RowOf {
-    From from;
-
-    __device__ RowOf(const Group&, const From& from, u64) : from(from) {}
-    __device__ Held<S> read(const BlockLane& block) const { return from.read(block); }
+    __device__ RowOf(const Group&, const From& from, u64, S none = S()) : from(from), none(none) {}
+    __device__ Held<S> read(const BlockLane& block) const { return from.read(block, none); }
 };
 template <class Group, class S, class From> struct RowOf<Group, S, From, true> {
     Held<S> held;
 
-    __device__ RowOf(const Group& group, const From& from, u64 len) : held(from.read(group.near(len))) {}
+    __device__ RowOf(const Group& group, const From& from, u64 len, S none = S()) : held(from.read(group.near(len), none)) {}
     __device__ const Held<S>& read(const BlockLane&) const { return held; }
 };
 
@@ -555,33 +576,32 @@ __device__ inline void fold_units(u64 rows, u64 all, const Units& cut, u32 lanes
         }
     });
 }
-// How many states of a lane are read ahead.
-enum : int { STATES_AHEAD = 16 };
 // Joins the states of each row's units, in the order of `fold_blocks`, and calls `done(row, state)`.
 template <class F, class Done>
 __device__ inline void join_units(u64 rows, const Units& cut, u32 lanes, const typename F::State* states, Done done) {
+    using State = typename F::State;
+    if (cut.blocks == 1 && cut.units > PART_BLOCKS) {
+        // A warp joins the blocks of a part.
+        __shared__ State joined[LANES];
+        for_rows<BlockGroup>(rows, LANES, [&](const BlockGroup& group, u64 row, bool) {
+            u32 parts = (cut.units + PART_BLOCKS - 1) / PART_BLOCKS;
+            for (u32 part = group.warp(); part < parts; part += group.warps()) {
+                u32 unit = part * PART_BLOCKS + group.lane(), turn = part % LANES;
+                State state = join_lanes<F>(unit < cut.units ? states[row * cut.units + unit] : F::empty(), LANES);
+                group.put(joined, turn, part < LANES ? state : F::join(joined[turn], state));
+            }
+            State state = group.template join_states<F>(joined, min(parts, LANES));
+            if (group.leads()) {
+                done(row, state);
+            }
+        });
+        return;
+    }
     for_rows<WarpGroup>(rows, lanes, [&](const WarpGroup& group, u64 row, bool exists) {
-        const typename F::State* own = states + (exists ? row : 0) * cut.units;
-        typename F::State joined = F::empty();
-        for (u32 start = 0; start < cut.units; start += lanes * STATES_AHEAD) {
-            typename F::State states[STATES_AHEAD];
-#pragma unroll
-            for (int k = 0; k < STATES_AHEAD; ++k) {
-                u32 unit = start + k * lanes + group.lane();
-                states[k] = unit < cut.units ? own[unit] : F::empty();
-            }
-#pragma unroll
-            for (int k = 0; k < STATES_AHEAD; ++k) {
-                u32 first = start + k * lanes;
-                if (first >= cut.units) {
-                    break;
-                }
-                if (cut.blocks == 1 && cut.units > PART_BLOCKS) {
-                    states[k] = join_lanes<F>(states[k], lanes);
-                    states[k] = group.lane() == first / PART_BLOCKS % LANES ? states[k] : F::empty();
-                }
-                joined = F::join(joined, states[k]);
-            }
+        State joined = F::empty();
+#pragma unroll 8
+        for (u32 unit = exists ? group.lane() : cut.units; unit < cut.units; unit += lanes) {
+            joined = F::join(joined, states[row * cut.units + unit]);
         }
         joined = join_lanes<F>(joined, lanes);
         if (exists && group.leads()) {
@@ -591,22 +611,24 @@ __device__ inline void join_units(u64 rows, const Units& cut, u32 lanes, const t
 }
 
 // Blocks of threads that a multiprocessor holds at least, for kernels that keep a row's elements in registers.
-template <class T> constexpr int blocks_of = sizeof(T) == 8 ? 1 : 2;
+template <class T> constexpr int blocks_of = sizeof(T) == 8 ? 1 : 3;
+// Threads of a block that holds a row, a warp for each block of elements.
+template <class T> constexpr int wide_of = sizeof(T) == 8 ? 256 : 896;
 
 // The kernels of an op for each group: NAME_<group>_<dtype>, whose body may name its `Group`.
-#define GROUP_KERNEL(blocks, name, group, GROUP, parameters, ...)                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS, blocks) NAMED(name##_##group, DTYPE) parameters { \
+#define GROUP_KERNEL(threads, blocks, name, group, GROUP, parameters, ...)                                  \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) NAMED(name##_##group, DTYPE) parameters { \
         using Group = GROUP;                                                                                \
         __VA_ARGS__;                                                                                        \
     }
-#define WEIGHT_KERNELS(name, parameters, ...)                         \
-    GROUP_KERNEL(1, name, warp, WarpGroup, parameters, __VA_ARGS__)   \
-    GROUP_KERNEL(1, name, block, BlockGroup, parameters, __VA_ARGS__) \
-    GROUP_KERNEL(1, name, column, ColumnGroup, parameters, __VA_ARGS__)
-#define ROW_KERNELS(wide_blocks, name, parameters, ...)                        \
-    GROUP_KERNEL(blocks_of<T>, name, warp, WarpGroup, parameters, __VA_ARGS__) \
-    GROUP_KERNEL(wide_blocks, name, wide, WideGroup, parameters, __VA_ARGS__)  \
-    GROUP_KERNEL(blocks_of<T>, name, block, BlockGroup, parameters, __VA_ARGS__)
-#define GROUP_KERNELS(name, parameters, ...)                 \
-    ROW_KERNELS(blocks_of<T>, name, parameters, __VA_ARGS__) \
-    GROUP_KERNEL(1, name, column, ColumnGroup, parameters, __VA_ARGS__)
+#define WEIGHT_KERNELS(name, parameters, ...)                                  \
+    GROUP_KERNEL(THREADS, 1, name, warp, WarpGroup, parameters, __VA_ARGS__)   \
+    GROUP_KERNEL(512, 1, name, block, BlockGroup, parameters, __VA_ARGS__)     \
+    GROUP_KERNEL(THREADS, 1, name, column, ColumnGroup, parameters, __VA_ARGS__)
+#define ROW_KERNELS(name, parameters, ...)                                               \
+    GROUP_KERNEL(THREADS, blocks_of<T>, name, warp, WarpGroup, parameters, __VA_ARGS__)  \
+    GROUP_KERNEL(wide_of<T>, 1, name, wide, WideGroup, parameters, __VA_ARGS__)          \
+    GROUP_KERNEL(wide_of<T>, 1, name, block, BlockGroup, parameters, __VA_ARGS__)
+#define GROUP_KERNELS(name, parameters, ...)      \
+    ROW_KERNELS(name, parameters, __VA_ARGS__)    \
+    GROUP_KERNEL(THREADS, 1, name, column, ColumnGroup, parameters, __VA_ARGS__)

@@ -5,14 +5,14 @@ use device::{DType, Result};
 use smallvec::SmallVec;
 
 use super::Family;
-use super::walk::{ByValue, THREADS, blocks};
+use super::walk::{ByValue, blocks};
 
 /// Lanes of a row's block, and threads of a warp.
 pub(super) const LANES: usize = 32;
 /// Elements that lie next to each other in a lane.
 pub(super) const PACK: usize = 4;
 /// Elements that are folded before blocks are joined.
-pub(super) const BLOCK: usize = 1024;
+pub(super) const BLOCK: usize = 512;
 /// Packs of a short row that a thread has, at most; as in the program.
 const SHORT: usize = 4;
 /// Threads that keep a device busy.
@@ -24,6 +24,8 @@ const COLUMNS: usize = 32;
 /// Packs of columns that a block of threads has at once where they lie side by side, and threads for one, or twice and half as many.
 const BESIDE: u32 = 8;
 const DOWN: u32 = LANES as u32;
+/// Warps that hold a row together, at most, of F64 and of other elements.
+const WIDE: [usize; 2] = [8, 28];
 /// Blocks of threads that leave a device idle, and as many as there may be at once.
 pub(super) const FEW: usize = 128;
 pub(super) const SOME: usize = 512;
@@ -39,7 +41,7 @@ const STATE: usize = 24;
 pub(super) enum RowGroup {
     /// Up to a warp, for short rows along memory.
     Warp,
-    /// A block with a warp for each 1024 elements, which are kept in registers.
+    /// A block with a warp for each 512 elements, which are kept in registers.
     Wide,
     /// A block, for longer ones, and where nothing is kept.
     Block,
@@ -53,6 +55,8 @@ pub(super) struct RowThreads {
     pub(super) group: RowGroup,
     /// Threads along a row, a power of two.
     pub(super) lanes: u32,
+    /// Warps of a block, at most.
+    pub(super) warps: usize,
     rows: usize,
     len: usize,
 }
@@ -80,40 +84,38 @@ impl RowThreads {
             RowGroup::Block
         };
         let lanes = if group == RowGroup::Warp { short_lanes(rows, len) } else { lanes(len.div_ceil(PACK)) };
-        RowThreads { group, lanes, rows, len }
+        RowThreads { group, lanes, warps: 8, rows, len }
     }
 
-    /// As [`of`](Self::of), for kernels that go over a row several times, in blocks of at most `most` threads.
-    pub(super) fn holding(rows: usize, len: usize, along: isize, across: isize, most: u32) -> RowThreads {
+    /// As [`of`](Self::of), for kernels that go over a row several times.
+    pub(super) fn holding(rows: usize, len: usize, along: isize, across: isize, dtype: DType) -> RowThreads {
         let threads = RowThreads::of(rows, len, along, across);
+        let warps = WIDE[usize::from(dtype != DType::F64)];
         match threads.group {
-            RowGroup::Block if len <= most as usize / LANES * BLOCK => {
-                RowThreads { group: RowGroup::Wide, ..threads }
-            }
+            RowGroup::Block if len <= warps * BLOCK => RowThreads { group: RowGroup::Wide, warps, ..threads },
+            RowGroup::Block => RowThreads { warps: warps.min(8 << usize::from(rows < SOME)), ..threads },
             _ => threads,
         }
     }
 
-    /// Blocks of at most `most` threads, 256 or more. The result does not depend on it.
-    pub(super) fn grid(&self, queue: &Queue<'_>, most: u32) -> Grid {
-        self.grid_of(queue, most, Units::WHOLE)
-    }
-
-    /// The same for rows that are cut.
-    pub(super) fn grid_of(&self, queue: &Queue<'_>, most: u32, cut: Units) -> Grid {
+    /// Blocks of threads for rows that are cut so. The result does not depend on them.
+    pub(super) fn grid(&self, queue: &Queue<'_>, cut: Units) -> Grid {
         let (rows, units) = (self.rows as u64, u64::from(cut.units));
         match self.group {
             RowGroup::Warp => {
-                let threads = 256;
+                // Few threads are spread over all multiprocessors.
+                let threads =
+                    if self.rows * self.lanes as usize * cut.units as usize > BUSY / 2 { 256 } else { 64 };
                 blocks(queue, rows.div_ceil(u64::from(threads / self.lanes)) * units, threads)
             }
             RowGroup::Wide | RowGroup::Block => {
-                let warps = self.len.div_ceil(BLOCK).next_power_of_two().min(LANES) as u32;
-                blocks(queue, rows * units, (warps * LANES as u32).min(most))
+                let warps = self.len.div_ceil(BLOCK).min(self.warps);
+                blocks(queue, rows * units, (warps * LANES) as u32)
             }
             RowGroup::Column => {
                 let down = self.lanes.min(LANES as u32 / 2);
-                let width = (most / down).min(rows.next_power_of_two().min(LANES as u64) as u32);
+                let width = ((self.warps * LANES) as u32 / down)
+                    .min(rows.next_power_of_two().min(LANES as u64) as u32);
                 let mut grid = blocks(queue, rows.div_ceil(u64::from(width)) * units, width * down);
                 grid.threads = [width, down, 1];
                 grid
@@ -135,7 +137,9 @@ impl RowThreads {
             }
             group => (group, PART),
         };
-        (RowThreads { group, ..threads }, Units::of(blocks, each))
+        // A power of two, as the blocks of a part are. If there are many, several blocks share a multiprocessor's registers.
+        let warps = 8 << usize::from(rows.saturating_mul(blocks.div_ceil(each)) < SOME);
+        (RowThreads { group, warps, ..threads }, Units::of(blocks, each))
     }
 }
 
@@ -152,7 +156,7 @@ unsafe impl ByValue for Units {}
 
 impl Units {
     /// Rows that are not cut.
-    const WHOLE: Units = Units { units: 1, blocks: PART as u32 };
+    pub(super) const WHOLE: Units = Units { units: 1, blocks: PART as u32 };
 
     /// Rows of so many blocks in units of `each`, which is 1 or those of a part.
     fn of(blocks: usize, each: usize) -> Units {
@@ -198,7 +202,9 @@ impl Units {
     /// The grid of that kernel, and its lanes of a row.
     pub(super) fn join(self, queue: &Queue<'_>, rows: usize) -> (Grid, u32) {
         let lanes = lanes(self.units as usize);
-        (blocks(queue, (rows as u64).div_ceil(u64::from(256 / lanes)), 256), lanes)
+        // A row of many single blocks has all threads of a block.
+        let each = if self.blocks == 1 && self.units as usize > PART { 256 } else { lanes };
+        (blocks(queue, (rows as u64).div_ceil(u64::from(256 / each)), 256), lanes)
     }
 }
 
@@ -240,7 +246,7 @@ impl RowReduction<'_> {
             kernel("columns", cut.grid_beside(queue, rows), &args)?;
         } else {
             args.extend([numbers, states, cut.arg(), Arg::U32(threads.lanes)]);
-            kernel(threads.group.name(), threads.grid_of(queue, THREADS, cut), &args)?;
+            kernel(threads.group.name(), threads.grid(queue, cut), &args)?;
         }
         if !cut.are_joined() {
             return Ok(());

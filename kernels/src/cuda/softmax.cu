@@ -1,7 +1,7 @@
 // Softmax, its logarithm, their gradients, and cross-entropy: each row is read once, kept in registers as far as it fits,
 // folded, and written. `out` may be an input: each element is read and written by one thread. Elements are stored as S.
 
-// Threads of a block, at most: few enough that the elements they hold stay in registers.
+// Threads of a block of warps with rows of their own, or of columns: few enough that the elements they hold stay in registers.
 constexpr int THREADS = 256;
 
 struct Rows {
@@ -39,9 +39,9 @@ __device__ inline void softmax(S* out, const S* x, const Walk<2>& kept, const Ro
     for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
         Offsets<2> at = offsets(kept, exists ? row : 0);
         auto to = rows.line(out + at.at[0], 0);
-        auto from = rows.line(x + at.at[1], 1);
+        Line<const S> from = rows.line(x + at.at[1], 1);
         u64 all = rows.len, len = exists ? all : 0;
-        RowOf<Group, S> row_x(group, {from, least()}, len);
+        RowOf<Group, S> row_x(group, from, len, least());
         T largest = group.template fold_blocks<Max<T>>(all, len, [&](const BlockLane& block) {
             const Held<S>& x = row_x.read(block);
             return fold_slots<Max<T>>(block, [&](int slot) -> T { return x[slot]; });
@@ -68,7 +68,7 @@ __device__ inline void softmax_grad(S* out, const S* y, const S* g, const Walk<3
         auto from_y = rows.line(y + at.at[1], 1);
         auto from_g = rows.line(g + at.at[2], 2);
         u64 len = exists ? rows.len : 0;
-        RowOf<Group, S> row_y(group, {from_y}, len), row_g(group, {from_g}, len);
+        RowOf<Group, S> row_y(group, from_y, len), row_g(group, from_g, len);
         T sum = group.template fold_blocks<Sum<T>>(rows.len, len, [&](const BlockLane& block) {
             const Held<S>&ys = row_y.read(block), &gs = row_g.read(block);
             return fold_slots<Sum<T>>(block, [&](int slot) { return LOG ? gs[slot] : mul_rounded(gs[slot], ys[slot]); });

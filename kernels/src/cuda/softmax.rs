@@ -4,7 +4,7 @@ use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 use smallvec::SmallVec;
 
-use super::rows::{PACK, RowThreads};
+use super::rows::{PACK, RowThreads, Units};
 use super::walk::{ByValue, Walk};
 use super::{Family, family};
 use crate::command::Address;
@@ -12,9 +12,6 @@ use crate::layout::Loops;
 use crate::loops::Rows;
 
 pub(super) static PROGRAMS: Family = family!("softmax", FLOATS, "rows.cuh", "softmax.cu");
-
-/// Threads of a block, at most; as in the program.
-const THREADS: u32 = 256;
 
 /// Rows as the kernels take them.
 pub(super) struct RowArgs<const N: usize> {
@@ -45,7 +42,7 @@ impl<const N: usize> RowArgs<N> {
         Ok(RowArgs {
             kept: Walk::of(op, kept)?,
             rows,
-            threads: RowThreads::holding(kept.elements, len, steps[x], kept.inner().strides[x], THREADS),
+            threads: RowThreads::holding(kept.elements, len, steps[x], kept.inner().strides[x], dtype),
         })
     }
 
@@ -63,7 +60,7 @@ impl<const N: usize> RowArgs<N> {
         let mut args: SmallVec<[Arg<'_>; 10]> = operands.iter().map(|&at| at.into()).collect();
         args.extend([self.kept.arg(), self.rows.arg(), Arg::U32(self.threads.lanes)]);
         args.extend_from_slice(more);
-        let (name, grid) = ([kernel, self.threads.group.name()], self.threads.grid(queue, THREADS));
+        let (name, grid) = ([kernel, self.threads.group.name()], self.threads.grid(queue, Units::WHOLE));
         // SAFETY: the caller's promise.
         unsafe { PROGRAMS.kernel(queue, &name, dtype, grid, &args) }
     }

@@ -43,10 +43,10 @@ unsafe impl<const N: usize> ByValue for [i64; N] {}
 /// `Axis` of the prelude.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Axis<const N: usize> {
+pub(super) struct Axis<const N: usize> {
     size: u32,
-    magic: u32,
-    shift: u32,
+    pub(super) magic: u32,
+    pub(super) shift: u32,
     strides: [i32; N],
 }
 
@@ -142,7 +142,7 @@ pub(super) fn plane_blocks(queue: &Queue<'_>, size: usize, planes: usize) -> Gri
 }
 
 impl<const N: usize> Axis<N> {
-    fn of(axis: &LoopAxis<N>) -> Axis<N> {
+    pub(super) fn of(axis: &LoopAxis<N>) -> Axis<N> {
         // The size of a single axis may not fit, and is not used.
         let size = u32::try_from(axis.size).unwrap_or(u32::MAX).max(1);
         let shift = size.next_power_of_two().trailing_zeros().min(31);

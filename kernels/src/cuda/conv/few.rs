@@ -7,9 +7,9 @@ use super::Convolution;
 use super::{DIRECT, FEW};
 use crate::command::Address;
 use crate::cuda::libraries::ConvPass;
-use crate::cuda::rows::RowThreads;
+use crate::cuda::rows::{BLOCK, RowThreads, Units};
 use crate::cuda::type_name;
-use crate::cuda::walk::{ByValue, MAX_Y, THREADS};
+use crate::cuda::walk::{ByValue, MAX_Y};
 use crate::geometry::ConvGeometry;
 
 /// Whether filters see all channels, at all places, without steps.
@@ -87,8 +87,8 @@ unsafe impl ByValue for Cut {}
 
 impl Few {
     const BLOCKS: usize = 256;
-    /// Of those that have parts of images.
-    const MORE_BLOCKS: usize = 1024;
+    /// Of those that have parts of images: as many sums as a warp joins.
+    const MORE_BLOCKS: usize = BLOCK;
     const THREADS: usize = 512;
     /// Elements of a filter's row, at most.
     const WIDEST: usize = 8;
@@ -184,7 +184,7 @@ impl Convolution<'_> {
         let threads = RowThreads::of(size, count, 1, count as isize);
         let args =
             [w.into(), parts.into(), Arg::U64(count as u64), Arg::U64(size as u64), Arg::U32(threads.lanes)];
-        let grid = threads.grid(self.queue, THREADS);
+        let grid = threads.grid(self.queue, Units::WHOLE);
         // SAFETY: the kernel takes these arguments, and there are as many parts.
         unsafe { FEW.kernel(self.queue, &["few_weight_grad_join"], dtype, grid, &args) }
     }

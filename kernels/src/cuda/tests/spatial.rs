@@ -216,6 +216,19 @@ fn windows_side_by_side_need_no_patches() {
     }
 }
 
+/// Of 520 tiles of images, more than a warp has elements of a block.
+#[test]
+fn gradients_of_few_filters_sum_many_tiles() {
+    let Some(both) = both() else { return };
+    let (images, filter, results) = ([130, 1, 64, 64], [3, 1, 3, 3], [130, 3, 62, 62]);
+    both.same("conv2d_weight_grad of many tiles", |stream| {
+        let (x, g) = (whole::<f32>(stream, 1, &images), whole::<f32>(stream, 2, &results));
+        let out = Array::full(stream, 9.0_f32, &filter);
+        let how = (crate::Window::new([3, 3]), 1);
+        launch::<f32>(stream, conv2d_weight_grad(stream, x.view(), g.view(), how, out.view())).map(|()| out)
+    });
+}
+
 /// So many filters, or so large patches, that a workspace takes two of the three images at a time.
 fn turns_of<T: Real>() {
     let Some(both) = both_ways().last() else { return };

@@ -195,7 +195,7 @@ __device__ inline void sum_sorted(S* out, const S* base, u32 width, const Walk<2
         S * out, const S* base, const u32* order, const u32* keys, u32 share, u32 width, const __grid_constant__ Walk<2> columns, \
         ARGS()) {                                                                                                                 \
         order ? sum_sorted<V>(out, base, width, columns, SOURCE(), order, keys)                                                   \
-              : sum_few<V>(out, base, share, width, columns, SOURCE(), fault);                                                           \
+              : sum_few<V>(out, base, share, width, columns, SOURCE(), fault);                                                    \
     }
 #define INDEXED_SUMS(name, ARGS, SOURCE)   \
     INDEXED_KERNEL(name, 1, ARGS, SOURCE)  \

@@ -194,7 +194,7 @@ template <class F, class Of> __device__ inline typename F::State fold_lane(const
         return first;
     }
     typename F::State second = of(PACK, 2 * PACK), third = of(2 * PACK, 3 * PACK);
-    return F::join(F::join(first, third), F::join(second, of(3 * PACK, PACKS * PACK)));
+    return F::join(F::join(first, third), F::join(second, of(3 * PACK, EACH)));
 }
 // The fold of values `at(slot)`, one after the other. In a pack that is not whole there are others behind them, which must not show.
 template <class F, class At> __device__ inline typename F::State fold_between(int from, int to, u32 count, At at) {
@@ -278,7 +278,7 @@ template <class S, class Place = Step> struct Line {
         }
 #pragma unroll
         for (int v = 0; v < PACK; ++v) {
-            values.at[v] = k * PACK + v < block.count ? at[place(block.at(k * PACK) + v)] : none;
+            values.at[v] = k * PACK + v < block.count ? at[place(block.at(k * PACK + v))] : none;
         }
         return values;
     }
@@ -330,7 +330,7 @@ template <class S, class Place = Step> struct Line {
 #pragma unroll
             for (int v = PACK - 1; v >= 0; --v) {
                 if (k * PACK + v < block.count) {
-                    at[place(block.at(k * PACK) + v)] = values.elements[v];
+                    at[place(block.at(k * PACK + v))] = values.elements[v];
                 }
             }
         }

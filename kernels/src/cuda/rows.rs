@@ -13,8 +13,8 @@ pub(super) const LANES: usize = 32;
 pub(super) const PACK: usize = 4;
 /// Elements that are folded before blocks are joined.
 pub(super) const BLOCK: usize = 512;
-/// Packs of a short row that a thread has, at most; as in the program.
-const SHORT: usize = 4;
+/// Packs of a block that are one lane's, and of a short row that are one thread's, at most.
+const PACKS: usize = BLOCK / LANES / PACK;
 /// Threads that keep a device busy.
 const BUSY: usize = 1 << 16;
 /// Blocks of a part.
@@ -55,7 +55,7 @@ pub(super) struct RowThreads {
     pub(super) group: RowGroup,
     /// Threads along a row, a power of two.
     pub(super) lanes: u32,
-    /// Warps of a block, at most.
+    /// Warps of a block, at most, as the kernels are bounded.
     pub(super) warps: usize,
     rows: usize,
     len: usize,
@@ -93,7 +93,7 @@ impl RowThreads {
         let warps = WIDE[usize::from(dtype != DType::F64)];
         match threads.group {
             RowGroup::Block if len <= warps * BLOCK => RowThreads { group: RowGroup::Wide, warps, ..threads },
-            RowGroup::Block => RowThreads { warps: warps.min(8 << usize::from(rows < SOME)), ..threads },
+            RowGroup::Block => RowThreads { warps, ..threads },
             _ => threads,
         }
     }
@@ -108,9 +108,11 @@ impl RowThreads {
                     if self.rows * self.lanes as usize * cut.units as usize > BUSY / 2 { 256 } else { 64 };
                 blocks(queue, rows.div_ceil(u64::from(threads / self.lanes)) * units, threads)
             }
-            RowGroup::Wide | RowGroup::Block => {
-                let warps = self.len.div_ceil(BLOCK).min(self.warps);
-                blocks(queue, rows * units, (warps * LANES) as u32)
+            RowGroup::Wide => blocks(queue, rows, (self.len.div_ceil(BLOCK) * LANES) as u32),
+            RowGroup::Block => {
+                // A power of two, as the blocks of a part are. If there are many, several blocks share a multiprocessor's registers.
+                let most = self.warps.min(8 << usize::from(rows.saturating_mul(units) < SOME as u64));
+                blocks(queue, rows * units, (self.len.div_ceil(BLOCK).min(most) * LANES) as u32)
             }
             RowGroup::Column => {
                 let down = self.lanes.min(LANES as u32 / 2);
@@ -137,9 +139,7 @@ impl RowThreads {
             }
             group => (group, PART),
         };
-        // A power of two, as the blocks of a part are. If there are many, several blocks share a multiprocessor's registers.
-        let warps = 8 << usize::from(rows.saturating_mul(blocks.div_ceil(each)) < SOME);
-        (RowThreads { group, warps, ..threads }, Units::of(blocks, each))
+        (RowThreads { group, warps: 16, ..threads }, Units::of(blocks, each))
     }
 }
 
@@ -258,7 +258,7 @@ impl RowReduction<'_> {
     }
 }
 
-/// Threads for rows of `len` elements: a warp, or for short rows as many as have `SHORT` packs each, but more if there are few rows.
+/// Threads for rows of `len` elements: a warp, or for short rows as many as have `PACKS` packs each, but more if there are few rows.
 fn short_lanes(rows: usize, len: usize) -> u32 {
     let packs = len.div_ceil(PACK);
     let most = lanes(packs);
@@ -266,7 +266,7 @@ fn short_lanes(rows: usize, len: usize) -> u32 {
         return most;
     }
     // Elements that are read one by one are read by neighbours, if they are few.
-    let short = if len.is_multiple_of(PACK) || packs > 8 { SHORT } else { SHORT / 2 };
+    let short = if len.is_multiple_of(PACK) || packs > 8 { PACKS } else { PACKS / 2 };
     lanes(packs.div_ceil(short)).max(lanes(BUSY.div_ceil(rows.max(1)))).min(most)
 }
 

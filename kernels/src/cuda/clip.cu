@@ -4,7 +4,7 @@ constexpr int THREADS = 256;
 
 // The sum of f(x) over elements next to each other, by all threads of the block.
 template <class O, class F> __device__ inline T sum_of(const O* x, u64 len, F f) {
-    Line<const O> line = {x, {1}, (u64)x % (PACK * sizeof(O)) == 0};
+    Line<const O> line = {x, {}, (u64)x % (PACK * sizeof(O)) == 0};
     return BlockGroup(LANES).fold_blocks<Sum<T>>(len, len, [&](const BlockLane& block) {
         Held<O> held = line.read(block);
         return fold_slots<Sum<T>>(block, [&](int slot) { return f(held[slot]); });

@@ -73,7 +73,7 @@ __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned,
             Sums<V> sums = nothing<V>(), before = sums;
             i64 to = 0;
             if (exists) {
-                row = first_of(1u, owned, [&](u32 row) { return first_runs[row] > run; }) - 1;
+                row = runs == owned ? run : first_of(1u, owned, [&](u32 row) { return first_runs[row] > run; }) - 1;
                 number = run - first_runs[row], of = first_runs[row + 1] - first_runs[row];
                 u32 from = starts[row] + number * RUN, end = min(from + RUN, starts[row + 1]);
                 u32 key = keys ? keys[starts[row]] : first_key + row;

@@ -151,7 +151,9 @@ impl Entries {
         let vectors = self.columns.elements / lanes;
         let width = vectors.next_power_of_two().min(WIDTH);
         let wanted = queue.properties().multiprocessors as usize;
-        let across = vectors.div_ceil(width).min(wanted);
+        // Blocks that have columns of the same rows look at the same entries.
+        let most = if self.is_few() { (2 * wanted).div_ceil(self.keys().div_ceil(OWNED)) } else { wanted };
+        let across = vectors.div_ceil(width).min(most.min(wanted));
         let share = self.keys().div_ceil(wanted / across).clamp(1, OWNED);
         let down = if self.is_few() { self.keys().div_ceil(share) } else { self.count().div_ceil(OWNED) };
         // Rows that begin at a block's positions may be too few for many threads.

@@ -16,7 +16,7 @@ struct RowNorm {
     u32 magic, shift;
 
     __device__ u64 len() const { return channels * inner; }
-    template <class O> __device__ Line<O> line(O* at, u64 row) const { return {at + row * len(), {1}, packed != 0}; }
+    template <class O> __device__ Line<O> line(O* at, u64 row) const { return {at + row * len(), {}, packed != 0}; }
     // Weights from a row's first on; none of none.
     __device__ const T* weights(const T* all, u64 row) const { return all ? all + (groups == 1 ? 0 : row % groups * channels) : all; }
 };
@@ -24,7 +24,7 @@ struct RowNorm {
 // The weights of a lane's pack `k`, or the biases, of which `all` are a row's; `none` if there are none.
 __device__ inline Pack<T, PACK> weights_of(const T* all, const RowNorm& norm, const BlockLane& block, int k, T none) {
     if (all && norm.inner == 1) {
-        return Line<const T>{all, {1}, norm.packed != 0}.read(block, k, none);
+        return Line<const T>{all, {}, norm.packed != 0}.read(block, k, none);
     }
     Pack<T, PACK> weights;
 #pragma unroll

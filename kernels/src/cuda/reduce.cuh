@@ -80,10 +80,11 @@ struct Mean : Plain<Sum<T>> {
 };
 struct LogSumExp {
     using Fold = LogSum<T>;
+    struct Exp {
+        __device__ T operator()(T x) const { return exp_of(x); }
+    };
     __device__ static T none() { return lowest<T>(); }
-    template <class X> __device__ static Two<T> of(const BlockLane& block, const X& x) {
-        return log_sum_slots<T>(block, [&](int slot) -> T { return x[slot]; }, [](T x) { return exp_of(x); });
-    }
+    __device__ static Exponentials<S, Exp> of(const BlockLane& block, const Held<S>& x) { return {block, x}; }
     __device__ static T value(Two<T> state, u64, f64) { return Fold::value(state); }
 };
 struct Squares {
@@ -128,7 +129,7 @@ __device__ inline void reduce(O* out, const S* x, typename What::Fold::State* st
                 return What::of(block, line.read(block, none));
             }
             // Along one axis, nothing decides anything between loads.
-            Line<const S> straight = {at, {reduced.axis[0].strides[0]}, line.packed};
+            Strided<const S> straight = {at, reduced.axis[0].strides[0], line.packed};
             return What::of(block, straight.read(block, none));
         },
         [&](u64 row, typename Fold::State state) { out[row] = What::value(state, all, divisor); });

@@ -157,9 +157,8 @@ struct BlockLane {
             count = count * PACK + (behind < PACK ? behind : PACK);
         }
     }
-    // The thread's first element, and that in a slot.
-    __device__ u64 own() const { return first + lane * PACK; }
-    __device__ u64 at(int slot) const { return own() + (slot / PACK * lanes * PACK + slot % PACK); }
+    // The thread's element in a slot.
+    __device__ u64 at(int slot) const { return first + lane * PACK + (slot / PACK * lanes * PACK + slot % PACK); }
     // The slot of an element, -1 if it is not the thread's.
     __device__ int slot_of(u64 i) const {
         u32 behind = (u32)(i - first), pack = behind / PACK;
@@ -205,23 +204,6 @@ template <class F, class At> __device__ inline typename F::State fold_between(in
 template <class F, class At> __device__ inline typename F::State fold_slots(const BlockLane& block, At at) {
     return fold_lane<F>(block, [&](int from, int to) { return fold_between<F>(from, to, block.count, at); });
 }
-// The same of exponentials `exp(x)`: one for each element, and none for what was summed before.
-template <class T, class At, class Exp> __device__ inline Two<T> log_sum_slots(const BlockLane& block, At at, Exp exp) {
-    return fold_lane<LogSum<T>>(block, [&](int from, int to) -> Two<T> {
-        T m = fold_between<typename LogSum<T>::Largest>(from, to, block.count, at), shift = is_finite(m) ? m : (T)0;
-        return {m, fold_between<Sum<T>>(from, to, block.count, [&](int slot) { return exp(at(slot) - shift); })};
-    });
-}
-template <class T, class At> __device__ inline Deviation<T> deviation_of(const BlockLane& block, At at) {
-    return fold_lane<Deviations<T>>(block, [&](int from, int to) -> Deviation<T> {
-        u32 count = block.count < from ? 0 : min(block.count, (u32)to) - from;
-        T mean = count == 0 ? (T)0 : fold_between<Sum<T>>(from, to, block.count, at) / (T)count;
-        f64 squares = fold_between<Sum<f64>>(
-            from, to, block.count, [&](int slot) { return slot < block.count ? square_of(at(slot) - mean) : 0.0; });
-        return {(T)count, mean, squares};
-    });
-}
-
 // A pack as words in memory, and element `v` of it.
 template <class S> using Words = Pack<u32, PACK * sizeof(S) / sizeof(u32)>;
 template <class S> union PackOf {
@@ -246,29 +228,59 @@ template <class S> struct Held {
     __device__ Opmath<S>& operator[](int slot) { return at[slot]; }
 };
 
-// Elements a step apart.
-struct Step {
+// A lane's elements of a block for `LogSum`, for which the largest of all lanes is found before exponentials `exp(x)` are summed.
+template <class S, class Exp> struct Exponentials {
+    using T = Opmath<S>;
+    using Largest = typename LogSum<T>::Largest;
+    BlockLane block;
+    Held<S> x;
+    Exp exp;
+
+    __device__ T largest() const {
+        return fold_slots<Largest>(block, [&](int slot) { return x[slot]; });
+    }
+    __device__ T sum(T largest) const {
+        T shift = is_finite(largest) ? largest : (T)0;
+        return fold_slots<Sum<T>>(block, [&](int slot) { return exp(x[slot] - shift); });
+    }
+};
+// The fold of a block of which each of `lanes` neighbouring threads has a state, or exponentials.
+template <class F> __device__ inline typename F::State join_block(typename F::State state, u32 lanes) {
+    return join_lanes<F>(state, lanes);
+}
+template <class F, class S, class Exp> __device__ inline typename F::State join_block(const Exponentials<S, Exp>& x, u32 lanes) {
+    auto m = join_lanes<typename Exponentials<S, Exp>::Largest>(x.largest(), lanes);
+    return {m, join_lanes<Sum<Opmath<S>>>(x.sum(m), lanes)};
+}
+template <class T, class At> __device__ inline Deviation<T> deviation_of(const BlockLane& block, At at) {
+    return fold_lane<Deviations<T>>(block, [&](int from, int to) -> Deviation<T> {
+        u32 count = block.count < from ? 0 : min(block.count, (u32)to) - from;
+        T mean = count == 0 ? (T)0 : fold_between<Sum<T>>(from, to, block.count, at) / (T)count;
+        f64 squares = fold_between<Sum<f64>>(
+            from, to, block.count, [&](int slot) { return slot < block.count ? square_of(at(slot) - mean) : 0.0; });
+        return {(T)count, mean, squares};
+    });
+}
+
+// Elements next to each other, and a step apart.
+struct Beside {
+    __device__ u64 operator()(u64 i) const { return i; }
+};
+struct Apart {
     i64 step;
 
     __device__ i64 operator()(u64 i) const { return (i64)i * step; }
 };
-// Where a lane's pack `k` lies that can be read at once.
-template <class S> __device__ inline S* pack_at(S* at, const Step& place, const BlockLane& block, int k) {
-    return at + block.own() + k * block.lanes * PACK;
-}
-template <class S, class Place> __device__ inline S* pack_at(S* at, const Place& place, const BlockLane& block, int k) {
-    return at + place(block.at(k * PACK));
-}
 template <class S> __device__ S element_type(const S*);
 template <class S> using Element = decltype(element_type((S*)nullptr));
 // A row in memory, of which element `i` lies at `place(i)`. If it is `packed`, four that a lane has next to each other lie so in
 // memory, too, and can be read at once.
-template <class S, class Place = Step> struct Line {
+template <class S, class Place = Beside> struct Line {
     S* at;
     Place place;
     bool packed;
 
-    __device__ S* pack(const BlockLane& block, int k) const { return pack_at(at, place, block, k); }
+    __device__ S* pack(const BlockLane& block, int k) const { return at + place(block.at(k * PACK)); }
 
     // Pack `k` of a lane's; `none` where there is no element.
     __device__ Pack<Element<S>, PACK> read(const BlockLane& block, int k, Element<S> none) const {
@@ -337,6 +349,20 @@ template <class S, class Place = Step> struct Line {
     }
 };
 
+// The same of elements a step apart, which are side by side where the step is 1, and packed then only.
+template <class S> struct Strided {
+    S* at;
+    i64 step;
+    bool packed;
+
+    __device__ Held<Element<S>> read(const BlockLane& block, Element<S> none = Element<S>()) const {
+        return step == 1 ? Line<S>{at, {}, packed}.read(block, none) : Line<S, Apart>{at, {step}, false}.read(block, none);
+    }
+    template <class Of> __device__ void write(const BlockLane& block, Of of) const {
+        step == 1 ? Line<S>{at, {}, packed}.write(block, of) : Line<S, Apart>{at, {step}, false}.write(block, of);
+    }
+};
+
 // Groups: a block of threads has `width()` rows at a time, and of these the thread's group has number `place()`. All threads of a
 // block go on to the next rows together, those whose row does not exist with `len` 0.
 //
@@ -364,10 +390,10 @@ struct WarpGroup {
 
     __device__ BlockLane near(u64 len) const { return BlockLane(lane(), lanes, 0, len); }
     template <class F, class Of> __device__ typename F::State fold_blocks(u64, u64 len, Of of) const {
-        return join_lanes<F>(of(near(len)), lanes);
+        return join_block<F>(of(near(len)), lanes);
     }
     template <class F, class Of> __device__ typename F::State fold_part(u64 start, u32, u64, u64 len, Of of) const {
-        return join_lanes<F>(of(BlockLane(lane(), lanes, start * BLOCK, len)), lanes);
+        return join_block<F>(of(BlockLane(lane(), lanes, start * BLOCK, len)), lanes);
     }
     template <class Body> __device__ void each_block(u64 len, Body body) const { body(near(len)); }
 };
@@ -401,7 +427,7 @@ struct BlockGroup {
         __shared__ typename F::State states[PART_BLOCKS];
         u32 blocks = blocks_from(start, most, all);
         for (u32 turn = warp(); turn < blocks; turn += warps()) {
-            put(states, turn, join_lanes<F>(of(block(start + turn, len)), LANES));
+            put(states, turn, join_block<F>(of(block(start + turn, len)), LANES));
         }
         return join_states<F>(states, blocks);
     }
@@ -433,7 +459,7 @@ struct WideGroup : BlockGroup {
     __device__ BlockLane near(u64 len) const { return block(warp(), len); }
     template <class F, class Of> __device__ typename F::State fold_blocks(u64, u64 len, Of of) const {
         __shared__ typename F::State states[PART_BLOCKS];
-        put(states, warp(), join_lanes<F>(of(near(len)), LANES));
+        put(states, warp(), join_block<F>(of(near(len)), LANES));
         return join_states<F>(states, warps());
     }
     template <class Body> __device__ void each_block(u64 len, Body body) const { body(near(len)); }
@@ -483,6 +509,22 @@ struct ColumnGroup {
         return state;
     }
     __device__ BlockLane block(u64 number, u64 len, u32 lane) const { return BlockLane(lane, lanes, number * BLOCK, len); }
+    // The fold of a block of which lane n has a state, or exponentials, `of(n)`.
+    template <class F, class Of> __device__ typename F::State join_block(Of of, const typename F::State*) const {
+        typename F::State state = F::empty();
+#pragma unroll 1
+        for (u32 lane = threadIdx.y; lane < lanes; lane += blockDim.y) {
+            state = F::join(state, of(lane));
+        }
+        return join_columns<F>(state);
+    }
+    template <class F, class Of, class S, class Exp>
+    __device__ typename F::State join_block(Of of, const Exponentials<S, Exp>*) const {
+        using Largest = typename Exponentials<S, Exp>::Largest;
+        Exponentials<S, Exp> first = of(threadIdx.y), second = of(threadIdx.y + blockDim.y);
+        auto m = join_columns<Largest>(Largest::join(first.largest(), second.largest()));
+        return {m, join_columns<Sum<Opmath<S>>>(first.sum(m) + second.sum(m))};
+    }
     // Joins the states of `count` turns, which go to lanes one after the other, as the tree over lanes.
     template <class F, class Turn> __device__ static typename F::State join_turns(u64 count, Turn turn) {
         // What this thread's lanes have.
@@ -502,12 +544,8 @@ struct ColumnGroup {
     }
     template <class F, class Of> __device__ typename F::State fold_part(u64 start, u32 most, u64 all, u64 len, Of of) const {
         return join_turns<F>(blocks_from(start, most, all), [&](u64 turn) {
-            typename F::State state = F::empty();
-#pragma unroll 1
-            for (u32 lane = threadIdx.y; lane < lanes; lane += blockDim.y) {
-                state = F::join(state, of(block(start + turn, len, lane)));
-            }
-            return join_columns<F>(state);
+            auto of_lane = [&](u32 lane) { return of(block(start + turn, lane < lanes ? len : 0, lane)); };
+            return join_block<F>(of_lane, (decltype(of_lane(0))*)nullptr);
         });
     }
     template <class F, class Of> __device__ typename F::State fold_blocks(u64 all, u64 len, Of of) const {

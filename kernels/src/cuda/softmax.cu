@@ -9,7 +9,7 @@ struct Rows {
     i64 steps[3];  // from one element of a row to the next, in each operand
     u64 packed;    // whether packs can be read and written in all of them
 
-    template <class O> __device__ Line<O> line(O* at, int operand) const { return {at, {steps[operand]}, packed != 0}; }
+    template <class O> __device__ Strided<O> line(O* at, int operand) const { return {at, steps[operand], packed != 0}; }
 };
 
 // Called, as it is long.
@@ -39,9 +39,9 @@ __device__ inline void softmax(S* out, const S* x, const Walk<2>& kept, const Ro
     for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
         Offsets<2> at = offsets(kept, exists ? row : 0);
         auto to = rows.line(out + at.at[0], 0);
-        Line<const S> from = rows.line(x + at.at[1], 1);
+        Strided<const S> from = rows.line(x + at.at[1], 1);
         u64 all = rows.len, len = exists ? all : 0;
-        RowOf<Group, S> row_x(group, from, len, least());
+        RowOf<Group, S, Strided<const S>> row_x(group, from, len, least());
         T largest = group.template fold_blocks<Max<T>>(all, len, [&](const BlockLane& block) {
             const Held<S>& x = row_x.read(block);
             return fold_slots<Max<T>>(block, [&](int slot) -> T { return x[slot]; });
@@ -68,7 +68,7 @@ __device__ inline void softmax_grad(S* out, const S* y, const S* g, const Walk<3
         auto from_y = rows.line(y + at.at[1], 1);
         auto from_g = rows.line(g + at.at[2], 2);
         u64 len = exists ? rows.len : 0;
-        RowOf<Group, S> row_y(group, from_y, len), row_g(group, from_g, len);
+        RowOf<Group, S, Strided<const S>> row_y(group, from_y, len), row_g(group, from_g, len);
         T sum = group.template fold_blocks<Sum<T>>(rows.len, len, [&](const BlockLane& block) {
             const Held<S>&ys = row_y.read(block), &gs = row_g.read(block);
             return fold_slots<Sum<T>>(block, [&](int slot) { return LOG ? gs[slot] : mul_rounded(gs[slot], ys[slot]); });
@@ -99,8 +99,7 @@ __device__ inline void cross_entropy(S* out, const S* logits, const i64* labels,
         T log_sum = losses ? (T)0 : log_sums[row];
         if (losses) {
             Two<T> state = group.template fold_blocks<LogSum<T>>(rows.len, len, [&](const BlockLane& block) {
-                Held<S> x = from.read(block, least());
-                return log_sum_slots<T>(block, [&](int slot) -> T { return x[slot]; }, Quick());
+                return Exponentials<S, Quick>{block, from.read(block, least())};
             });
             log_sum = LogSum<T>::value(state);
             if (leads) {

@@ -15,9 +15,9 @@ use crate::norms::NormRows;
 pub struct NormInput<'a> {
     /// The elements.
     pub x: View<'a>,
-    /// What a normalized element is multiplied with, of the type that is computed in; 1 if there is none.
+    /// What a normalized element is multiplied with, of the type of the elements or of that which is computed in; 1 if there is none.
     pub weight: Option<View<'a>>,
-    /// What is then added, of the same type; 0 if there is none.
+    /// What is then added, of the weight's type; 0 if there is none.
     pub bias: Option<View<'a>>,
 }
 
@@ -26,7 +26,7 @@ pub struct NormInput<'a> {
 pub struct NormGrads<'a> {
     /// The gradient of the elements.
     pub x: Option<View<'a>>,
-    /// The gradient of the weight, of the type that is computed in.
+    /// The gradient of the weight, of the weight's type, or without a weight of one that it might have.
     pub weight: Option<View<'a>>,
     /// The gradient of the bias, of the same type.
     pub bias: Option<View<'a>>,
@@ -60,19 +60,20 @@ pub fn normalize(
     expect_elements(op, [weight, bias], rows.weights())?;
     expect_elements(op, [mean, Some(rstd)], count)?;
     for_float!(op, dtype, T => {
-        let affine = [weight, bias].map(|view| view.map(|view| view.read::<T>().exact()));
+        let weights = weight.or(bias).map_or(dtype, |view| view.dtype);
+        let affine = [weight, bias].map(|view| view.map(|view| view.read::<T>().exact_if(weights != dtype)));
         let statistics = (mean.map(|view| view.write::<T>().exact()), rstd.write::<T>().exact());
         Command::new(op, (out.write::<T>(), x.read::<T>(), affine, statistics)).cost(elements, 4).launch(
             stream,
             (rows, count),
             no_scalars,
-            move |&rows, operands| Fusible::of(NormForward { op, dtype, rows, eps, operands }),
+            move |&rows, operands| Fusible::of(NormForward { op, dtypes: [dtype, weights], rows, eps, operands }),
             // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::launch`.
             move |rows, workers, (out, x, affine, statistics)| unsafe {
                 cpu::forward(rows, workers, eps, (out, x), affine, statistics);
             },
             move |rows, queue, (out, x, affine, statistics)| {
-                cuda::normalize(queue, dtype, rows, eps, (out, (x, rows.1), None, None), affine, statistics)
+                cuda::normalize(queue, [dtype, weights], rows, eps, (out, (x, rows.1), None, None), affine, statistics)
             },
         )
     })
@@ -119,20 +120,22 @@ pub fn normalize_grad(
     let workspace = View::workspace::<u8>(op, to.workspace, needed)?;
     for_float!(op, dtype, T => {
         let statistics = (mean.map(|view| view.read::<T>().exact()), rstd.read::<T>().exact());
-        let sums = [to.weight, to.bias].map(|view| view.map(|view| view.write::<T>().exact()));
+        let weights = weight.or(to.weight).or(to.bias).map_or(dtype, |view| view.dtype);
+        let is_exact = weights != dtype;
+        let sums = [to.weight, to.bias].map(|view| view.map(|view| view.write::<T>().exact_if(is_exact)));
         let grads = (to.x.map(View::write::<T>), sums);
-        let read = ([g, x].map(View::read::<T>), weight.map(|view| view.read::<T>().exact()));
+        let read = ([g, x].map(View::read::<T>), weight.map(|view| view.read::<T>().exact_if(is_exact)));
         Command::new(op, (read, statistics, grads, workspace)).cost(elements, 8).launch(
             stream,
             (rows, count),
             no_scalars,
-            move |rows, operands| Fusible::norm_grad((op, dtype), *rows, operands),
+            move |rows, operands| Fusible::norm_grad(op, [dtype, weights], *rows, operands),
             // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::launch`.
             |rows, workers, (read, statistics, grads, _)| unsafe {
                 cpu::backward(rows, workers, read, statistics, grads);
             },
             move |rows, queue, (read, statistics, (dx, sums), workspace)| {
-                cuda::gradient(queue, dtype, rows, read, statistics, (dx, None, sums), workspace)
+                cuda::gradient(queue, [dtype, weights], rows, read, statistics, (dx, None, sums), workspace)
             },
         )
     })

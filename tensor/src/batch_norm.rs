@@ -4,7 +4,7 @@ use device::{DeviceKind, Result, Stream};
 use kernels::{Activation, ChannelNorm, batch_norm_workspace};
 
 use crate::Tensor;
-use crate::check::{has_shape, in_compute_dtype, same_device, same_kind, wrong_shape};
+use crate::check::{expect_parameter, has_shape, same_device, same_kind, wrong_shape};
 
 /// Each channel's mean and variance, and whether they are those of the images that they normalise. For BF16 and F16
 /// images they are F32.
@@ -74,7 +74,8 @@ fn channels(op: &'static str, x: &Tensor) -> Result<usize> {
 fn vectors(op: &'static str, x: &Tensor, affine: [Option<&Tensor>; 2]) -> Result<[Option<Tensor>; 2]> {
     let vector = |given: &Tensor| {
         has_shape(op, &x.shape()[1..2], given)?;
-        in_compute_dtype(op, x, given)?.contiguous()
+        expect_parameter(op, x, given)?;
+        given.to_dtype(x.dtype.compute_dtype())?.contiguous()
     };
     let [weight, bias] = affine.map(|given| given.map(vector).transpose());
     Ok([weight?, bias?])

@@ -12,14 +12,11 @@ pub(crate) fn same_kind(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<
     rhs.dtype().require(op, lhs.dtype())
 }
 
-/// A parameter of an op on `x` in the type that is computed in; it may be of the elements' type, too.
-pub(crate) fn in_compute_dtype(op: &'static str, x: &Tensor, parameter: &Tensor) -> Result<Tensor> {
-    let wanted = x.dtype().compute_dtype();
-    if parameter.dtype() != wanted {
-        same_kind(op, x, parameter)?;
-    }
+/// A parameter of an op on `x` is of the elements' type, or of the one that is computed in.
+pub(crate) fn expect_parameter(op: &'static str, x: &Tensor, parameter: &Tensor) -> Result<()> {
     same_device(op, x, parameter)?;
-    parameter.to_dtype(wanted)
+    let is_wide = parameter.dtype() == x.dtype().compute_dtype();
+    if is_wide { Ok(()) } else { parameter.dtype().require(op, x.dtype()) }
 }
 
 /// Same device.

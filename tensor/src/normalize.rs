@@ -4,7 +4,7 @@ use device::{DType, Error, Result, Stream};
 use kernels::{NormGrads, NormInput, NormRows, normalize_workspace};
 
 use crate::Tensor;
-use crate::check::{has_shape, in_compute_dtype, same_kind, wrong_shape};
+use crate::check::{expect_parameter, has_shape, same_kind, wrong_shape};
 
 /// Which elements of a tensor are normalized together: made for one shape by [`Norm::layer`], [`Norm::rms`] or
 /// [`Norm::group`].
@@ -84,8 +84,8 @@ impl Norm {
 
     /// Normalizes, multiplies with the weight and adds the bias.
     ///
-    /// Shapes: weight and bias have an element for each place of a row (layer norm, RMS norm) or for each channel. They are of
-    /// the elements' type, or of its [`DType::compute_dtype`].
+    /// Shapes: weight and bias have an element for each place of a row (layer norm, RMS norm) or for each channel. Both are of
+    /// the elements' type, or both of its [`DType::compute_dtype`].
     ///
     /// # Errors
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
@@ -108,7 +108,8 @@ impl Norm {
 
     /// The gradients for elements, weight and bias, as `wanted`, from the gradient `g` of the result.
     ///
-    /// Gradients of weight and bias are vectors with an element for each weight, of [`DType::compute_dtype`].
+    /// Gradients of weight and bias are vectors with an element for each weight, of the weight's type or, without one, of
+    /// [`DType::compute_dtype`].
     ///
     /// # Errors
     /// As [`Norm::forward`].
@@ -123,10 +124,11 @@ impl Norm {
     ) -> Result<NormGradients> {
         same_kind(self.op, x, g)?;
         has_shape(self.op, x.shape(), g)?;
-        let (g, x, weight) = (g.contiguous()?, x.contiguous()?, self.parameter(x, weight)?);
+        let (g, weight, x) = (g.contiguous()?, self.parameter(x, weight)?, x.contiguous()?);
+        let of_weights = weight.as_ref().map_or(x.dtype.compute_dtype(), |weight| weight.dtype);
         Stream::with_current(x.device(), |stream| {
             let of_x = || Tensor::allocate(stream, x.shape(), x.dtype);
-            let sums = || Tensor::allocate(stream, &[self.rows.weights()], x.dtype.compute_dtype());
+            let sums = || Tensor::allocate(stream, &[self.rows.weights()], of_weights);
             let to = NormGradients {
                 x: wanted[0].then(of_x).transpose()?,
                 weight: wanted[1].then(sums).transpose()?,
@@ -150,7 +152,7 @@ impl Norm {
 
     fn parameter(&self, x: &Tensor, parameter: Option<&Tensor>) -> Result<Option<Tensor>> {
         let Some(parameter) = parameter else { return Ok(None) };
-        let parameter = in_compute_dtype(self.op, x, parameter)?;
+        expect_parameter(self.op, x, parameter)?;
         let fits = parameter.elements() == self.rows.weights();
         Error::require_shapes(fits, self.op, x.shape(), parameter.shape())?;
         parameter.contiguous().map(Some)

@@ -2,7 +2,7 @@
 //! of each row; `x' = r (d - mean d - h mean d h)` with `d = g w`, `w' = Σ g h`, `b' = Σ g`. RMS norm has no mean.
 
 use smallvec::SmallVec;
-use tensor::{Norm, Result};
+use tensor::{DType, Norm, Result};
 
 use super::Dims;
 use crate::{Grads, Save, Var, Vjp, is_recording, record};
@@ -19,8 +19,6 @@ pub(super) fn parameter(x: &Var, parameter: Option<&Var>) -> Result<Option<Var>>
 /// Normalizes `x` and records it. The first gradient is made by one kernel; a recorded one is made of ops, so that it can
 /// be differentiated again.
 pub(super) fn normalize(norm: Norm, x: &Var, weight: Option<&Var>, bias: Option<&Var>) -> Result<Var> {
-    let [weight, bias] = [parameter(x, weight)?, parameter(x, bias)?];
-    let [weight, bias] = [weight.as_ref(), bias.as_ref()];
     let value = norm.forward(x.value(), weight.map(Var::value), bias.map(Var::value))?;
     let mut inputs: SmallVec<[&Var; 3]> = SmallVec::from_slice(&[x]);
     let mut saved: SmallVec<[Save<'_>; 4]> =
@@ -31,18 +29,18 @@ pub(super) fn normalize(norm: Norm, x: &Var, weight: Option<&Var>, bias: Option<
         inputs.push(weight);
     }
     inputs.extend(bias);
-    let shape_of = |parameter: Option<&Var>| parameter.map(|parameter| Dims::from_slice(parameter.shape()));
-    let parameters = Parameters { norm, weight: shape_of(weight), bias: shape_of(bias) };
+    let kind_of = |given: Option<&Var>| given.map(|given| (Dims::from_slice(given.shape()), given.dtype()));
+    let parameters = Parameters { norm, weight: kind_of(weight), bias: kind_of(bias) };
     Ok(record(norm.op, &inputs, &saved, value.out, move |ctx, g| {
         if is_recording() { parameters.composite(ctx, g) } else { parameters.fused(ctx, g) }
     }))
 }
 
-/// The norm and the shapes of its parameters.
+/// The norm, and shapes and types of its parameters.
 struct Parameters {
     norm: Norm,
-    weight: Option<Dims>,
-    bias: Option<Dims>,
+    weight: Option<(Dims, DType)>,
+    bias: Option<(Dims, DType)>,
 }
 
 impl Parameters {
@@ -60,9 +58,9 @@ impl Parameters {
     fn grads(&self, x: Option<Var>, weight: Option<Var>, bias: Option<Var>) -> Result<Grads> {
         let mut grads = Grads::new();
         grads.push(x);
-        for (shape, gradient) in [(&self.weight, weight), (&self.bias, bias)] {
-            if let Some(shape) = shape {
-                grads.push(gradient.map(|gradient| gradient.reshape(shape)).transpose()?);
+        for (kind, gradient) in [(&self.weight, weight), (&self.bias, bias)] {
+            if let Some((shape, dtype)) = kind {
+                grads.push(gradient.map(|gradient| gradient.reshape(shape)?.to_dtype(*dtype)).transpose()?);
             }
         }
         Ok(grads)
@@ -92,7 +90,7 @@ impl Parameters {
         let rstd = mean(&deviation.square()?)?.add_scalar(self.norm.eps)?.rsqrt()?;
         let h = deviation.mul(&rstd)?;
         let weighted = match self.weight(ctx) {
-            Some(weight) => g4.mul(&weight.reshape(&[rows.groups, rows.channels, 1])?)?,
+            Some(weight) => g4.mul(&computed(&weight)?.reshape(&[rows.groups, rows.channels, 1])?)?,
             None => g4.clone(),
         };
         let slope = h.mul(&mean(&weighted.mul(&h)?)?)?;
@@ -108,7 +106,7 @@ impl Parameters {
 
 #[cfg(test)]
 mod tests {
-    use tensor::{DType, Device, RandomKey, Tensor};
+    use tensor::{Device, RandomKey, Tensor};
 
     use super::*;
     use crate::{GradOptions, grad};

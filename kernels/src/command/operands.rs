@@ -275,7 +275,12 @@ impl<P> Stated<'_, P> {
     /// Of the stated type and no other, whatever the command computes in.
     #[inline(always)]
     pub(crate) fn exact(self) -> Self {
-        Stated { exact: true, ..self }
+        self.exact_if(true)
+    }
+
+    #[inline(always)]
+    pub(crate) fn exact_if(self, exact: bool) -> Self {
+        Stated { exact, ..self }
     }
 
     /// It may be what the command writes, element for element: each part of the command reads an element before it writes it, and

@@ -208,16 +208,12 @@ template <int N, class How> struct Made {
 
     // A pack, with what `of(v)` tells of the channel of element v.
     template <int V, class Of> __device__ void pack(u64 at, Of of) const {
-        Pack<S, V> packs[N], result;
+        Pack<S, V> packs[N];
 #pragma unroll
         for (int n = 0; n < N; ++n) {
             packs[n] = load<V>(images[n] + at, true);
         }
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-            result.at[v] = how.value(packs[0].at[v], packs[N - 1].at[v], of(v));
-        }
-        store<V>(out + at, result);
+        store<V>(out + at, pack_of<S, V>([&](int v) { return how.value(packs[0].at[v], packs[N - 1].at[v], of(v)); }));
     }
 };
 // Operands of the walks: the element, and its channel, which is the same for all elements of a vector or the next one for each.

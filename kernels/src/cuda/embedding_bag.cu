@@ -78,7 +78,7 @@ template <int V> __device__ inline void sum(S* out, T* members, const S* table, 
         i64 column = (i64)(t % vectors) * V;
         u64 begin, end;
         bags.places(bag, begin, end);
-        T sums[V] = {};
+        Sums<V> sums = {};
         u64 count = 0;
         for (u64 place = begin; place < end; ++place) {
             i64 row = bags.row(place);
@@ -91,20 +91,13 @@ template <int V> __device__ inline void sum(S* out, T* members, const S* table, 
                 continue;
             }
             Pack<S, V> element = load<V>(table + row * from.row + column * from.column, true);
-#pragma unroll
-            for (int v = 0; v < V; ++v) {
-                sums[v] = add_rounded(sums[v], mul_rounded((T)element.at[v], weight));
-            }
+            sums = pack_of<T, V>([&](int v) { return add_rounded(sums.at[v], mul_rounded((T)element.at[v], weight)); });
         }
         T divisor = (T)(count > 0 ? count : 1);
         if (members && column == 0) {
             members[(i64)bag * bags.size.member_step] = divisor;
         }
-        Pack<S, V> result;
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-            result.at[v] = members ? sums[v] / divisor : sums[v];
-        }
+        auto result = pack_of<S, V>([&](int v) { return members ? sums.at[v] / divisor : sums.at[v]; });
         store<V>(out + (i64)bag * to.row + column * to.column, result);
     }
 }
@@ -138,14 +131,16 @@ struct BagSource {
         }
         Pack<S, V> pack = ::load<V>(from + bag * step + column, true);
         T factor = members ? weight / members[bag * bags.size.member_step] : weight;
-        return pack_of<V>([&](int v) { return mul_rounded((T)pack.at[v], factor); });
+        return pack_of<T, V>([&](int v) { return mul_rounded((T)pack.at[v], factor); });
     }
 };
 
-#define MEMBERS()                                                                                                               const S *from, const i64 *index, const __grid_constant__ EntryCounts counts, const __grid_constant__ Walk<3> lines,              const T *members, const i64 *offsets, const S *weights, const __grid_constant__ BagSizes size, i64 step, Fault fault
+#define MEMBERS()                                                                                                         \
+    const S *from, const i64 *index, const __grid_constant__ EntryCounts counts, const __grid_constant__ Walk<3> lines,   \
+        const T *members, const i64 *offsets, const S *weights, const __grid_constant__ BagSizes size, i64 step, Fault fault
 #define MEMBER_SOURCE() \
     (BagSource{Entries{index, counts, lines}, Bags{index, offsets, weights, size, fault}, from, members, step})
-INDEXED_SUMS(embedding_bag_grad, MEMBERS, MEMBER_SOURCE)
+INDEXED_SUMS(embedding_bag_grad, 1, MEMBERS, MEMBER_SOURCE)
 
 // out[j] = sum of g[i, c] table[indices[j], c]; 0 for the padding. A warp has a place.
 extern "C" __global__ void NAMED(embedding_bag_weights_grad, DTYPE)(

@@ -12,34 +12,27 @@ constexpr u32 ALL_LANES = 0xffffffff;
 // Values of neighbouring columns, or their sums.
 template <int V> using Sums = Pack<Opmath<S>, V>;
 
-template <int V, class T = Opmath<S>, class Of> __device__ inline Pack<T, V> pack_of(Of of) {
-    Pack<T, V> pack;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-        pack.at[v] = of(v);
-    }
-    return pack;
-}
 template <int V> __device__ inline Sums<V> widened_pack(const Pack<S, V>& pack) {
-    return pack_of<V>([&](int v) -> Opmath<S> { return pack.at[v]; });
+    return pack_of<Opmath<S>, V>([&](int v) { return pack.at[v]; });
 }
 // What adds nothing: -0, not even to -0.
 template <int V> __device__ inline Sums<V> nothing() {
-    return pack_of<V>([](int) { return (Opmath<S>)-0.0; });
+    return pack_of<Opmath<S>, V>([](int) { return -0.0; });
 }
 template <int V> __device__ inline Sums<V> add_packs(const Sums<V>& a, const Sums<V>& b) {
-    return pack_of<V>([&](int v) { return add(a.at[v], b.at[v]); });
+    return pack_of<Opmath<S>, V>([&](int v) { return add(a.at[v], b.at[v]); });
 }
 // Adds `value(n)` for n from `from` on, before `end`, one after the other. Some are read before the first is added.
 template <int V, class Value> __device__ inline void add_values(Sums<V>& sums, u32 from, u32 end, Value value) {
-    for (; from < end; from += AHEAD) {
-        Sums<V> values[AHEAD];
+    constexpr u32 EACH = AHEAD / 2;
+    for (; from < end; from += EACH) {
+        Sums<V> values[EACH];
 #pragma unroll
-        for (u32 k = 0; k < AHEAD; ++k) {
+        for (u32 k = 0; k < EACH; ++k) {
             values[k] = from + k < end ? value(from + k) : nothing<V>();
         }
 #pragma unroll
-        for (u32 k = 0; k < AHEAD; ++k) {
+        for (u32 k = 0; k < EACH; ++k) {
             sums = add_packs(sums, values[k]);
         }
     }
@@ -50,20 +43,27 @@ constexpr u32 OWNED = 256, MOST = 12288, WIDTH = 4;
 
 // Sums of a block's rows, of which row n has the entries from `starts[n]` to `starts[n + 1]` of `order`. Its key is that of these `keys` or, if
 // there are none, the n-th from `first_key` on.
-// `width` threads side by side have vectors of columns of a run; `parts` has room for as many as the block has threads.
+// At least `width` threads side by side have vectors of columns of a run; `parts` has room for as many as the block has threads.
 template <int V, class Source, class N>
 __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned, u32 width, const u32* starts, const N* order,
                                 const u32* keys, Sums<V>* parts, const Walk<2>& columns, const Source& source) {
     __shared__ u32 first_runs[OWNED + 1];
     __shared__ Sums<V> carried[WIDTH];
     const Entries& entries = source.entries;
-    // A row without entries has an empty run.
+    bool several = false;
     for (u32 row = threadIdx.x; row < owned; row += blockDim.x) {
         u32 count = starts[row + 1] - starts[row];
-        first_runs[row] = count == 0 ? 1 : (count - 1) / RUN + 1;
+        first_runs[row] = (count + RUN - 1) / RUN;
+        several |= count > RUN;
     }
+    several = __syncthreads_or(several);
     sum_all_before(first_runs, owned);
-    u32 runs = first_runs[owned], groups = blockDim.x / width, group = threadIdx.x / width, lane = threadIdx.x % width;
+    u32 runs = first_runs[owned];
+    // Where runs are few, each has more threads.
+    while (width * (u64)gridDim.y * V < columns.elements && 2 * width * max(runs, 1u) <= blockDim.x) {
+        width *= 2;
+    }
+    u32 groups = blockDim.x / width, group = threadIdx.x / width, lane = threadIdx.x % width;
     for (u64 slice = blockIdx.y; slice * width * V < columns.elements; slice += gridDim.y) {
         u64 column = (slice * width + lane) * V;
         Offsets<2> offset = offsets(columns, column < columns.elements ? column : 0);
@@ -73,25 +73,23 @@ __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned,
             Sums<V> sums = nothing<V>(), before = sums;
             i64 to = 0;
             if (exists) {
-                row = runs == owned ? run : first_of(1u, owned, [&](u32 row) { return first_runs[row] > run; }) - 1;
+                row = first_of(1u, owned, [&](u32 row) { return first_runs[row] > run; }) - 1;
                 number = run - first_runs[row], of = first_runs[row + 1] - first_runs[row];
                 u32 from = starts[row] + number * RUN, end = min(from + RUN, starts[row + 1]);
                 u32 key = keys ? keys[starts[row]] : first_key + row;
                 i64 line = offsets(entries.lines, entries.line_of(key)).at[0];
                 to = entries.row(key) + offset.at[1];
                 before = number > 0 && group == 0 ? carried[lane] : before;
-                if (number == 0) {
-                    sums = base ? widened_pack(load<V>(base + to, true)) : Sums<V>{};
-                }
+                sums = number > 0 ? sums : base ? widened_pack(load<V>(base + to, true)) : Sums<V>{};
                 add_values<V>(sums, from, end, [&](u32 n) {
                     return source.template load<V>(source.place(line, entries.entry(order[n]).place), offset.at[0]);
                 });
             }
-            if (of == 1 && !(base == out && starts[row] == starts[row + 1])) {
-                store<V>(out + to, pack_of<V, S>([&](int v) { return sums.at[v]; }));
+            if (of == 1) {
+                store<V>(out + to, pack_of<S, V>([&](int v) { return sums.at[v]; }));
             }
             // Rows of several runs are joined by the first of this round.
-            if (runs == owned) {
+            if (!several) {
                 continue;
             }
             parts[threadIdx.x] = sums;
@@ -104,7 +102,7 @@ __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned,
                     sums = add_packs(sums, parts[threadIdx.x + next * width]);
                 }
                 if (number + end == of) {
-                    store<V>(out + to, pack_of<V, S>([&](int v) { return sums.at[v]; }));
+                    store<V>(out + to, pack_of<S, V>([&](int v) { return sums.at[v]; }));
                 } else {
                     carried[lane] = sums;
                 }
@@ -159,6 +157,15 @@ __device__ inline void sum_few(S* out, const S* base, u32 share, u32 width, cons
             order[starts[row] + before] = (u16)n;
         }
     }
+    // Rows without entries.
+    u64 vectors = columns.elements / V;
+    for (u64 n = blockIdx.y * THREADS + threadIdx.x; base != out && n < owned * vectors; n += gridDim.y * THREADS) {
+        u32 row = (u32)quotient(n, vectors);
+        if (starts[row] == starts[row + 1]) {
+            i64 to = entries.row(first_key + row) + offsets(columns, (n - row * vectors) * V).at[1];
+            store<V>(out + to, base ? load<V>(base + to, true) : Pack<S, V>{});
+        }
+    }
     __syncthreads();
     sum_rows<V>(out, base, first_key, owned, width, starts, order, nullptr, memory.parts, columns, source);
 }
@@ -189,14 +196,14 @@ __device__ inline void sum_sorted(S* out, const S* base, u32 width, const Walk<2
     sum_rows<V>(out, base, 0, owned, width, starts, order, keys, parts, columns, source);
 }
 
-// The kernels of a source, of which `SOURCE()` makes what the arguments `ARGS()` are for. Entries that are few have no `order`.
-#define INDEXED_KERNEL(name, V, ARGS, SOURCE)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(name, DTYPE)(                                                  \
+// The kernels of a source, of which `SOURCE()` makes what the arguments `ARGS()` are for, and of which a multiprocessor has `blocks` at once. Entries that are few have no `order`.
+#define INDEXED_KERNEL(name, blocks, V, ARGS, SOURCE)                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, blocks) NAMED(name, DTYPE)(                                             \
         S * out, const S* base, const u32* order, const u32* keys, u32 share, u32 width, const __grid_constant__ Walk<2> columns, \
         ARGS()) {                                                                                                                 \
         order ? sum_sorted<V>(out, base, width, columns, SOURCE(), order, keys)                                                   \
               : sum_few<V>(out, base, share, width, columns, SOURCE(), fault);                                                    \
     }
-#define INDEXED_SUMS(name, ARGS, SOURCE)   \
-    INDEXED_KERNEL(name, 1, ARGS, SOURCE)  \
-    INDEXED_KERNEL(name##_vector, LANES_OF_RUN, ARGS, SOURCE)
+#define INDEXED_SUMS(name, blocks, ARGS, SOURCE)  \
+    INDEXED_KERNEL(name, blocks, 1, ARGS, SOURCE) \
+    INDEXED_KERNEL(name##_vector, blocks, LANES_OF_RUN, ARGS, SOURCE)

@@ -2,16 +2,19 @@
 
 // dweight = sum(g h), dbias = sum(g), over the rows and inner elements of each weight; either may be missing.
 struct ToWeights {
-    T* dweight;
-    T* dbias;
+    void* dweight;
+    void* dbias;
+    u32 stored;
 
+    __device__ void put(void* to, u64 weight, T sum) const {
+        if (to && are_narrow(stored)) {
+            ((S*)to)[weight] = sum;
+        } else if (to) {
+            ((T*)to)[weight] = sum;
+        }
+    }
     __device__ void operator()(u64 weight, Two<T> sums) const {
-        if (dweight) {
-            dweight[weight] = sums.first;
-        }
-        if (dbias) {
-            dbias[weight] = sums.second;
-        }
+        put(dweight, weight, sums.first), put(dbias, weight, sums.second);
     }
 };
 // Both sums of a lane's rows of a block, for a pack of weights whose elements lie side by side, one in each row.
@@ -81,25 +84,26 @@ __device__ inline void weights(ToWeights to, const S* g, const S* x, const T* me
 
 // The same of weights whose elements lie side by side, one in each row.
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(normalize_weights_columns, DTYPE)(
-    T* dweight, T* dbias, const S* g, const S* x, const T* mean, const T* rstd, u64 channels, u64 rows, Two<T>* states,
+    void* dweight, void* dbias, u32 stored, const S* g, const S* x, const T* mean, const T* rstd, u64 channels, u64 rows, Two<T>* states,
     const __grid_constant__ Units cut) {
-    fold_columns<TwoSums<T>>(channels, rows, states, cut, WeightColumns{g, x, mean, rstd, channels}, ToWeights{dweight, dbias});
+    fold_columns<TwoSums<T>>(channels, rows, states, cut, WeightColumns{g, x, mean, rstd, channels},
+                           ToWeights{dweight, dbias, stored});
 }
 
 // Rows lie along memory; those of a weight may lie across it.
 ROW_KERNELS(normalize,
-            (S* out, S* sum, const S* first, const S* second, u64 first_rows, u64 second_rows, const T* weight, const T* bias,
-             T* mean, T* rstd, const __grid_constant__ RowNorm norm, f64 eps, u32 lanes),
+            (S* out, S* sum, const S* first, const S* second, u64 first_rows, u64 second_rows, const void* weight,
+             const void* bias, T* mean, T* rstd, const __grid_constant__ RowNorm norm, f64 eps, u32 lanes),
             normalize<Group>(out, Terms{first, second, first_rows, second_rows, sum}, weight, bias, mean, rstd, norm, eps, lanes))
 ROW_KERNELS(normalize_grad,
-            (S* dx, const S* g, const S* x, const T* weight, const T* mean, const T* rstd,
+            (S* dx, const S* g, const S* x, const void* weight, const T* mean, const T* rstd,
              const __grid_constant__ RowNorm norm, u32 lanes, const S* other),
             gradient<Group>(dx, other, g, x, weight, mean, rstd, norm, lanes))
 WEIGHT_KERNELS(normalize_weights,
-             (T* dweight, T* dbias, const S* g, const S* x, const T* mean, const T* rstd,
+             (void* dweight, void* dbias, u32 stored, const S* g, const S* x, const T* mean, const T* rstd,
               const __grid_constant__ RowNorm norm, Two<T>* states, const __grid_constant__ Units cut, u32 lanes),
-             weights<Group>({dweight, dbias}, g, x, mean, rstd, norm, states, cut, lanes))
-extern "C" __global__ void NAMED(normalize_weights_join, DTYPE)(T* dweight, T* dbias, const Two<T>* states, u64 weights,
-                                                                const __grid_constant__ Units cut, u32 lanes) {
-    join_units<TwoSums<T>>(weights, cut, lanes, states, ToWeights{dweight, dbias});
+             weights<Group>({dweight, dbias, stored}, g, x, mean, rstd, norm, states, cut, lanes))
+extern "C" __global__ void NAMED(normalize_weights_join, DTYPE)(void* dweight, void* dbias, u32 stored, const Two<T>* states,
+                                                                u64 weights, const __grid_constant__ Units cut, u32 lanes) {
+    join_units<TwoSums<T>>(weights, cut, lanes, states, ToWeights{dweight, dbias, stored});
 }

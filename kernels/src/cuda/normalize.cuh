@@ -1,9 +1,17 @@
 // Normalization of contiguous rows and their gradient: each row is read once, kept in registers as far as it fits, folded, and
-// written. Elements are stored as S, and all else as what is computed in.
+// written. Elements are stored as S, weights, biases and their gradients as S or T, and all else as what is computed in.
 
 // Threads of a block of warps with rows of their own, or of columns: few enough that the elements they hold stay in registers.
 constexpr int THREADS = 256;
 
+// Whether weights are narrower than what is computed in, as elements are, and one of them.
+__device__ inline bool are_narrow(u32 stored) { return sizeof(S) < sizeof(T) && stored; }
+struct Weights {
+    const void* all;
+    u32 stored;
+
+    __device__ T at(u64 i) const { return are_narrow(stored) ? (T)((const S*)all)[i] : ((const T*)all)[i]; }
+};
 // A contiguous tensor `[rows / groups, groups, channels, inner]`.
 struct RowNorm {
     u64 rows;
@@ -14,25 +22,30 @@ struct RowNorm {
     u64 packed;
     // What divides by `inner`, if that is not 1.
     u32 magic, shift;
+    // Whether weights, biases and their gradients are stored as elements are.
+    u64 stored;
 
     __device__ u64 len() const { return channels * inner; }
     template <class O> __device__ Line<O> line(O* at, u64 row) const { return {at + row * len(), {}, packed != 0}; }
     // Weights from a row's first on; none of none.
-    __device__ const T* weights(const T* all, u64 row) const { return all ? all + (groups == 1 ? 0 : row % groups * channels) : all; }
+    __device__ Weights weights(const void* all, u64 row) const {
+        u64 size = are_narrow((u32)stored) ? sizeof(S) : sizeof(T);
+        return {all && groups > 1 ? (const char*)all + row % groups * channels * size : all, (u32)stored};
+    }
 };
 
 // The weights of a lane's pack `k`, or the biases, of which `all` are a row's; `none` if there are none.
-__device__ inline Pack<T, PACK> weights_of(const T* all, const RowNorm& norm, const BlockLane& block, int k, T none) {
-    if (all && norm.inner == 1) {
-        return Line<const T>{all, {}, norm.packed != 0}.read(block, k, none);
+__device__ inline Pack<T, PACK> weights_of(const Weights& from, const RowNorm& norm, const BlockLane& block, int k, T none) {
+    bool exist = from.all, together = exist && norm.inner == 1 && norm.packed != 0 && k * PACK + PACK <= block.count;
+    u64 first = block.at(k * PACK);
+    if (together && !are_narrow(from.stored)) {
+        return load<PACK>((const T*)from.all + first, true);
     }
-    Pack<T, PACK> weights;
-#pragma unroll
-    for (int v = 0; v < PACK; ++v) {
-        u32 channel = divided((u32)block.at(k * PACK + v), norm.magic, norm.shift);
-        weights.at[v] = all && k * PACK + v < block.count ? all[channel] : none;
-    }
-    return weights;
+    Pack<S, PACK> stored = together ? load<PACK>((const S*)from.all + first, true) : Pack<S, PACK>{};
+    return pack_of<T, PACK>([&](int v) {
+        u64 channel = norm.inner == 1 ? first + v : divided((u32)first + v, norm.magic, norm.shift);
+        return together ? (T)stored.at[v] : exist && k * PACK + v < block.count ? from.at(channel) : none;
+    });
 }
 
 __device__ inline u64 remainder(u64 a, u64 b) { return a - quotient(a, b) * b; }
@@ -76,8 +89,8 @@ struct Terms {
 
 // out = (x - mean) rstd weight + bias; `mean`, `weight` and `bias` may be missing.
 template <class Group>
-__device__ inline void normalize(S* out, const Terms& from, const T* weight, const T* bias, T* mean, T* rstd, const RowNorm& norm,
-                                 f64 eps, u32 lanes) {
+__device__ inline void normalize(S* out, const Terms& from, const void* weight, const void* bias, T* mean, T* rstd,
+                                 const RowNorm& norm, f64 eps, u32 lanes) {
     for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
         row = exists ? row : 0;
@@ -115,7 +128,7 @@ __device__ inline void normalize(S* out, const Terms& from, const T* weight, con
                 mean[row] = centre;
             }
         }
-        const T *weights = norm.weights(weight, row), *biases = norm.weights(bias, row);
+        Weights weights = norm.weights(weight, row), biases = norm.weights(bias, row);
         group.each_block(len, [&](const BlockLane& block) {
             const Held<S>& x = xs.read(block);
             from.write(norm, row, block, x);
@@ -133,7 +146,7 @@ __device__ inline void normalize(S* out, const Terms& from, const T* weight, con
 // dx = rstd (d - mean(d) - h mean(d h)), h = (x - mean) rstd, d = g weight; without a mean the first mean(d) is left out. If there is an
 // `other`, where dx may go, it is added, to dx rounded as if it went through memory.
 template <class Group>
-__device__ inline void gradient(S* dx, const S* other, const S* g, const S* x, const T* weight, const T* mean, const T* rstd,
+__device__ inline void gradient(S* dx, const S* other, const S* g, const S* x, const void* weight, const T* mean, const T* rstd,
                                 const RowNorm& norm, u32 lanes) {
     for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
@@ -141,7 +154,7 @@ __device__ inline void gradient(S* dx, const S* other, const S* g, const S* x, c
         Line<const S> from_x = norm.line(x, row), from_g = norm.line(g, row);
         Line<S> to = norm.line(dx, row);
         T centre = mean ? mean[row] : 0, scale = rstd[row];
-        const T* weights = norm.weights(weight, row);
+        Weights weights = norm.weights(weight, row);
         RowOf<Group, S> row_x(group, from_x, len), row_g(group, from_g, len);
         Two<T> sums = group.template fold_blocks<TwoSums<T>>(all, len, [&](const BlockLane& block) {
             const Held<S>&x = row_x.read(block), &g = row_g.read(block);

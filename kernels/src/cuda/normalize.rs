@@ -20,20 +20,20 @@ pub(super) static PROGRAMS: Family =
 fn numbers(
     op: &'static str,
     &(rows, count): &(NormRows, usize),
-    dtype: DType,
+    dtypes: [DType; 2],
     elements: &[Option<Address>],
     weights: &[Option<Address>],
-) -> Result<[i64; 6]> {
+) -> Result<[i64; 7]> {
     let NormRows { groups, channels, inner } = rows;
     Error::require(inner == 1 || rows.row() < 1 << 31, op, "rows", "fewer than 2^31 elements", rows.row())?;
     let Axis { magic, shift, .. } = Axis::of(&LoopAxis { size: inner, strides: [] });
-    let aligned = |operands: &[Option<Address>], dtype: DType| {
+    let aligned = [elements, weights].iter().zip(dtypes).all(|(operands, dtype)| {
         operands.iter().flatten().all(|at| at.0.addr().is_multiple_of(PACK * dtype.size_bytes()))
-    };
-    let aligned = aligned(elements, dtype) && aligned(weights, dtype.compute_dtype());
-    let packed = usize::from(rows.row().is_multiple_of(PACK) && aligned);
+    });
+    let packed = rows.row().is_multiple_of(PACK) && aligned;
+    let [packed, stored] = [packed, dtypes[0] == dtypes[1]].map(usize::from);
     let divisor = magic as usize | (shift as usize) << 32;
-    Ok([count, groups, channels, inner, packed, divisor].map(|number| number as i64))
+    Ok([count, groups, channels, inner, packed, divisor, stored].map(|number| number as i64))
 }
 
 /// Threads and units for the gradients of weights.
@@ -61,10 +61,10 @@ pub(crate) fn workspace(rows: &(NormRows, usize)) -> usize {
 /// A term of a sum, and the rows behind which it begins again.
 type Term = (Address, usize);
 
-/// Of elements, or of a sum of two terms. The sum goes where `sum` says.
+/// Of elements, or of a sum of two terms, with weights of the second type. The sum goes where `sum` says.
 pub(crate) fn normalize(
     queue: &Queue<'_>,
-    dtype: DType,
+    dtypes @ [dtype, _]: [DType; 2],
     rows: &(NormRows, usize),
     eps: f64,
     (out, first, second, sum): (Address, Term, Option<Term>, Option<Address>),
@@ -73,7 +73,7 @@ pub(crate) fn normalize(
 ) -> Result<()> {
     let (first, first_rows) = first;
     let (second, second_rows) = (second.map(|(at, _)| at), second.map_or(1, |(_, rows)| rows));
-    let norm = numbers(queue.op(), rows, dtype, &[Some(out), Some(first), second, sum], &affine)?;
+    let norm = numbers(queue.op(), rows, dtypes, &[Some(out), Some(first), second, sum], &affine)?;
     let len = rows.0.row();
     let threads = RowThreads::holding(rows.1, len, 1, len as isize, dtype);
     let [weight, bias] = affine.map(Arg::from);
@@ -88,18 +88,18 @@ pub(crate) fn normalize(
     unsafe { PROGRAMS.kernel(queue, &kernel, dtype, threads.grid(queue, Units::WHOLE), &args) }
 }
 
-/// The gradients; that of the elements is added to `other`, if there is one, and may go there.
+/// The gradients, those of weights of the second type; that of the elements is added to `other`, if there is one, and may go there.
 pub(crate) fn gradient(
     queue: &Queue<'_>,
-    dtype: DType,
+    dtypes @ [dtype, _]: [DType; 2],
     all @ &(rows, count): &(NormRows, usize),
     ([g, x], weight): ([Address; 2], Option<Address>),
     (mean, rstd): (Option<Address>, Address),
     (dx, other, [dweight, dbias]): (Option<Address>, Option<Address>, [Option<Address>; 2]),
     workspace: Option<Address>,
 ) -> Result<()> {
-    let norm = numbers(queue.op(), all, dtype, &[dx, other, Some(g), Some(x)], &[weight])?;
-    let (len, weights, [.., packed, _]) = (rows.row(), rows.weights(), norm);
+    let norm = numbers(queue.op(), all, dtypes, &[dx, other, Some(g), Some(x)], &[weight])?;
+    let (len, weights, [.., packed, _, stored]) = (rows.row(), rows.weights(), norm);
     let [g, x, rstd] = [g, x, rstd].map(Arg::from);
     let [weight, mean] = [weight, mean].map(Arg::from);
     if let Some(dx) = dx.filter(|_| count * len > 0) {
@@ -119,7 +119,7 @@ pub(crate) fn gradient(
         name: "normalize_weights",
         dtype,
         rows: weights,
-        outputs: &[dweight, dbias].map(Arg::from),
+        outputs: &[dweight.into(), dbias.into(), Arg::U32(stored as u32)],
         inputs: &[g, x, mean, rstd],
         states: workspace.into(),
     };

@@ -96,27 +96,15 @@ template <class S, class Rule, bool ADDS, class T, int N> __device__ inline void
 // One tensor whose operands lie in different orders.
 template <class S, class Rule, class T, int N>
 __device__ inline void step_each(const Operands<T, N>& operands, const StepNumbers& step, const Walk<OPERANDS>& walk) {
-    constexpr int M = Rule::OPERANDS;
     for_each(walk, [&](const Offsets<OPERANDS>& offsets) {
-        T values[M];
+        T* at[N];
 #pragma unroll
-        for (int k = 0; k < M; ++k) {
-            values[k] = k == 1 ? (T)((const S*)operands.at[1])[offsets.at[1]] : operands.at[k][offsets.at[k]];
+        for (int k = 0; k < N; ++k) {
+            bool is_stored = k >= Rule::OPERANDS;
+            i64 offset = offsets.at[is_stored ? OPERANDS - 1 : k];
+            at[k] = k == 1 || is_stored ? (T*)((S*)operands.at[k] + offset) : operands.at[k] + offset;
         }
-        S* stored = (S*)operands.at[N - 1] + offsets.at[OPERANDS - 1];
-        if (M < N) {
-            values[0] = master_of(values[0], *stored);
-        }
-        Rule::step(step, values);
-#pragma unroll
-        for (int k = 0; k < M; ++k) {
-            if (k != 1) {
-                operands.at[k][offsets.at[k]] = values[k];
-            }
-        }
-        if (M < N) {
-            *stored = values[0];
-        }
+        step_at<S, Rule, false, 1>(at, 0, step);
     });
 }
 

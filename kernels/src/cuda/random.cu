@@ -13,24 +13,29 @@ __device__ inline Four<u64> pairs(const RandomKey& key, u64 b) {
 }
 
 // Numbers in [0, 1).
-__device__ inline void units(const RandomKey& key, u64 b, Four<f32>& four) {
+template <class T> __device__ inline Four<T> units(const RandomKey& key, u64 b) {
     Four<u32> bits = words(key, b, false);
+    Four<T> four;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         four.at[i] = (f32)(bits.at[i] >> 8) / 16777216.0f;
     }
+    return four;
 }
-__device__ inline void units(const RandomKey& key, u64 b, Four<f64>& four) {
+template <> __device__ inline Four<f64> units(const RandomKey& key, u64 b) {
     Four<u64> bits = pairs(key, b);
+    Four<f64> four;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         four.at[i] = (f64)(bits.at[i] >> 11) / 9007199254740992.0;
     }
+    return four;
 }
 
 // Numbers of the standard normal distribution, by Box and Muller.
-__device__ inline void normals(const RandomKey& key, u64 b, Four<f32>& four) {
+template <class T> __device__ inline Four<T> normals(const RandomKey& key, u64 b) {
     Four<u32> bits = words(key, b, false);
+    Four<T> four;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
         // In (0, 1], so that the logarithm is finite.
@@ -45,59 +50,20 @@ __device__ inline void normals(const RandomKey& key, u64 b, Four<f32>& four) {
         four.at[i] = radius * ((quarter + 1) & 2 ? -cosine : cosine);
         four.at[i + 1] = radius * (quarter & 2 ? -sine : sine);
     }
+    return four;
 }
-__device__ inline void normals(const RandomKey& key, u64 b, Four<f64>& four) {
-    Four<f64> unit;
-    units(key, b, unit);
+template <> __device__ inline Four<f64> normals(const RandomKey& key, u64 b) {
+    Four<f64> four = units<f64>(key, b);
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-        f64 radius = sqrt(-2.0 * log(unit.at[i] + 1.0 / 18014398509481984.0));
+        f64 radius = sqrt(-2.0 * log(four.at[i] + 1.0 / 18014398509481984.0));
         f64 s, c;
-        sincospi(2.0 * unit.at[i + 1], &s, &c);
+        sincospi(2.0 * four.at[i + 1], &s, &c);
         four.at[i] = radius * c;
         four.at[i + 1] = radius * s;
     }
+    return four;
 }
-
-__device__ inline u64 high_half(u64 a, u64 b) {
-    u64 a0 = (u32)a, a1 = a >> 32, b0 = (u32)b, b1 = b >> 32;
-    u64 middle = a1 * b0 + (a0 * b0 >> 32);
-    return a1 * b1 + (middle >> 32) + ((u64)(u32)middle + a0 * b1 >> 32);
-}
-
-// low + (high - low) u; `last` is the largest number below `high`.
-template <class T> struct Uniform {
-    T low, span, last;
-    __device__ void draw(const RandomKey& key, u64 b, Four<T>& four) const {
-        units(key, b, four);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            four.at[i] = minimum(add_rounded(mul_rounded(four.at[i], span), low), last);
-        }
-    }
-};
-template <class T> struct Normal {
-    T mean, std;
-    __device__ void draw(const RandomKey& key, u64 b, Four<T>& four) const {
-        normals(key, b, four);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            four.at[i] = add_rounded(mul_rounded(four.at[i], std), mean);
-        }
-    }
-};
-template <class T> struct Integers {
-    i64 low;
-    u64 count;
-    __device__ void draw(const RandomKey& key, u64 b, Four<T>& four) const {
-        Four<u64> bits = pairs(key, b);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            // The high half of a product maps 64 bits to the range almost evenly.
-            four.at[i] = (T)add(low, (i64)high_half(bits.at[i], count));
-        }
-    }
-};
 
 // Calls `body(b, first, len)` for all b: `len` elements from `first` = 4 b on.
 template <class Body> __device__ inline void for_fours(u64 elements, Body body) {
@@ -109,27 +75,27 @@ template <class Body> __device__ inline void for_fours(u64 elements, Body body) 
 // The elements of `four` in accesses of at most 16 bytes.
 template <class T> constexpr int at_once = sizeof(T) > 4 ? 2 : 4;
 
-template <class D> __device__ inline void generate(S* out, const RandomKey& key, const Walk<1>& walk, D distribution) {
+// out = of(u, x) of each element x and the number u for it, of which `draw(b)` gives four. Without x, `of` makes nothing of it.
+template <int N, class Draw, class Of>
+__device__ inline void write_fours(S* out, const S* x, const Walk<N>& walk, Draw draw, Of of) {
     for_fours(walk.elements, [&](u64 b, u64 first, int len) {
-        Four<T> four;
-        distribution.draw(key, b, four);
-        if (walk.vector && len == 4) {
-            S* to = out + offsets(walk, first).at[0];
+        auto four = draw(b);
+        bool together = walk.vector && len == 4, moves = N > 1 && walk.moves(N - 1);
+        Offsets<N> at = offsets(walk, first);
 #pragma unroll
-            for (int i = 0; i < 4; i += at_once<S>) {
-                Pack<S, at_once<S>> pack;
-#pragma unroll
-                for (int v = 0; v < at_once<S>; ++v) {
-                    pack.at[v] = four.at[i + v];
-                }
-                store<at_once<S>>(to + i, pack);
+        for (int i = 0; together && i < 4; i += at_once<S>) {
+            Pack<S, at_once<S>> pack = {};
+            if constexpr (N > 1) {
+                pack = load<at_once<S>>(x + at.at[1] + (moves ? i : 0), moves);
             }
-        } else {
+            auto made = pack_of<S, at_once<S>>([&](int v) { return of(four.at[i + v], (T)pack.at[v]); });
+            store<at_once<S>>(out + at.at[0] + i, made);
+        }
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                if (i < len) {
-                    out[offsets(walk, first + i).at[0]] = four.at[i];
-                }
+        for (int i = 0; i < 4; ++i) {
+            if (!together && i < len) {
+                at = offsets(walk, first + i);
+                out[at.at[0]] = of(four.at[i], N > 1 ? (T)x[at.at[N - 1]] : (T)0);
             }
         }
     });
@@ -139,46 +105,30 @@ template <class D> __device__ inline void generate(S* out, const RandomKey& key,
 // out = x m / (1 - p), m = 0 for words below `kept_from`, which are of 24 bits
 extern "C" __global__ void NAMED(dropout, DTYPE)(S* out, const S* x, u64 seed, u64 op,
                                                  const __grid_constant__ Walk<2> walk, u32 kept_from, u64 scale_bits) {
-    RandomKey key{seed, op};
     T scale = from_bits<T>(scale_bits);
-    for_fours(walk.elements, [&](u64 b, u64 first, int len) {
-        Four<u32> bits = words(key, b, false);
-        // What is dropped is 0 even where it is NaN or infinite.
-        auto kept = [&](int i, T x) { return bits.at[i] >> 8 >= kept_from ? x * scale : (T)0; };
-        if (walk.vector && len == 4) {
-            Offsets<2> at = offsets(walk, first);
-#pragma unroll
-            for (int i = 0; i < 4; i += at_once<S>) {
-                Pack<S, at_once<S>> pack = load<at_once<S>>(x + at.at[1] + (walk.moves(1) ? i : 0), walk.moves(1));
-#pragma unroll
-                for (int v = 0; v < at_once<S>; ++v) {
-                    pack.at[v] = kept(i + v, pack.at[v]);
-                }
-                store<at_once<S>>(out + at.at[0] + i, pack);
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                if (i < len) {
-                    Offsets<2> at = offsets(walk, first + i);
-                    out[at.at[0]] = kept(i, x[at.at[1]]);
-                }
-            }
-        }
-    });
+    // What is dropped is 0 even where it is NaN or infinite.
+    write_fours(out, x, walk, [&](u64 b) { return words(RandomKey{seed, op}, b, false); },
+                [&](u32 bits, T x) { return bits >> 8 >= kept_from ? x * scale : (T)0; });
 }
 
+// low + (high - low) u; `last` is the largest number below `high`.
 extern "C" __global__ void NAMED(uniform, DTYPE)(S* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk, u64 low,
                                                  u64 span, u64 last) {
-    generate(out, RandomKey{seed, op}, walk, Uniform<T>{from_bits<T>(low), from_bits<T>(span), from_bits<T>(last)});
+    T from = from_bits<T>(low), by = from_bits<T>(span), most = from_bits<T>(last);
+    write_fours(out, nullptr, walk, [&](u64 b) { return units<T>(RandomKey{seed, op}, b); },
+                [&](T unit, T) { return minimum(add_rounded(mul_rounded(unit, by), from), most); });
 }
 extern "C" __global__ void NAMED(normal, DTYPE)(S* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk, u64 mean,
                                                 u64 std) {
-    generate(out, RandomKey{seed, op}, walk, Normal<T>{from_bits<T>(mean), from_bits<T>(std)});
+    T centre = from_bits<T>(mean), by = from_bits<T>(std);
+    write_fours(out, nullptr, walk, [&](u64 b) { return normals<T>(RandomKey{seed, op}, b); },
+                [&](T normal, T) { return add_rounded(mul_rounded(normal, by), centre); });
 }
 #endif
 
+// The high half of a product maps 64 bits to the range almost evenly.
 extern "C" __global__ void NAMED(randint, DTYPE)(S* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk, i64 low,
                                                  u64 count) {
-    generate(out, RandomKey{seed, op}, walk, Integers<T>{low, count});
+    write_fours(out, nullptr, walk, [&](u64 b) { return pairs(RandomKey{seed, op}, b); },
+                [&](u64 bits, T) { return (T)add(low, (i64)__umul64hi(bits, count)); });
 }

@@ -4,8 +4,8 @@ use device::cuda::{Arg, Program, Queue};
 use device::{DType, Result};
 use smallvec::SmallVec;
 
-use super::rows::{PACK, RowGroup, RowThreads, SOME, Units};
-use super::walk::{ByValue, Walk, blocks};
+use super::rows::{PACK, RowGroup, RowThreads, Units};
+use super::walk::{ByValue, Walk};
 use super::{Family, family, kernel_name, type_name};
 use crate::command::Address;
 use crate::reduction::{Axes, Reduction};
@@ -33,9 +33,6 @@ struct Columns {
 }
 
 impl Columns {
-    /// Neighbours that a block of threads has at once, in packs, and threads for a column.
-    const WIDTH: usize = 16;
-    const DOWN: usize = 32;
     /// Rows and columns that fill blocks of threads.
     const ROWS: usize = 1024;
     const COLUMNS: usize = 2048;
@@ -46,10 +43,8 @@ impl Columns {
         let (columns, along) = (axes.kept.elements, reduced.strides[0]);
         let packed = columns.is_multiple_of(PACK) && along % PACK as isize == 0;
         let large = columns >= Columns::COLUMNS && axes.reduced.elements >= Columns::ROWS;
-        (packed && large && kept.strides[0] == 1).then(|| Columns {
-            along,
-            cut: Units::filling(columns, Columns::WIDTH * PACK, axes.reduced.elements, SOME),
-        })
+        (packed && large && kept.strides[0] == 1)
+            .then(|| Columns { along, cut: Units::beside(columns, axes.reduced.elements) })
     }
 
     /// Enqueues a reduction.
@@ -63,15 +58,10 @@ impl Columns {
         axes: &Axes,
         [x, out, states]: [Arg<'_>; 3],
     ) -> Result<()> {
-        let cut = self.cut;
-        let (columns, all) = (axes.kept.elements, axes.reduced.elements);
-        let [columns_arg, all] = [columns, all].map(|count| Arg::U64(count as u64));
-        let down = if dtype == DType::F64 { Columns::DOWN / 2 } else { Columns::DOWN };
-        let count = columns.div_ceil(Columns::WIDTH * PACK) as u64 * cut.count();
-        let mut grid = blocks(queue, count, (Columns::WIDTH * down) as u32);
-        grid.threads = [Columns::WIDTH as u32, down as u32, 1];
+        let (cut, grid) = (self.cut, self.cut.grid_beside(queue, axes.kept.elements));
+        let [columns, all] = [axes.kept.elements, axes.reduced.elements].map(|count| Arg::U64(count as u64));
         let along = Arg::I64(self.along as i64);
-        let args = [x, out, states, columns_arg, all, along, cut.arg(), Arg::F64(0.0)];
+        let args = [x, out, states, columns, all, along, cut.arg(), Arg::F64(0.0)];
         // SAFETY: the kernel takes these arguments, and the caller promises that `x`, the output and the workspace
         // have what the axes and units ask for.
         unsafe { PROGRAMS.kernel(queue, &[op, "columns"], dtype, grid, &args)? };
@@ -90,7 +80,7 @@ unsafe fn join(
     (cut, axes, divisor): (Units, &Axes, f64),
     [out, states]: [Arg<'_>; 2],
 ) -> Result<()> {
-    if !cut.are_joined() {
+    if cut.units <= 1 {
         return Ok(());
     }
     let (grid, lanes) = cut.join(queue, axes.kept.elements);

@@ -128,9 +128,6 @@ template <class T> struct Deviations {
     }
 };
 
-// a / b, in 32 bits where that is possible, which takes a fraction of the time
-__device__ inline u64 quotient(u64 a, u64 b) { return (a | b) >> 32 ? a / b : (u32)a / (u32)b; }
-
 // Joins the states of `lanes` neighbouring threads, a power of two; each of them gets the result.
 template <class F> __device__ inline typename F::State join_lanes(typename F::State state, u32 lanes) {
     for (u32 half = lanes / 2; half > 0; half /= 2) {

@@ -147,7 +147,7 @@ impl RowThreads {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Units {
-    units: u32,
+    pub(super) units: u32,
     blocks: u32,
 }
 
@@ -164,7 +164,7 @@ impl Units {
     }
 
     /// For rows of which a block of threads has `width` at a time, where fewer blocks than `few` leave a device idle.
-    pub(super) fn filling(rows: usize, width: usize, len: usize, few: usize) -> Units {
+    fn filling(rows: usize, width: usize, len: usize, few: usize) -> Units {
         let blocks = len.div_ceil(BLOCK);
         let are_few = rows.div_ceil(width) * blocks.div_ceil(PART) < few;
         Units::of(blocks, if are_few { 1 } else { PART })
@@ -177,7 +177,7 @@ impl Units {
 
     /// The grid of the kernel that folds such columns: with a thread for each lane or, where blocks are many, for two.
     pub(super) fn grid_beside(self, queue: &Queue<'_>, columns: usize) -> Grid {
-        let across = |beside: u32| columns.div_ceil(beside as usize * PACK) as u64 * self.count();
+        let across = |beside: u32| columns.div_ceil(beside as usize * PACK) as u64 * u64::from(self.units);
         let wide = if across(2 * BESIDE) < MANY { 1 } else { 2 };
         let mut grid = blocks(queue, across(wide * BESIDE), BESIDE * DOWN);
         grid.threads = [wide * BESIDE, DOWN / wide, 1];
@@ -186,17 +186,7 @@ impl Units {
 
     /// Bytes of the workspace for the states of `rows` rows' units.
     pub(super) fn workspace(self, rows: usize) -> usize {
-        if self.are_joined() { rows.saturating_mul(self.units as usize).saturating_mul(STATE) } else { 0 }
-    }
-
-    /// Whether a second kernel joins the units.
-    pub(super) fn are_joined(self) -> bool {
-        self.units > 1
-    }
-
-    /// How many units a row has.
-    pub(super) fn count(self) -> u64 {
-        u64::from(self.units)
+        if self.units > 1 { rows.saturating_mul(self.units as usize).saturating_mul(STATE) } else { 0 }
     }
 
     /// The grid of that kernel, and its lanes of a row.
@@ -248,7 +238,7 @@ impl RowReduction<'_> {
             args.extend([numbers, states, cut.arg(), Arg::U32(threads.lanes)]);
             kernel(threads.group.name(), threads.grid(queue, cut), &args)?;
         }
-        if !cut.are_joined() {
+        if cut.units <= 1 {
             return Ok(());
         }
         let (grid, lanes) = cut.join(queue, rows);

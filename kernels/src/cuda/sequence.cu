@@ -7,17 +7,20 @@ struct Scan {
     i64 steps[2];
     u64 reverse;
     u64 groups;  // of tiles, in a row
+    u64 tiles;   // of a group, a power of two
     u64 warps;   // that share a group
 };
 
-// Elements of a run and of a tile, tiles of a group, and warps of a block.
-constexpr u32 RUN = 16, TILE = LANES * RUN, GROUP = 64, WARPS = 8;
+// Elements of a run and of a tile; tiles of a group, and warps of a block, at most.
+constexpr u32 RUN = 16, TILE = LANES * RUN, GROUP = 64, WARPS = 16;
 
 // The sum of the blocks of 2^k elements for each bit k of `count`, from the last one on: a node is the sum of the largest block that
-// ends with it. It is added to `sum`.
-template <class T> __device__ inline T with_blocks(const T* nodes, u64 count, T sum) {
+// ends with it. It is added to `sum`. A warp reads them at once.
+template <class T> __device__ inline T with_blocks(const T* nodes, u32 count, T sum) {
+    u32 lane = threadIdx.x % LANES;
+    T own = count >> lane & 1 ? nodes[(count >> lane << lane) - 1] : (T)0;
     for (; count != 0; count &= count - 1) {
-        sum = add(nodes[count - 1], sum);
+        sum = add(shuffle(own, __ffs((int)count) - 1), sum);
     }
     return sum;
 }
@@ -60,26 +63,26 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) NAMED(cumsum, DTYPE)
     S* out, const S* x, T* groups, u32 only_sums, const __grid_constant__ Walk<2> kept, const __grid_constant__ Scan scan) {
     __shared__ T all_nodes[WARPS][GROUP];
     u32 warps = (u32)scan.warps, slot = threadIdx.x / LANES / warps, rank = threadIdx.x / LANES % warps;
-    u32 thread = threadIdx.x % (warps * LANES);
+    u32 thread = threadIdx.x % (warps * LANES), slots = blockDim.x / LANES / warps, each = (u32)scan.tiles;
     T* nodes = all_nodes[slot];
     u64 tiles = (scan.len + TILE - 1) / TILE, items = kept.elements * scan.groups;
-    for (u64 start = (u64)blockIdx.x * (WARPS / warps); start < items; start += (u64)gridDim.x * (WARPS / warps)) {
+    for (u64 start = (u64)blockIdx.x * slots; start < items; start += (u64)gridDim.x * slots) {
         bool exists = start + slot < items;
         u64 item = exists ? start + slot : 0, row = item / scan.groups, group = item - row * scan.groups;
-        u32 count = exists ? (u32)min((u64)GROUP, tiles - group * GROUP) : 0;
+        u32 count = exists ? (u32)min((u64)each, tiles - group * each) : 0;
         Offsets<2> at = offsets(kept, row);
         auto place_of = [&](u64 i, int operand) {
             return at.at[operand] + (i64)(scan.reverse ? scan.len - 1 - i : i) * scan.steps[operand];
         };
         auto run_of = [&](u32 t) {
-            return Run((group * GROUP + t) * TILE + threadIdx.x % LANES * RUN, scan.len, [&](u64 i) { return x[place_of(i, 1)]; });
+            return Run((group * each + t) * TILE + threadIdx.x % LANES * RUN, scan.len, [&](u64 i) { return x[place_of(i, 1)]; });
         };
         if (tiles > 1 && (warps > 1 || only_sums)) {
             for (u32 t = rank; t < count; t += warps) {
                 nodes[t] = run_of(t).all;
             }
             __syncthreads();
-            for (u32 half = 1; half < GROUP; half *= 2) {
+            for (u32 half = 1; half < each; half *= 2) {
                 u32 end = (thread + 1) * 2 * half;
                 if (end <= count) {
                     nodes[end - 1] = add(nodes[end - half - 1], nodes[end - 1]);
@@ -87,14 +90,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) NAMED(cumsum, DTYPE)
                 __syncthreads();
             }
         }
-        if (only_sums && count == GROUP && thread == 0) {
-            groups[item] = nodes[GROUP - 1];
+        if (only_sums && count == each && thread == 0) {
+            groups[item] = nodes[each - 1];
         }
         for (u32 t = rank; !only_sums && t < count; t += warps) {
             Run run = run_of(t);
-            T before = with_blocks(groups + row * scan.groups, group, with_blocks(nodes, t, (T)0));
+            T before = with_blocks(groups + row * scan.groups, (u32)group, with_blocks(nodes, t, (T)0));
             T base = add(before, run.before), next = 0;
-            u64 first = (group * GROUP + t) * TILE + threadIdx.x % LANES * RUN;
+            u64 first = (group * each + t) * TILE + threadIdx.x % LANES * RUN;
 #pragma unroll
             for (u32 k = 0; k < RUN; ++k) {
                 next = add(next, run.elements[k]);

@@ -3,6 +3,7 @@
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
+use super::rows::SOME;
 use super::walk::{ByValue, THREADS, WARP, Walk, blocks};
 use super::{Family, family};
 use crate::command::Address;
@@ -12,20 +13,24 @@ pub(super) static PROGRAMS: Family = family!("sequence", SIGNED, "rows.cuh", "se
 
 const _: () = assert!(ScanOrder::RUN == 16 && ScanOrder::TILE_RUNS == WARP as usize, "as in the program");
 
-/// Tiles of a group, and warps of a block; as in the program.
+/// Tiles of a group, of which rows have several if they are long, and warps that share one at most; as in the program.
 const GROUP: usize = 64;
-const WARPS: usize = 8;
-/// Rows, or their groups, of which each warp has one.
+const WARPS: usize = 16;
+/// Rows of which each warp has one.
 const MANY: usize = 2048;
 
-/// Groups of tiles in a row of `len` elements.
-fn groups(len: usize) -> usize {
-    len.div_ceil(ScanOrder::RUN * ScanOrder::TILE_RUNS * GROUP).max(1)
+/// Tiles of a group, and groups in each of so many rows of `len` elements.
+fn groups(rows: usize, len: usize) -> [usize; 2] {
+    let tiles = len.div_ceil(ScanOrder::RUN * ScanOrder::TILE_RUNS);
+    let fills = |each: &usize| rows.saturating_mul(tiles.div_ceil(*each)) <= SOME;
+    let each = if tiles > GROUP { [8, 16, 32].into_iter().find(fills).unwrap_or(GROUP) } else { GROUP };
+    [each, tiles.div_ceil(each).max(1)]
 }
 
 /// Bytes of the workspace for rows of `len` elements.
 pub(crate) fn workspace(rows: usize, len: usize) -> usize {
-    if groups(len) > 1 { rows.saturating_mul(groups(len)).saturating_mul(size_of::<u64>()) } else { 0 }
+    let [_, groups] = groups(rows, len);
+    if groups > 1 { rows.saturating_mul(groups).saturating_mul(size_of::<u64>()) } else { 0 }
 }
 
 pub(crate) fn cumsum(
@@ -36,13 +41,16 @@ pub(crate) fn cumsum(
     [out, x]: [Address; 2],
     workspace: Option<Address>,
 ) -> Result<()> {
-    let (walk, groups, rows) = (Walk::of(queue.op(), kept)?, groups(len), kept.elements);
-    let is_one_tile = len <= ScanOrder::RUN * ScanOrder::TILE_RUNS;
-    let warps = if is_one_tile || rows >= MANY { 1 } else { WARPS };
-    // `Scan` of the program.
+    let (walk, [each, groups], rows) =
+        (Walk::of(queue.op(), kept)?, groups(kept.elements, len), kept.elements);
+    let tiles = len.div_ceil(ScanOrder::RUN * ScanOrder::TILE_RUNS).min(each);
+    let warps = if rows >= MANY { 1 } else { tiles.next_power_of_two().min(WARPS) };
     let [out_step, x_step] = [out_step, x_step].map(|step| step as i64);
-    let scan = [len as i64, out_step, x_step, i64::from(reverse), groups as i64, warps as i64];
-    let grid = blocks(queue, (rows * groups).div_ceil(WARPS / warps) as u64, THREADS);
+    let [counted, each, shared] = [groups, each, warps].map(|n| n as i64);
+    // `Scan` of the program.
+    let scan = [len as i64, out_step, x_step, i64::from(reverse), counted, each, shared];
+    let threads = THREADS.max(warps as u32 * WARP);
+    let grid = blocks(queue, ((rows * groups * warps) as u64).div_ceil(u64::from(threads / WARP)), threads);
     let scan_rows = |only_sums: bool| {
         let [out, x, sums] = [Arg::from(out), x.into(), workspace.into()];
         let args = [out, x, sums, Arg::U32(u32::from(only_sums)), walk.arg(), scan.arg()];

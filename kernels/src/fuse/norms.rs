@@ -33,7 +33,8 @@ type SlopeOperands =
 #[derive(Clone)]
 pub(crate) struct NormForward {
     pub(crate) op: &'static str,
-    pub(crate) dtype: DType,
+    /// Of elements, and of weights.
+    pub(crate) dtypes: [DType; 2],
     pub(crate) rows: (NormRows, usize),
     pub(crate) eps: f64,
     pub(crate) operands: NormOperands,
@@ -43,19 +44,20 @@ pub(crate) struct NormForward {
 #[derive(Clone)]
 struct NormSlopes {
     op: &'static str,
-    dtype: DType,
+    dtypes: [DType; 2],
     rows: (NormRows, usize),
     operands: SlopeOperands,
 }
 
 impl Fusible {
     pub(crate) fn norm_grad(
-        (op, dtype): (&'static str, DType),
+        op: &'static str,
+        dtypes: [DType; 2],
         rows: (NormRows, usize),
         operands: SlopeOperands,
     ) -> Option<Box<dyn Any>> {
         let (_, _, (dx, _), _) = operands;
-        dx.and_then(|_| Fusible::of(NormSlopes { op, dtype, rows, operands }))
+        dx.and_then(|_| Fusible::of(NormSlopes { op, dtypes, rows, operands }))
     }
 }
 
@@ -114,7 +116,7 @@ fn norm_of_sum(commands: &Commands<'_>, pair: [usize; 2], norm: &NormForward) ->
     let [first, second] = pair;
     let Sum { dtype, out, terms } = Sum::of(commands.of(first)?)?;
     let (_, sum, affine, _) = norm.operands;
-    let is_its = out.at.0 == sum.0 && dtype == norm.dtype && out.places.elements == elements(norm.rows);
+    let is_its = out.at.0 == sum.0 && dtype == norm.dtypes[0] && out.places.elements == elements(norm.rows);
     // Rows of groups have weights in turn.
     if !is_its || norm.rows.0.groups != 1 || commands.would_widen(dtype) {
         return None;
@@ -146,7 +148,7 @@ fn added_gradient(commands: &Commands<'_>, pair: [usize; 2], sum: &Sum<'_>) -> O
         |operand: &&Operand| operand.places.is_run() && operand.places.elements == elements(slopes.rows);
     let Sum { dtype, out, terms: [a, b] } = *sum;
     let (dx, other) = if a.at.0 == of_x.0 { (a, b) } else { (b, a) };
-    let is_its = dx.at.0 == of_x.0 && dtype == slopes.dtype && [out, dx, other].iter().all(is_dense);
+    let is_its = dx.at.0 == of_x.0 && dtype == slopes.dtypes[0] && [out, dx, other].iter().all(is_dense);
     if !is_its || commands.would_widen(dtype) || other.meets(out) && !other.is(out) {
         return None;
     }
@@ -182,11 +184,11 @@ fn read<T>(at: Option<Address>) -> Option<Src<T>> {
 
 impl Fusion for Added {
     fn dtype(&self) -> DType {
-        self.norm.dtype
+        self.norm.dtypes[0]
     }
 
     unsafe fn run_in<T: Lanes>(&self, workers: &Workers) {
-        let NormForward { dtype, rows: (rows, count), eps, operands, .. } = self.norm;
+        let NormForward { dtypes: [dtype, _], rows: (rows, count), eps, operands, .. } = self.norm;
         let (out, x, affine, (mean, rstd)) = operands;
         let (len, size) = (rows.row(), dtype.size_bytes());
         let chunk = (CHUNK / len.max(1)).max(1);
@@ -213,10 +215,10 @@ impl Fusion for Added {
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
-        let NormForward { dtype, rows, eps, operands: (out, _, affine, statistics), .. } = &self.norm;
+        let NormForward { dtypes, rows, eps, operands: (out, _, affine, statistics), .. } = &self.norm;
         let [first, second] = self.terms;
         let elements = (*out, first, Some(second), self.sum);
-        cuda::normalize(queue, *dtype, rows, *eps, elements, *affine, *statistics)
+        cuda::normalize(queue, *dtypes, rows, *eps, elements, *affine, *statistics)
     }
 
     fn bind(&mut self, binder: &mut dyn Binder) {
@@ -238,11 +240,11 @@ struct Merged {
 
 impl Fusion for Merged {
     fn dtype(&self) -> DType {
-        self.slopes.dtype
+        self.slopes.dtypes[0]
     }
 
     unsafe fn run_in<T: Lanes>(&self, workers: &Workers) {
-        let NormSlopes { dtype, rows, operands, .. } = &self.slopes;
+        let NormSlopes { dtypes: [dtype, _], rows, operands, .. } = &self.slopes;
         let (([g, x], weight), (mean, rstd), (Some(dx), sums), _) = *operands else { return };
         let places = Places::Run { elements: elements(*rows), steps: [1; 3] };
         let [first, second] = if self.after { [self.other, dx] } else { [dx, self.other] };
@@ -257,9 +259,10 @@ impl Fusion for Merged {
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
-        let NormSlopes { dtype, rows, operands: (read, statistics, (_, sums), workspace), .. } = &self.slopes;
+        let NormSlopes { dtypes, rows, operands: (read, statistics, (_, sums), workspace), .. } =
+            &self.slopes;
         let grads = (Some(self.out), Some(self.other), *sums);
-        cuda::gradient(queue, *dtype, rows, *read, *statistics, grads, *workspace)
+        cuda::gradient(queue, *dtypes, rows, *read, *statistics, grads, *workspace)
     }
 
     fn bind(&mut self, binder: &mut dyn Binder) {

@@ -4,7 +4,7 @@ use super::*;
 use crate::command::Command;
 use crate::cuda::normalize as cuda;
 use crate::{BinaryOp, binary};
-use crate::{NormGrads, NormInput, NormRows, normalize, normalize_grad, normalize_workspace};
+use crate::{NormGrads, NormInput, NormRows, View, copy, normalize, normalize_grad, normalize_workspace};
 
 /// Rows that are short and long, few and many, and those of groups.
 const ROWS: [(NormRows, usize); 11] = [
@@ -183,6 +183,55 @@ fn same<T: Real>(what: impl Debug, found: &Array<T>, expected: &Array<T>) {
     assert!(found.iter().zip(&expected).all(|(a, b)| a.agrees(*b, 0.0)), "{what:?}, {}", T::DTYPE);
 }
 
+/// Weights and biases that are stored as elements are give the bits of the same numbers in the type that is computed in, and their gradients
+/// are rounded once.
+fn stored_as_elements<T: Real>(stream: &Stream) -> Result<()> {
+    for (rows, n) in ROWS {
+        let (shape, weights) = ([n, rows.groups, rows.channels, rows.inner], [rows.weights()]);
+        let of = |seed| Array::new(stream, &numbers::<T>(seed, shape.iter().product()), &shape);
+        let (x, g) = (of(1), of(7));
+        let narrow = [2, 3].map(|seed| Array::new(stream, &numbers::<T>(seed, weights[0]), &weights));
+        let wide = [(); 2].map(|()| Array::full(stream, T::Computed::of(0.0), &weights));
+        for (from, to) in narrow.iter().zip(&wide) {
+            copy(stream, from.view(), to.view())?;
+        }
+        let space = Array::full(stream, 0_u8, &[normalize_workspace(stream, rows, x.layout.elements())]);
+        let run = |[weight, bias]: [View<'_>; 2], [dweight, dbias]: [View<'_>; 2]| -> Result<[Array<T>; 2]> {
+            let [out, dx] = [(); 2].map(|()| Array::full(stream, T::of(9.0), &shape));
+            let [mean, rstd] = [(); 2].map(|()| Array::full(stream, T::Computed::of(9.0), &[n, rows.groups]));
+            let input = NormInput { x: x.view(), weight: Some(weight), bias: Some(bias) };
+            normalize(stream, "norm", rows, input, 1e-5, out.view(), (Some(mean.view()), rstd.view()))?;
+            let workspace = Some(space.view());
+            let to = NormGrads { x: Some(dx.view()), weight: Some(dweight), bias: Some(dbias), workspace };
+            let statistics = (Some(mean.view()), rstd.view());
+            normalize_grad(stream, "norm_grad", rows, g.view(), (x.view(), Some(weight)), statistics, to)?;
+            Ok([out, dx])
+        };
+        let rounded = [(); 2].map(|()| Array::full(stream, T::of(9.0), &weights));
+        let sums = [(); 2].map(|()| Array::full(stream, T::Computed::of(9.0), &weights));
+        let found = run(narrow.each_ref().map(Array::view), rounded.each_ref().map(Array::view))?;
+        let expected = run(wide.each_ref().map(Array::view), sums.each_ref().map(Array::view))?;
+        for (found, expected) in found.iter().zip(&expected) {
+            same(("out, dx", rows, n), found, expected);
+        }
+        for (found, sum) in rounded.iter().zip(&sums) {
+            let expected = Array::full(stream, T::of(0.0), &weights);
+            copy(stream, sum.view(), expected.view())?;
+            same(("dweight, dbias", rows, n), found, &expected);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn weights_may_be_stored_as_elements() {
+    let Some(both) = both() else { return };
+    for stream in [&both.cpu, &both.cuda] {
+        stored_as_elements::<bf16>(stream).expect("valid operands");
+        stored_as_elements::<f16>(stream).expect("valid operands");
+    }
+}
+
 /// Where the sum goes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum To {
@@ -228,7 +277,15 @@ fn norm_of_sum<T: Real>(
         move |rows, queue, ([sum, out], [first, second], affine, [mean, rstd])| {
             let sum = (to != To::Nowhere).then_some(sum);
             let (to, mean) = ((out, (first, rows.1), Some((second, period)), sum), centred.then_some(mean));
-            cuda::normalize(queue, T::DTYPE, rows, 1e-5, to, affine.map(Some), (mean, rstd))
+            cuda::normalize(
+                queue,
+                [T::DTYPE, T::DTYPE.compute_dtype()],
+                rows,
+                1e-5,
+                to,
+                affine.map(Some),
+                (mean, rstd),
+            )
         },
     )?;
     let what = (rows, n, period, to, centred);
@@ -269,7 +326,7 @@ fn gradient_in_sum<T: Real>(
         move |rows, queue, (out, [g, x], other, [weight, mean, rstd])| {
             let (read, grads) = (([g, x], Some(weight)), (Some(out), Some(other), [None; 2]));
             let statistics = (centred.then_some(mean), rstd);
-            cuda::gradient(queue, T::DTYPE, rows, read, statistics, grads, None)
+            cuda::gradient(queue, [T::DTYPE, T::DTYPE.compute_dtype()], rows, read, statistics, grads, None)
         },
     )?;
     same((rows, n, in_place, centred), target, &sum);

@@ -103,6 +103,8 @@ pub fn normalize_grad(
     (mean, rstd): (Option<View<'_>>, View<'_>),
     to: NormGrads<'_>,
 ) -> Result<()> {
+    let weights = weight.or(to.weight).or(to.bias).map_or(g.dtype, |view| view.dtype);
+    [to.weight, to.bias].into_iter().flatten().try_for_each(|view| view.expect_dtype(op, weights))?;
     if to.x.is_some() && (to.weight.is_some() || to.bias.is_some()) && stream.prefers_parts() {
         // What comes next waits for the elements' gradient only.
         let elements = NormGrads { x: to.x, ..NormGrads::default() };
@@ -120,7 +122,6 @@ pub fn normalize_grad(
     let workspace = View::workspace::<u8>(op, to.workspace, needed)?;
     for_float!(op, dtype, T => {
         let statistics = (mean.map(|view| view.read::<T>().exact()), rstd.read::<T>().exact());
-        let weights = weight.or(to.weight).or(to.bias).map_or(dtype, |view| view.dtype);
         let is_exact = weights != dtype;
         let sums = [to.weight, to.bias].map(|view| view.map(|view| view.write::<T>().exact_if(is_exact)));
         let grads = (to.x.map(View::write::<T>), sums);

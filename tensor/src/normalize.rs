@@ -172,8 +172,8 @@ impl Tensor {
     /// `(x - mean) / sqrt(variance + eps) * weight + bias` of each row over the last axes, whose sizes are
     /// `normalized_shape`. The variance is the mean square deviation.
     ///
-    /// Shapes: `weight` and `bias` have `normalized_shape`; the result has the shape of the input. They have the
-    /// elements' type or its [`DType::compute_dtype`], so they may be F32 for 16-bit elements.
+    /// Shapes: `weight` and `bias` have `normalized_shape`; the result has the shape of the input. Both have the
+    /// elements' type, or both its [`DType::compute_dtype`], so they may be F32 for 16-bit elements.
     ///
     /// ```
     /// # use tensor::{Device, Tensor};

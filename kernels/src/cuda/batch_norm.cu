@@ -6,8 +6,11 @@ struct Channels {
     u64 images, channels, size;
     // Whether packs of a channel's elements can be read.
     u64 packed;
+    // What divides by `size` where a channel has fewer than 2^31 elements; 0 otherwise.
+    u32 magic, shift;
 
     __device__ u64 each() const { return images * size; }
+    __device__ u64 image(u64 i) const { return magic ? divided((u32)i, magic, shift) : i / size; }
 };
 // Where element i of all of a channel's lies.
 struct Plane {
@@ -15,7 +18,7 @@ struct Plane {
     u64 channel;
 
     __device__ i64 operator()(u64 i) const {
-        u64 image = quotient(i, channels.size);
+        u64 image = channels.image(i);
         return (i64)((image * channels.channels + channel) * channels.size + (i - image * channels.size));
     }
 };

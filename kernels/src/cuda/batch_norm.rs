@@ -5,7 +5,7 @@ use device::{DType, Result};
 use smallvec::SmallVec;
 
 use super::rows::{PACK, RowReduction, RowThreads, Units};
-use super::walk::{ByValue, MAX_Y, THREADS, Walk, blocks};
+use super::walk::{ByValue, MAX_Y, THREADS, Walk, blocks, divisor};
 use super::{Family, family};
 use crate::command::Address;
 use crate::loops::{LoopAxis, Loops};
@@ -34,10 +34,12 @@ impl ChannelNorm {
 }
 
 /// `Channels` of the program.
-fn numbers(channels: &Channels, dtype: DType, images: &[Address]) -> [i64; 4] {
-    let Channels { images: count, channels, size } = *channels;
+fn numbers(all: &Channels, dtype: DType, images: &[Address]) -> [i64; 5] {
+    let Channels { images: count, channels, size } = *all;
     let aligned = images.iter().all(|at| at.0.addr().is_multiple_of(PACK * dtype.size_bytes()));
-    [count, channels, size, usize::from(aligned && size.is_multiple_of(PACK))].map(|number| number as i64)
+    let packed = usize::from(aligned && size.is_multiple_of(PACK));
+    let divisor = if all.each() < 1 << 31 { divisor(size) } else { 0 };
+    [count, channels, size, packed, divisor].map(|number| number as i64)
 }
 
 /// Threads and units for the folds over channels.
@@ -51,7 +53,8 @@ fn threads(channels: &Channels) -> (RowThreads, Units) {
 /// Images of one element, whose channels lie side by side: a thread has neighbours.
 struct Columns {
     cut: Units,
-    channels: Channels,
+    /// Channels and pixels.
+    counts: [usize; 2],
 }
 
 impl Columns {
@@ -63,7 +66,7 @@ impl Columns {
         let Channels { images: pixels, channels: count, size } = *channels;
         let packed = count.is_multiple_of(16 / size_of::<u16>());
         let cut = Units::beside(count, pixels);
-        (size == 1 && packed && pixels > 0 && count > 0).then_some(Columns { cut, channels: *channels })
+        (size == 1 && packed && pixels > 0 && count > 0).then_some(Columns { cut, counts: [count, pixels] })
     }
 
     /// The same, where all of these addresses are aligned.
@@ -73,25 +76,17 @@ impl Columns {
         Columns::of(channels).filter(|_| aligned)
     }
 
-    /// Channels and pixels.
-    fn counts(&self) -> [usize; 2] {
-        [self.channels.channels, self.channels.images]
-    }
-
     /// For all elements.
     fn grid(&self, queue: &Queue<'_>, dtype: DType) -> Grid {
-        let Channels { images: pixels, channels, .. } = self.channels;
+        let [channels, pixels] = self.counts;
         let packs = channels / lanes(dtype);
         let across = packs.next_power_of_two().min(Columns::ACROSS) as u32;
         let down = THREADS / across;
         let beside = packs.div_ceil(across as usize) as u32;
         let all =
             blocks(queue, u64::from(beside) * (pixels as u64).div_ceil(u64::from(down)), THREADS).blocks[0];
-        Grid {
-            blocks: [beside, (all / beside).clamp(1, MAX_Y as u32), 1],
-            threads: [across, down, 1],
-            shared_bytes: 0,
-        }
+        let blocks = [beside, (all / beside).clamp(1, MAX_Y as u32), 1];
+        Grid { blocks, threads: [across, down, 1], shared_bytes: 0 }
     }
 }
 
@@ -191,7 +186,7 @@ unsafe fn reduce(
     let read = &images[..images.len() - 1];
     let numbers = numbers(channels, reduction.dtype, read);
     let columns =
-        Columns::aligned(channels, reduction.dtype, images).map(|columns| (columns.cut, columns.counts()));
+        Columns::aligned(channels, reduction.dtype, images).map(|columns| (columns.cut, columns.counts));
     // SAFETY: the caller's promise.
     unsafe { reduction.enqueue(queue, columns, threads(channels), numbers.arg()) }
 }
@@ -211,7 +206,7 @@ fn enqueue_all(
     // SAFETY: the kernels take these arguments, and the channels are those of the operands.
     unsafe {
         if let Some(columns) = Columns::aligned(channels, dtype, images) {
-            args.extend(columns.counts().map(|count| Arg::U64(count as u64)));
+            args.extend(columns.counts.map(|count| Arg::U64(count as u64)));
             return PROGRAMS.kernel(queue, &[name, "columns"], dtype, columns.grid(queue, dtype), &args);
         }
         walk = elements(queue, channels, dtype, images)?;

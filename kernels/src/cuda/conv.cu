@@ -86,26 +86,48 @@ extern "C" __global__ void NAMED(depthwise_input_grad, DTYPE)(S* out, const S* g
     });
 }
 
-// One sum for each element of each filter, over all images and places.
-extern "C" __global__ void __launch_bounds__(256, 1) NAMED(depthwise_weight_grad, DTYPE)(
+// One sum for each element of each filter, over all images and places. A block of threads has up to PACK neighbours of a filter's row.
+extern "C" __global__ void __launch_bounds__(512, 1) NAMED(depthwise_weight_grad, DTYPE)(
     S* out, const S* x, const S* g, u32 channels, u32 images, const __grid_constant__ Conv conv) {
-    u64 filters = (u64)channels * conv.each, len = (u64)images * conv.places();
-    for_rows<BlockGroup>(filters * conv.taps(), LANES, [&](const BlockGroup& group, u64 row, bool exists) {
-        u64 filter = exists ? row / conv.taps() : 0;
-        u32 tap = exists ? (u32)(row % conv.taps()) : 0;
-        auto term = [&](u64 e) {
-            u64 image = quotient(e, conv.places());
-            u32 place = (u32)(e - image * conv.places());
-            i64 pixel = conv.seen(place, tap);
-            if (pixel < 0) {
-                return (T)0;
+    u32 strips = (conv.kernel_w + PACK - 1) / PACK, filters = channels * conv.each;
+    u64 len = (u64)images * conv.places();
+    for_rows<BlockGroup>((u64)filters * conv.kernel_h * strips, LANES, [&](const BlockGroup& group, u64 row, bool exists) {
+        u32 line = (u32)(row / strips), first = (u32)row % strips * PACK, filter = line / conv.kernel_h, i = line % conv.kernel_h;
+        auto of = [&](const BlockLane& block) {
+            auto sums = Each<Sum<T>>::empty();
+            for (u32 k = 0; k < block.count; k += PACK) {
+                u64 image = quotient(block.at(k), conv.places());
+                u32 place = (u32)(block.at(k) - image * conv.places()), y = place / conv.columns, column = place - y * conv.columns;
+                const S* pixels = x + (image * channels + filter / conv.each) * conv.pixels();
+                const S* slopes = g + (image * filters + filter) * conv.places();
+#pragma unroll
+                for (u32 v = 0; v < PACK; ++v) {
+                    // What lies before the image is beyond its end.
+                    u32 h = y * conv.stride_h + i * conv.dilation_h - conv.padding_h;
+                    u32 w = column * conv.stride_w + first * conv.dilation_w - conv.padding_w;
+                    bool sees = k + v < block.count && h < conv.height;
+                    T slope = sees ? (T)slopes[place] : (T)0;
+#pragma unroll
+                    for (u32 j = 0; j < PACK; ++j, w += conv.dilation_w) {
+                        if (sees && first + j < conv.kernel_w && w < conv.width) {
+                            sums.at[j] += slope * (T)pixels[h * conv.width + w];
+                        }
+                    }
+                    if (++column == conv.columns) {
+                        column = 0, ++y;
+                    }
+                    if (++place == conv.places()) {
+                        place = 0, y = 0, pixels += (u64)channels * conv.pixels(), slopes += (u64)filters * conv.places();
+                    }
+                }
             }
-            u64 channel = image * channels + filter / conv.each;
-            return mul_rounded((T)x[channel * conv.pixels() + pixel], (T)g[(image * filters + filter) * conv.places() + place]);
+            return sums;
         };
-        T sum = fold_elements<Sum<T>>(group, len, exists ? len : 0, term);
-        if (exists && group.leads()) {
-            out[row] = sum;
+        auto sums = group.fold_blocks<Each<Sum<T>>>(len, exists ? len : 0, of);
+        for (u32 j = 0; j < PACK; ++j) {
+            if (exists && group.leads() && first + j < conv.kernel_w) {
+                out[(u64)line * conv.kernel_w + first + j] = sums.at[j];
+            }
         }
     });
 }

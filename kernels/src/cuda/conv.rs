@@ -15,6 +15,7 @@ use super::copy::{enqueue_copy, fill};
 pub(crate) use super::elementwise::relu;
 use super::libraries::{ConvAlgorithm, ConvPass};
 use super::matmul::{Onto, Product};
+use super::rows::PACK;
 use super::walk::{ByValue, THREADS, blocks, plane_blocks};
 use super::{Family, family, kernel_name, type_name};
 use crate::command::Address;
@@ -114,7 +115,7 @@ impl Way {
         let ConvSpec { geometry: ref g, pass, exact, bias, .. } = *spec;
         let widest = if g.groups == 1 { g.channels.max(g.filters) } else { usize::MAX };
         match self {
-            Way::Depthwise => pass != ConvPass::WeightGrad && g.images > 2,
+            Way::Depthwise => g.images > 2,
             Way::Direct(_) => exact || !spec.has_vectors() || g.channels.min(g.filters) < Halo::LEAST,
             Way::Few(_) => true,
             Way::Halo(_) => widest <= 32 && (pass != ConvPass::WeightGrad || g.channels.min(g.filters) > 16),
@@ -450,7 +451,8 @@ impl<'a> Convolution<'a> {
         match self.way {
             Way::Depthwise => {
                 let [groups, images] = [g.groups, g.images].map(|count| Arg::U32(count as u32));
-                let grid = blocks(self.queue, size as u64, THREADS);
+                let strips = size / g.window.kernel[1] * g.window.kernel[1].div_ceil(PACK);
+                let grid = blocks(self.queue, strips as u64, 2 * THREADS);
                 let args = [w.into(), x.into(), y.into(), groups, images];
                 return self.kernel("depthwise_weight_grad", grid, args, 0);
             }

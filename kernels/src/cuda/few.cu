@@ -92,7 +92,9 @@ FEW_WEIGHT_GRAD(8)
 extern "C" __global__ void NAMED(few_weight_grad_join, DTYPE)(S* out, const T* parts, u64 count, u64 size, u32 lanes) {
     for_rows<WarpGroup>(size, lanes, [&](const WarpGroup& group, u64 row, bool exists) {
         const T* own = parts + (exists ? row : 0) * count;
-        T sum = fold_elements<Sum<T>>(group, count, exists ? count : 0, [&](u64 n) { return own[n]; });
+        T sum = group.fold_blocks<Sum<T>>(count, exists ? count : 0, [&](const BlockLane& block) {
+            return fold_slots<Sum<T>>(block, [&](int slot) { return slot < block.count ? own[block.at(slot)] : (T)0; });
+        });
         if (exists && group.leads()) {
             out[row] = sum;
         }

@@ -38,7 +38,7 @@ template <int V, class Value> __device__ inline void add_values(Sums<V>& sums, u
     }
 }
 
-// A block owns so many rows at most, looks at so many entries, and has so many vectors side by side.
+// A block owns so many rows at most, looks at so many entries, and has so many vectors side by side where a row's runs may need several rounds.
 constexpr u32 OWNED = 256, MOST = 12288, WIDTH = 4;
 
 // Sums of a block's rows, of which row n has the entries from `starts[n]` to `starts[n + 1]` of `order`. Its key is that of these `keys` or, if

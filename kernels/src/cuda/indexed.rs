@@ -26,13 +26,13 @@ const LOOKS: usize = 1 << 22;
 /// Entries of a block of a sort, and bits that a pass orders by at most.
 const TILE: usize = 2048;
 const BITS: u32 = 10;
-/// Vectors side by side of a run.
+/// Vectors side by side of a run, where runs are not few.
 const WIDTH: usize = 4;
 
 impl Entries {
     /// Whether blocks that own all rows look at all entries, without a sort.
     fn is_few(&self) -> bool {
-        self.count() <= MOST && self.keys().div_ceil(OWNED).saturating_mul(self.count()) <= LOOKS
+        self.count() <= MOST && self.keys().div_ceil(OWNED).saturating_mul(self.count().max(1)) <= LOOKS
     }
 
     /// Bytes of the workspace: of two orders, two lists of keys, and the counts of each tile.
@@ -125,7 +125,7 @@ impl Entries {
             begin(queue, dtype.size_bytes(), places, [out, base])?;
             base = out;
         }
-        if self.columns.elements == 0 || self.keys() == 0 {
+        if self.columns.elements == 0 || self.keys() == 0 || self.count() == 0 && base.0 == out.0 {
             return Ok(());
         }
         let is_counted = self.count().max(self.keys()) < 1 << 31;

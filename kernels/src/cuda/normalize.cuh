@@ -36,15 +36,17 @@ struct RowNorm {
 
 // The weights of a lane's pack `k`, or the biases, of which `all` are a row's; `none` if there are none.
 __device__ inline Pack<T, PACK> weights_of(const Weights& from, const RowNorm& norm, const BlockLane& block, int k, T none) {
-    bool exist = from.all, together = exist && norm.inner == 1 && norm.packed != 0 && k * PACK + PACK <= block.count;
     u64 first = block.at(k * PACK);
-    if (together && !are_narrow(from.stored)) {
-        return load<PACK>((const T*)from.all + first, true);
+    if (from.all && norm.inner == 1 && norm.packed != 0 && k * PACK + PACK <= block.count) {
+        if (!are_narrow(from.stored)) {
+            return load<PACK>((const T*)from.all + first, true);
+        }
+        Pack<S, PACK> stored = load<PACK>((const S*)from.all + first, true);
+        return pack_of<T, PACK>([&](int v) { return stored.at[v]; });
     }
-    Pack<S, PACK> stored = together ? load<PACK>((const S*)from.all + first, true) : Pack<S, PACK>{};
     return pack_of<T, PACK>([&](int v) {
         u64 channel = norm.inner == 1 ? first + v : divided((u32)first + v, norm.magic, norm.shift);
-        return together ? (T)stored.at[v] : exist && k * PACK + v < block.count ? from.at(channel) : none;
+        return from.all && k * PACK + v < block.count ? from.at(channel) : none;
     });
 }
 

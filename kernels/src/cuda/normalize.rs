@@ -4,10 +4,9 @@ use device::cuda::{Arg, Queue};
 use device::{DType, Error, Result};
 
 use super::rows::{PACK, RowReduction, RowThreads, Units};
-use super::walk::{Axis, ByValue};
+use super::walk::{ByValue, divisor};
 use super::{Family, family};
 use crate::command::Address;
-use crate::loops::LoopAxis;
 use crate::norms::NormRows;
 
 pub(super) static PROGRAMS: Family =
@@ -26,14 +25,12 @@ fn numbers(
 ) -> Result<[i64; 7]> {
     let NormRows { groups, channels, inner } = rows;
     Error::require(inner == 1 || rows.row() < 1 << 31, op, "rows", "fewer than 2^31 elements", rows.row())?;
-    let Axis { magic, shift, .. } = Axis::of(&LoopAxis { size: inner, strides: [] });
     let aligned = [elements, weights].iter().zip(dtypes).all(|(operands, dtype)| {
         operands.iter().flatten().all(|at| at.0.addr().is_multiple_of(PACK * dtype.size_bytes()))
     });
     let packed = rows.row().is_multiple_of(PACK) && aligned;
     let [packed, stored] = [packed, dtypes[0] == dtypes[1]].map(usize::from);
-    let divisor = magic as usize | (shift as usize) << 32;
-    Ok([count, groups, channels, inner, packed, divisor, stored].map(|number| number as i64))
+    Ok([count, groups, channels, inner, packed, divisor(inner), stored].map(|number| number as i64))
 }
 
 /// Threads and units for the gradients of weights.

@@ -127,6 +127,11 @@ extern "C" __global__ void NAMED(avg_pool, DTYPE)(S* out, const S* x, const __gr
     for_planes(pool.groups, pool.places(), [&](u64 group, u32 place) {
         Seen rows = seen_along(along_rows(pool), place / pool.columns, pool);
         Seen columns = seen_along(along_columns(pool), place % pool.columns, pool);
+        if (pool.means == NEAREST) {
+            const S* from = x + (u64)rows.start * pool.width + columns.start;
+            each([&](u32 k) { out[plane_of(group, k, pool) * pool.places() + place] = from[plane_of(group, k, pool) * pool.pixels()]; });
+            return;
+        }
         T sums[GROUP] = {};
         for (u32 w = columns.start; w < columns.end; ++w) {
             T lines[GROUP] = {};
@@ -154,10 +159,11 @@ extern "C" __global__ void NAMED(avg_pool_grad, DTYPE)(S* out, const S* g, const
         Places ys = places_of(down, h, pool), xs = places_of(across, w, pool);
         T sums[GROUP] = {};
         for (u32 y = ys.first; y < ys.end; ++y) {
-            Seen rows = seen_along(down, y, pool);
+            // Places of the nearest pixel see nothing else.
+            Seen rows = pool.means == NEAREST ? Seen{h, h + 1, 1, 1, 1} : seen_along(down, y, pool);
             T lines[GROUP] = {};
             for (u32 x = xs.first; x < xs.end && rows.sees(h); ++x) {
-                Seen columns = seen_along(across, x, pool);
+                Seen columns = pool.means == NEAREST ? Seen{w, w + 1, 1, 1, 1} : seen_along(across, x, pool);
                 each([&](u32 k) {
                     const S* from = g + plane_of(group, k, pool) * pool.places();
                     T slope = columns.sees(w) ? divided((T)from[y * pool.columns + x], rows, columns, pool) : (T)0;

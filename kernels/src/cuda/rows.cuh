@@ -281,15 +281,11 @@ template <class S, class Place = Beside> struct Line {
 
     // Pack `k` of a lane's; `none` where there is no element.
     __device__ Pack<Element<S>, PACK> read(const BlockLane& block, int k, Element<S> none) const {
-        Pack<Element<S>, PACK> values;
         if (packed && k * PACK + PACK <= block.count) {
             return *(const Pack<Element<S>, PACK>*)pack(block, k);
         }
-#pragma unroll
-        for (int v = 0; v < PACK; ++v) {
-            values.at[v] = k * PACK + v < block.count ? at[place(block.at(k * PACK + v))] : none;
-        }
-        return values;
+        return pack_of<Element<S>, PACK>(
+            [&](int v) { return k * PACK + v < block.count ? at[place(block.at(k * PACK + v))] : none; });
     }
     // All elements; `none` is what follows the last one.
     __device__ Held<Element<S>> read(const BlockLane& block, Element<S> none = Element<S>()) const {
@@ -364,7 +360,7 @@ template <class S> struct Strided {
 // block go on to the next rows together, those whose row does not exist with `len` 0.
 //
 // `fold_blocks(all, len, of)` folds a row of `len` elements, `all` in every row that exists: `of(block)` is the fold of a lane's
-// elements of a block; `fold_part(start, most, all, len, of)` folds blocks from `start` on, at most `most`, which are up to a part.
+// elements of a block, or for `LogSum` their `Exponentials`; `fold_part(start, most, all, len, of)` folds blocks from `start` on, at most `most`, which are up to a part.
 // `each_block(len, body)` visits the thread's blocks. With HOLDS a thread has one block of each row, `near(len)`, whose elements can
 // be kept in registers. ACROSS, rows lie side by side.
 
@@ -558,21 +554,6 @@ struct ColumnGroup {
         }
     }
 };
-
-// The fold of `at(i)` of each element i of a row.
-template <class F, class Group, class At>
-__device__ inline typename F::State fold_elements(const Group& group, u64 all, u64 len, At at) {
-    return group.template fold_blocks<F>(all, len, [&](const BlockLane& block) {
-        return fold_lane<F>(block, [&](int from, int to) {
-            typename F::State state = F::empty();
-#pragma unroll 4
-            for (int slot = from; slot < to && slot < block.count; ++slot) {
-                state = F::join(state, at(block.at(slot)));
-            }
-            return state;
-        });
-    });
-}
 
 // Calls `body(group, row, exists, unit)` for the units, `units` of each row, that are this thread's group's.
 template <class Group, class Body> __device__ inline void for_units(u64 rows, u32 units, u32 lanes, Body body) {

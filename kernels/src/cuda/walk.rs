@@ -154,6 +154,12 @@ impl<const N: usize> Axis<N> {
     }
 }
 
+/// The multiplier and the shift that divide by `size`, in a word.
+pub(super) fn divisor(size: usize) -> usize {
+    let Axis { magic, shift, .. } = Axis::of(&LoopAxis { size, strides: [] });
+    magic as usize | (shift as usize) << 32
+}
+
 fn fits<const N: usize>(loops: &Loops<N>, most: usize) -> bool {
     loops.axes.len() <= MAX_AXES
         && (loops.axes.len() <= 1 || loops.elements <= most)

@@ -1,3 +1,5 @@
+use device::{ErrorKind, bf16};
+
 use super::*;
 use crate::testing::{Array, cpu, values, values_f32};
 
@@ -88,6 +90,31 @@ fn run(threads: usize, rows: NormRows, n: usize, centred: bool) -> [Vec<f32>; 4]
     normalize_grad(&stream, "norm_grad", rows, g.view(), (x.view(), Some(w.view())), statistics, to)
         .expect("a launch");
     [out.to_vec(), dx.to_vec(), dw.to_vec(), db.to_vec()]
+}
+
+#[test]
+fn weights_and_their_gradients_are_of_one_type() {
+    let stream = cpu(1).default_stream();
+    let rows = NormRows { groups: 1, channels: 4, inner: 1 };
+    let of = |shape: &[usize]| Array::full(&stream, bf16::from_f32(1.0), shape);
+    let (x, weight, dweight) = (of(&[2, 1, 4, 1]), of(&[4]), of(&[4]));
+    let wide = Array::full(&stream, 1_f32, &[4]);
+    let statistic = Array::full(&stream, 1_f32, &[2, 1]);
+    let gradient = |dweight: View<'_>, dbias: View<'_>| {
+        let to = NormGrads { weight: Some(dweight), bias: Some(dbias), ..NormGrads::default() };
+        let statistics = (Some(statistic.view()), statistic.view());
+        normalize_grad(&stream, "norm_grad", rows, x.view(), (x.view(), Some(weight.view())), statistics, to)
+    };
+    let is_refused = |result: Result<()>| {
+        matches!(result.as_ref().map_err(Error::kind), Err(ErrorKind::DTypeMismatch { .. }))
+    };
+    assert!(gradient(dweight.view(), of(&[4]).view()).is_ok());
+    assert!(is_refused(gradient(wide.view(), of(&[4]).view())));
+    assert!(is_refused(gradient(dweight.view(), wide.view())));
+    let mixed = NormInput { x: x.view(), weight: Some(weight.view()), bias: Some(wide.view()) };
+    let out = of(&[2, 1, 4, 1]);
+    let statistics = (Some(statistic.view()), statistic.view());
+    assert!(is_refused(normalize(&stream, "norm", rows, mixed, EPS, out.view(), statistics)));
 }
 
 #[test]

@@ -24,6 +24,19 @@ fn sums_of<T: Real>() {
     }
 }
 
+/// Rows that are cut in groups of 16 tiles.
+#[test]
+fn cumulative_sums_of_many_long_rows() {
+    let Some(both) = both() else { return };
+    let shape = [57, 32_769];
+    both.same("sums", |stream| {
+        let (x, out) =
+            (stored::<f32>(stream, 1, shape, Stored::Dense), stored::<f32>(stream, 2, shape, Stored::Dense));
+        let memory = workspace(stream, cumsum_workspace(stream, shape[0] * shape[1], shape[1]));
+        cumsum(stream, x.view(), 1, false, (memory.as_ref().map(Array::view), out.view())).map(|()| out)
+    });
+}
+
 #[test]
 fn cumulative_sums() {
     sums_of::<f32>();

@@ -113,14 +113,14 @@ __device__ inline Places places_of(const Along& axis, u32 at, const Pool& pool) 
 
 // At most so many planes are a group.
 constexpr u32 GROUP = 4;
-template <class Body> __device__ inline void each(Body body) {
+template <class Body> __device__ inline void each(const Pool& p, Body body) {
 #pragma unroll
-    for (u32 k = 0; k < GROUP; ++k) {
+    for (u32 k = 0; k < GROUP && k < p.group; ++k) {
         body(k);
     }
 }
-// Plane `k` of a group. Behind its last plane, or the last of all, that is repeated: a thread without so many is as fast.
-__device__ inline u64 plane_of(u64 group, u32 k, const Pool& p) { return min(group * p.group + min(k, p.group - 1), p.planes - 1); }
+// Plane `k` of a group; behind the last of all, that is repeated.
+__device__ inline u64 plane_of(u64 group, u32 k, const Pool& p) { return min(group * p.group + k, p.planes - 1); }
 
 // Rows are weighed and added up first, then columns, each product and sum rounded as on the CPU.
 extern "C" __global__ void NAMED(avg_pool, DTYPE)(S* out, const S* x, const __grid_constant__ Pool pool) {
@@ -129,24 +129,24 @@ extern "C" __global__ void NAMED(avg_pool, DTYPE)(S* out, const S* x, const __gr
         Seen columns = seen_along(along_columns(pool), place % pool.columns, pool);
         if (pool.means == NEAREST) {
             const S* from = x + (u64)rows.start * pool.width + columns.start;
-            each([&](u32 k) { out[plane_of(group, k, pool) * pool.places() + place] = from[plane_of(group, k, pool) * pool.pixels()]; });
+            each(pool, [&](u32 k) { out[plane_of(group, k, pool) * pool.places() + place] = from[plane_of(group, k, pool) * pool.pixels()]; });
             return;
         }
         T sums[GROUP] = {};
         for (u32 w = columns.start; w < columns.end; ++w) {
             T lines[GROUP] = {};
             for (u32 h = rows.start; h < rows.end; ++h) {
-                each([&](u32 k) {
+                each(pool, [&](u32 k) {
                     T term = mul_rounded(rows.weight(h), (T)x[plane_of(group, k, pool) * pool.pixels() + h * pool.width + w]);
                     lines[k] = h == rows.start ? term : add_rounded(lines[k], term);
                 });
             }
-            each([&](u32 k) {
+            each(pool, [&](u32 k) {
                 T term = mul_rounded(columns.weight(w), lines[k]);
                 sums[k] = w == columns.start ? term : add_rounded(sums[k], term);
             });
         }
-        each([&](u32 k) {
+        each(pool, [&](u32 k) {
             out[plane_of(group, k, pool) * pool.places() + place] = divided(sums[k], rows, columns, pool);
         });
     });
@@ -164,15 +164,15 @@ extern "C" __global__ void NAMED(avg_pool_grad, DTYPE)(S* out, const S* g, const
             T lines[GROUP] = {};
             for (u32 x = xs.first; x < xs.end && rows.sees(h); ++x) {
                 Seen columns = pool.means == NEAREST ? Seen{w, w + 1, 1, 1, 1} : seen_along(across, x, pool);
-                each([&](u32 k) {
+                each(pool, [&](u32 k) {
                     const S* from = g + plane_of(group, k, pool) * pool.places();
                     T slope = columns.sees(w) ? divided((T)from[y * pool.columns + x], rows, columns, pool) : (T)0;
                     lines[k] = add_rounded(lines[k], mul_rounded(columns.weight(w), slope));
                 });
             }
-            each([&](u32 k) { sums[k] = add_rounded(sums[k], mul_rounded(rows.weight(h), lines[k])); });
+            each(pool, [&](u32 k) { sums[k] = add_rounded(sums[k], mul_rounded(rows.weight(h), lines[k])); });
         }
-        each([&](u32 k) { out[plane_of(group, k, pool) * pool.pixels() + pixel] = sums[k]; });
+        each(pool, [&](u32 k) { out[plane_of(group, k, pool) * pool.pixels() + pixel] = sums[k]; });
     });
 }
 

@@ -42,12 +42,7 @@ template <class S> struct Max {
 template <class F> struct Each {
     using State = Pack<typename F::State, PACK>;
     __device__ static State empty() {
-        State all;
-#pragma unroll
-        for (int v = 0; v < PACK; ++v) {
-            all.at[v] = F::empty();
-        }
-        return all;
+        return pack_of<typename F::State, PACK>([](int) { return F::empty(); });
     }
     __device__ static State join(State a, State b) {
 #pragma unroll

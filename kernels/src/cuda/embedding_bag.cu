@@ -140,7 +140,7 @@ struct BagSource {
         const T *members, const i64 *offsets, const S *weights, const __grid_constant__ BagSizes size, i64 step, Fault fault
 #define MEMBER_SOURCE() \
     (BagSource{Entries{index, counts, lines}, Bags{index, offsets, weights, size, fault}, from, members, step})
-INDEXED_SUMS(embedding_bag_grad, 512, MEMBERS, MEMBER_SOURCE)
+INDEXED_SUMS(embedding_bag_grad, 1, MEMBERS, MEMBER_SOURCE)
 
 // out[j] = sum of g[i, c] table[indices[j], c]; 0 for the padding. A warp has a place.
 extern "C" __global__ void NAMED(embedding_bag_weights_grad, DTYPE)(

@@ -67,8 +67,9 @@ pub(crate) fn grad(
 ) -> Result<()> {
     let [members, offsets, weights] = [members, offsets, weights].map(Arg::from);
     let words = words(sizes);
-    let more = [members, offsets, weights, words.arg(), Arg::I64(sizes.sum_steps[0] as i64), Arg::Fault];
-    let what = (&PROGRAMS, "embedding_bag_grad", dtype, 512);
+    let step = Arg::I64(sizes.sum_steps[0] as i64);
+    let more = [members, offsets, weights, words.arg(), step, Arg::Fault];
+    let what = (&PROGRAMS, "embedding_bag_grad", dtype);
     sizes.entries().add(queue, what, (out, None, places), [g, indices], &more, workspace)
 }
 

@@ -14,5 +14,4 @@ struct RowSource {
     const S *from, const i64 *index, const __grid_constant__ EntryCounts counts, const __grid_constant__ Walk<3> lines, \
         Fault fault
 #define ROW_SOURCE() (RowSource{Entries{index, counts, lines}, from})
-constexpr u32 THREADS = sizeof(S) == 8 ? 512 : 1024;
-INDEXED_SUMS(index_add, THREADS, ROWS, ROW_SOURCE)
+INDEXED_SUMS(index_add, sizeof(Opmath<S>) == 8 ? 1 : 2, ROWS, ROW_SOURCE)

@@ -42,6 +42,5 @@ pub(crate) fn add(
     operands: [Address; 2],
     workspace: Option<Address>,
 ) -> Result<()> {
-    let threads = if dtype.size_bytes() == 8 { 512 } else { 1024 };
-    entries.add(queue, (&PROGRAMS, "index_add", dtype, threads), sums, operands, &[Arg::Fault], workspace)
+    entries.add(queue, (&PROGRAMS, "index_add", dtype), sums, operands, &[Arg::Fault], workspace)
 }

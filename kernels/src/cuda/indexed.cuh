@@ -112,26 +112,21 @@ __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned,
     }
 }
 
-// What a block has in shared memory: the order of its entries, and where each of its rows begins there.
-template <int V, u32 THREADS> struct BlockMemory {
-    u16 order[MOST];
-    u32 starts[OWNED + 1], before[OWNED + 1];
-    union {
-        // How many entries of each row a warp has, and then how many came before.
-        u16 counts[THREADS / WARP][OWNED];
-        Sums<V> parts[THREADS];
-    };
-};
 // A block looks at all entries, of which a warp has neighbouring ones, and puts those that are its own into order.
-template <int V, u32 THREADS, class Source>
-__device__ inline void sum_few(BlockMemory<V, THREADS>& memory, S* out, const S* base, u32 share, u32 width, const Walk<2>& columns,
-                               const Source& source, Fault fault) {
-    u32* starts = memory.starts;
+template <int V, class Source>
+__device__ inline void sum_few(S* out, const S* base, u32 share, u32 width, const Walk<2>& columns, const Source& source, Fault fault) {
+    __shared__ u16 order[MOST];
+    __shared__ u32 starts[OWNED + 1];
+    // How many entries of each row a warp has, and then how many came before.
+    __shared__ union {
+        u16 counts[WARPS][OWNED];
+        Sums<V> parts[THREADS];
+    } memory;
     const Entries& entries = source.entries;
     u32 first_key = blockIdx.x * share, owned = min(share, entries.none() - first_key), count = entries.count();
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, part = (count + THREADS - 1) / THREADS * WARP;
     u32 first = warp * part + lane, end = min(warp * part + part, count);
-    for (u32 n = threadIdx.x; n < THREADS / WARP * OWNED; n += THREADS) {
+    for (u32 n = threadIdx.x; n < WARPS * OWNED; n += THREADS) {
         memory.counts[n / OWNED][n % OWNED] = 0;
     }
     __syncthreads();
@@ -159,7 +154,7 @@ __device__ inline void sum_few(BlockMemory<V, THREADS>& memory, S* out, const S*
         u32 n = first + (__ffs((int)turns) - 1) * WARP, row = n < end ? entries.key(n, entries.index_of(n)) - first_key : OWNED;
         u32 before = count_entry(memory.counts[warp], row, row < owned);
         if (row < owned) {
-            memory.order[starts[row] + before] = (u16)n;
+            order[starts[row] + before] = (u16)n;
         }
     }
     // Rows without entries.
@@ -172,14 +167,15 @@ __device__ inline void sum_few(BlockMemory<V, THREADS>& memory, S* out, const S*
         }
     }
     __syncthreads();
-    sum_rows<V>(out, base, first_key, owned, width, starts, memory.order, nullptr, memory.parts, columns, source);
+    sum_rows<V>(out, base, first_key, owned, width, starts, order, nullptr, memory.parts, columns, source);
 }
 
 // Entries are sorted by key. A block has the rows that begin at some positions of these; others are left as they are.
-template <int V, u32 THREADS, class Source>
-__device__ inline void sum_sorted(BlockMemory<V, THREADS>& memory, S* out, const S* base, u32 width, const Walk<2>& columns,
-                                  const Source& source, const u32* order, const u32* keys) {
-    u32 *starts = memory.starts, *before = memory.before;
+template <int V, class Source>
+__device__ inline void sum_sorted(S* out, const S* base, u32 width, const Walk<2>& columns, const Source& source, const u32* order,
+                                  const u32* keys) {
+    __shared__ u32 starts[OWNED + 1], before[OWNED + 1];
+    __shared__ Sums<V> parts[THREADS];
     u32 count = source.entries.count(), first = blockIdx.x * OWNED;
     for (u32 n = threadIdx.x, at = first + n; n < OWNED; n += blockDim.x, at += blockDim.x) {
         before[n] = at < count && keys[at] != source.entries.none() && (at == 0 || keys[at] != keys[at - 1]);
@@ -197,19 +193,17 @@ __device__ inline void sum_sorted(BlockMemory<V, THREADS>& memory, S* out, const
         starts[owned] = first_of(starts[owned - 1], count, [&](u32 n) { return keys[n] > last; });
     }
     __syncthreads();
-    sum_rows<V>(out, base, 0, owned, width, starts, order, keys, memory.parts, columns, source);
+    sum_rows<V>(out, base, 0, owned, width, starts, order, keys, parts, columns, source);
 }
 
-// The kernels of a source, of which `SOURCE()` makes what the arguments `ARGS()` are for, and of which a block of few entries has `threads`.
-// Those have no `order`; a block of others has a thread for each of its positions.
-#define INDEXED_KERNEL(name, threads, V, ARGS, SOURCE)                                                                              \
-    extern "C" __global__ void __launch_bounds__(threads, 1) NAMED(name, DTYPE)(                                                  \
+// The kernels of a source, of which `SOURCE()` makes what the arguments `ARGS()` are for, and of which a multiprocessor has `blocks` at once. Entries that are few have no `order`.
+#define INDEXED_KERNEL(name, blocks, V, ARGS, SOURCE)                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, blocks) NAMED(name, DTYPE)(                                             \
         S * out, const S* base, const u32* order, const u32* keys, u32 share, u32 width, const __grid_constant__ Walk<2> columns, \
         ARGS()) {                                                                                                                 \
-        __shared__ BlockMemory<V, threads> memory;                                                                                \
-        order ? sum_sorted<V>(memory, out, base, width, columns, SOURCE(), order, keys)                                           \
-              : sum_few<V>(memory, out, base, share, width, columns, SOURCE(), fault);                                            \
+        order ? sum_sorted<V>(out, base, width, columns, SOURCE(), order, keys)                                                   \
+              : sum_few<V>(out, base, share, width, columns, SOURCE(), fault);                                                    \
     }
-#define INDEXED_SUMS(name, threads, ARGS, SOURCE)  \
-    INDEXED_KERNEL(name, threads, 1, ARGS, SOURCE) \
-    INDEXED_KERNEL(name##_vector, threads, LANES_OF_RUN, ARGS, SOURCE)
+#define INDEXED_SUMS(name, blocks, ARGS, SOURCE)  \
+    INDEXED_KERNEL(name, blocks, 1, ARGS, SOURCE) \
+    INDEXED_KERNEL(name##_vector, blocks, LANES_OF_RUN, ARGS, SOURCE)

@@ -16,7 +16,7 @@ static SORT: Program = Program::new(
     concat!(include_str!("prelude.cuh"), include_str!("sort.cuh"), include_str!("sort.cu")),
 );
 
-/// Threads of a block of a sort, as in the program, like the other numbers.
+/// Threads of a block, as in the program, like the other numbers.
 const THREADS: u32 = 512;
 /// Entries that a block looks at, and rows that it owns, at most.
 const MOST: usize = 12_288;
@@ -103,7 +103,7 @@ impl Entries {
         Ok(if fits { walk } else { walk.single() })
     }
 
-    /// Enqueues the sums of a family's kernel `name`, of which a block of few entries has so many threads: what is written and what it begins with, at these places, the values and the indices,
+    /// Enqueues the sums of a family's kernel `name`: what is written and what it begins with, at these places, the values and the indices,
     /// and what the kernel takes beside them.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl Entries {
     pub(super) fn add(
         &self,
         queue: &Queue<'_>,
-        (family, name, dtype, threads): (&'static Family, &str, DType, u32),
+        (family, name, dtype): (&'static Family, &str, DType),
         (out, base, places): (Address, Option<Address>, &Places<2>),
         [values, index]: [Address; 2],
         more: &[Arg<'_>],
@@ -134,7 +134,7 @@ impl Entries {
                 let size = dtype.size_bytes();
                 let sums = (out.offset(sums, size), Some(base.offset(sums, size)), places);
                 let operands = [values.offset(source, size), index.offset(first, size_of::<i64>())];
-                half.add(queue, (family, name, dtype, threads), sums, operands, more, workspace)
+                half.add(queue, (family, name, dtype), sums, operands, more, workspace)
             });
         }
         let value = format_args!("{} for {} rows", self.count(), self.keys());
@@ -157,7 +157,7 @@ impl Entries {
         let share = self.keys().div_ceil(wanted / across).clamp(1, OWNED);
         let down = if self.is_few() { self.keys().div_ceil(share) } else { self.count().div_ceil(OWNED) };
         // Rows that begin at a block's positions may be too few for many threads.
-        let threads = if self.is_few() { threads } else { OWNED as u32 };
+        let threads = if self.is_few() { THREADS } else { THREADS / 2 };
         let grid = Grid { blocks: [down as u32, across as u32, 1], ..Grid::linear(1, threads) };
         let [share, width] = [share, width].map(|n| Arg::U32(n as u32));
         let memory = workspace.unwrap_or(Address::NULL);

@@ -3,7 +3,7 @@
 
 // A pass orders by so many bits, at most.
 constexpr u32 BITS = 10, DIGITS = 1 << BITS, EACH = 4;
-constexpr u32 THREADS = 512, WARPS = THREADS / WARP, TILE = THREADS * EACH;
+constexpr u32 TILE = THREADS * EACH;
 
 extern "C" __global__ void __launch_bounds__(THREADS) sort_count(const i64* index, const __grid_constant__ EntryCounts counts,
                                                                  const __grid_constant__ Walk<3> lines, const u32* keys, u32* found,

@@ -1,6 +1,6 @@
 // Entries whose indices name rows of sums, and stable sorts of them by row. Several lines of entries may have rows of their own.
 
-constexpr u32 WARP = 32;
+constexpr u32 THREADS = 512, WARP = 32, WARPS = THREADS / WARP;
 
 struct EntryCounts {
     u64 entries;  // of all lines, fewer than 2^31
@@ -77,9 +77,9 @@ __device__ inline u32 count_entry(u16* counts, u32 digit, bool exists) {
 
 // Makes the counts of each warp those of the warps before. `totals` are those of all, if they are wanted.
 template <u32 N> __device__ inline void sum_warps(u16 (*counts)[N], u32 digits, u32* totals = nullptr) {
-    for (u32 d = threadIdx.x; d < digits; d += blockDim.x) {
+    for (u32 d = threadIdx.x; d < digits; d += THREADS) {
         u32 sum = 0;
-        for (u32 w = 0; w < blockDim.x / WARP; ++w) {
+        for (u32 w = 0; w < WARPS; ++w) {
             u32 count = counts[w][d];
             counts[w][d] = (u16)sum;
             sum += count;

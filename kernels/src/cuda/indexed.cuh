@@ -38,12 +38,12 @@ template <int V, class Value> __device__ inline void add_values(Sums<V>& sums, u
     }
 }
 
-// A block owns so many rows at most, looks at so many entries, and has so many vectors side by side where a row's runs may need several rounds.
+// A block owns at most OWNED rows and looks at MOST entries. WIDTH vectors of a run lie side by side, or more if all runs fit into one round.
 constexpr u32 OWNED = 256, MOST = 12288, WIDTH = 4;
 
 // Sums of a block's rows, of which row n has the entries from `starts[n]` to `starts[n + 1]` of `order`. Its key is that of these `keys` or, if
 // there are none, the n-th from `first_key` on.
-// At least `width` threads side by side have vectors of columns of a run; `parts` has room for as many as the block has threads.
+// Each run has `width` threads, or more, with neighbouring vectors of columns; `parts` has an element for each thread of the block.
 template <int V, class Source, class N>
 __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned, u32 width, const u32* starts, const N* order,
                                 const u32* keys, Sums<V>* parts, const Walk<2>& columns, const Source& source) {
@@ -196,7 +196,8 @@ __device__ inline void sum_sorted(S* out, const S* base, u32 width, const Walk<2
     sum_rows<V>(out, base, 0, owned, width, starts, order, keys, parts, columns, source);
 }
 
-// The kernels of a source, of which `SOURCE()` makes what the arguments `ARGS()` are for, and of which a multiprocessor has `blocks` at once. Entries that are few have no `order`.
+// The kernels of a source, which `SOURCE()` makes of the arguments `ARGS()`. A multiprocessor runs `blocks` of their blocks at once. Without an
+// `order` the entries are few.
 #define INDEXED_KERNEL(name, blocks, V, ARGS, SOURCE)                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS, blocks) NAMED(name, DTYPE)(                                             \
         S * out, const S* base, const u32* order, const u32* keys, u32 share, u32 width, const __grid_constant__ Walk<2> columns, \

@@ -355,7 +355,8 @@ template <class S> struct Strided {
 // block go on to the next rows together, those whose row does not exist with `len` 0.
 //
 // `fold_blocks(all, len, of)` folds a row of `len` elements, `all` in every row that exists: `of(block)` is the fold of a lane's
-// elements of a block, or for `LogSum` their `Exponentials`; `fold_part(start, most, all, len, of)` folds blocks from `start` on, at most `most`, which are up to a part.
+// elements of a block, or for `LogSum` their `Exponentials`; `fold_part(start, most, all, len, of)` folds at most `most` blocks from `start` on,
+// which are up to a part.
 // `each_block(len, body)` visits the thread's blocks. With HOLDS a thread has one block of each row, `near(len)`, whose elements can
 // be kept in registers. ACROSS, rows lie side by side.
 

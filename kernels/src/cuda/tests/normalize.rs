@@ -183,8 +183,8 @@ fn same<T: Real>(what: impl Debug, found: &Array<T>, expected: &Array<T>) {
     assert!(found.iter().zip(&expected).all(|(a, b)| a.agrees(*b, 0.0)), "{what:?}, {}", T::DTYPE);
 }
 
-/// Weights and biases that are stored as elements are give the bits of the same numbers in the type that is computed in, and their gradients
-/// are rounded once.
+/// Weights and biases of the elements' type give the same bits as their values in the compute type, and their gradients are rounded
+/// once.
 fn stored_as_elements<T: Real>(stream: &Stream) -> Result<()> {
     for (rows, n) in ROWS {
         let (shape, weights) = ([n, rows.groups, rows.channels, rows.inner], [rows.weights()]);

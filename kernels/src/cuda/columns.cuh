@@ -1,7 +1,7 @@
-// Folds of columns that lie side by side in rows of memory: a thread has PACK neighbours.
+// Column reductions of a row-major matrix; a thread reduces PACK neighbouring columns.
 
-// `of(first, block)` is the fold of a lane's elements of a block for the columns of a pack, from `first` on, and `done(column, state)` takes
-// what those come to whose rows are one unit.
+// `of(first, block)` returns the states of a lane's rows of a block for the columns `first..first + PACK`. With one unit per column, calls
+// `done(column, state)`; otherwise writes the units' states to `states`.
 template <class F, class Of, class Done>
 __device__ inline void fold_columns(u64 columns, u64 rows, typename F::State* states, const Units& cut, Of of, Done done) {
     for_units<ColumnGroup>(columns / PACK, cut.units, LANES, [&](const ColumnGroup& group, u64 pack, bool exists, u32 unit) {
@@ -18,7 +18,7 @@ __device__ inline void fold_columns(u64 columns, u64 rows, typename F::State* st
         }
     });
 }
-// Calls `body(item)` with `load(row)` for each row of a lane's of a block. Several are read ahead.
+// Calls `body(load(row))` for each of a lane's rows of a block; several loads are issued ahead.
 template <class Load, class Body> __device__ inline void for_rows_ahead(const BlockLane& block, Load load, Body body) {
     using Item = decltype(load(u64()));
     constexpr int AHEAD = sizeof(Item) <= 16 ? 8 : 4;
@@ -26,7 +26,7 @@ template <class Load, class Body> __device__ inline void for_rows_ahead(const Bl
         Item items[AHEAD];
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {
-            // What there is not, is read where something is.
+            // Rows that do not exist load the first one again.
             items[k] = load(block.at(start + k < block.count ? start + k : 0));
         }
 #pragma unroll
@@ -37,5 +37,5 @@ template <class Load, class Body> __device__ inline void for_rows_ahead(const Bl
         }
     }
 }
-// The pack of a row in memory at `at`, where rows have so many columns.
+// The pack at `at` in a row of a matrix with `columns` columns.
 __device__ inline Pack<S, PACK> pack_of(const S* at, i64 row, i64 columns) { return *(const Pack<S, PACK>*)(at + row * columns); }

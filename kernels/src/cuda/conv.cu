@@ -1,7 +1,7 @@
-// Convolutions: patches as the columns of a matrix, for products by BLAS, and direct kernels for filters of one channel.
-// Operands and patches are stored as S, sums that are not whole as what they are computed in.
+// Convolutions: im2col and col2im for GEMMs, and direct kernels for depthwise convolutions. Operands and patches are stored as S, partial
+// sums as T.
 
-// columns[plane, i, j, y, x] = what element (i, j) of the window sees in the plane at place (y, x)
+// im2col: columns[plane, i, j, y, x] = the pixel under element (i, j) of the window at output position (y, x)
 extern "C" __global__ void NAMED(patches, DTYPE)(S* columns, const S* planes, const __grid_constant__ Conv conv) {
     u32 size = conv.taps() * conv.places();
     for_planes(conv.planes, size, [&](u64 plane, u32 e) {
@@ -10,7 +10,7 @@ extern "C" __global__ void NAMED(patches, DTYPE)(S* columns, const S* planes, co
     });
 }
 
-// planes[plane, h, w] = bias of its channel + sum of columns[plane, i, j, y, x] over all that see the pixel
+// col2im: planes[plane, h, w] = bias[channel] + sum of columns[plane, i, j, y, x] over all windows that contain the pixel
 extern "C" __global__ void NAMED(add_patches, DTYPE)(S* planes, const T* columns, const S* bias, u32 channels, u64 first,
                                                      const __grid_constant__ Conv conv) {
     for_planes(conv.planes, conv.pixels(), [&](u64 plane, u32 pixel) {
@@ -21,7 +21,7 @@ extern "C" __global__ void NAMED(add_patches, DTYPE)(S* planes, const T* columns
     });
 }
 
-// out[e] = sum of parts[n, e] in the order of n; `out` may be the first part
+// out[e] = sum of parts[n, e] in the order of n; `out` may alias the first part
 template <class O> __device__ inline void add_parts(O* out, const T* parts, u64 count, u64 size) {
     for (u64 e = thread_index(); e < size; e += thread_count()) {
         T sum = 0;
@@ -32,16 +32,16 @@ template <class O> __device__ inline void add_parts(O* out, const T* parts, u64 
     }
 }
 
-// Images that a thread goes through at a time, so that weights and places are found once for all of them.
+// Images that a thread processes together, sharing weights and index arithmetic.
 constexpr u32 TOGETHER = 4;
 
-// The sums of so many images from one on, whose factors lie `step` apart.
+// Sums for TOGETHER images from number `image` on; their operands are `step` elements apart.
 struct ImageSums {
     T sums[TOGETHER];
     u32 image, images;
     u64 step;
 
-    // Adds a weight times the factor of each image, of which that of image 0 lies at `first`.
+    // Adds weight times the operand of each image; `first` is that of image 0.
     __device__ void add(T weight, const S* first) {
         for (u32 n = 0; n < TOGETHER; ++n) {
             sums[n] += weight * (T)first[min(image + n, images - 1) * step];
@@ -49,7 +49,7 @@ struct ImageSums {
     }
 };
 
-// out[image, channel, e] = bias[channel] + sum of what `terms(channel, e, sums)` adds
+// out[image, channel, e] = bias[channel] + the terms that `terms(channel, e, sums)` adds
 template <class Terms>
 __device__ inline void depthwise_sums(S* out, const S* bias, u32 images, u32 channels, u32 size, u64 step, Terms terms) {
     for_planes((u64)(images + TOGETHER - 1) / TOGETHER * channels, size, [&](u64 plane, u32 e) {
@@ -65,7 +65,7 @@ __device__ inline void depthwise_sums(S* out, const S* bias, u32 images, u32 cha
     });
 }
 
-// Filters of one channel: `filters` results of each image.
+// Depthwise convolution with `filters` filters.
 extern "C" __global__ void NAMED(depthwise, DTYPE)(S* out, const S* x, const S* weight, const S* bias, u32 images, u32 filters,
                                                    const __grid_constant__ Conv conv) {
     u64 step = (u64)filters / conv.each * conv.pixels();
@@ -86,7 +86,7 @@ extern "C" __global__ void NAMED(depthwise_input_grad, DTYPE)(S* out, const S* g
     });
 }
 
-// One sum for each element of each filter, over all images and places. A block of threads has up to PACK neighbours of a filter's row.
+// Filter gradient: a sum over all images and output positions for each filter element. A thread block computes up to PACK neighbouring elements.
 extern "C" __global__ void __launch_bounds__(512, 1) NAMED(depthwise_weight_grad, DTYPE)(
     S* out, const S* x, const S* g, u32 channels, u32 images, const __grid_constant__ Conv conv) {
     u32 strips = (conv.kernel_w + PACK - 1) / PACK, filters = channels * conv.each;
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) NAMED(depthwise_weight_grad
                 const S* slopes = g + (image * filters + filter) * conv.places();
 #pragma unroll
                 for (u32 v = 0; v < PACK; ++v) {
-                    // What lies before the image is beyond its end.
+                    // Positions in the padding before the image wrap around to large numbers.
                     u32 h = y * conv.stride_h + i * conv.dilation_h - conv.padding_h;
                     u32 w = column * conv.stride_w + first * conv.dilation_w - conv.padding_w;
                     bool sees = k + v < block.count && h < conv.height;

@@ -1,28 +1,28 @@
-// Indexed sums: out[row] = base[row] + the values of all entries with this row, in order, where a missing base stands for zeros. The
-// first RUN values are added to base[row] one by one. The rest are summed in runs of RUN, and these sums are added in order, so the
-// bits of a row depend on its own entries only.
+// index_add and relatives: out[row] = base[row] + the values of all entries whose index is this row; a null base stands for zeros. The first RUN
+// values are added to base[row] in order. Further values are summed in runs of RUN, and these sums are added in order, so that the bits of a
+// row depend on its own entries only.
 //
-// A block owns some rows. It looks at all entries if they are few; others are sorted by row first.
+// A thread block owns some rows. It searches all entries for its own if there are few; otherwise entries are sorted by row first.
 
 constexpr u32 RUN = 32;
-// Columns of a vector, as registers allow.
+// Columns of a vector, limited by registers.
 constexpr int LANES_OF_RUN = sizeof(Opmath<S>) == 8 ? 2 : 4;
 constexpr u32 ALL_LANES = 0xffffffff;
 
-// Values of neighbouring columns, or their sums.
+// Values or sums of V neighbouring columns.
 template <int V> using Sums = Pack<Opmath<S>, V>;
 
 template <int V> __device__ inline Sums<V> widened_pack(const Pack<S, V>& pack) {
     return pack_of<Opmath<S>, V>([&](int v) { return pack.at[v]; });
 }
-// What adds nothing: -0, not even to -0.
+// The neutral element of addition: -0, since -0 + -0 = -0.
 template <int V> __device__ inline Sums<V> nothing() {
     return pack_of<Opmath<S>, V>([](int) { return -0.0; });
 }
 template <int V> __device__ inline Sums<V> add_packs(const Sums<V>& a, const Sums<V>& b) {
     return pack_of<Opmath<S>, V>([&](int v) { return add(a.at[v], b.at[v]); });
 }
-// Adds `value(n)` for n from `from` on, before `end`, one after the other. Some are read before the first is added.
+// Adds `value(n)` for n in `from..end` in order. Several values are loaded before the first is added.
 template <int V, class Value> __device__ inline void add_values(Sums<V>& sums, u32 from, u32 end, Value value) {
     constexpr u32 EACH = AHEAD / 2;
     for (; from < end; from += EACH) {
@@ -38,12 +38,12 @@ template <int V, class Value> __device__ inline void add_values(Sums<V>& sums, u
     }
 }
 
-// A block owns at most OWNED rows and looks at MOST entries. WIDTH vectors of a run lie side by side, or more if all runs fit into one round.
+// A thread block owns at most OWNED rows and searches at most MOST entries. WIDTH threads or more work on neighbouring vectors of a run.
 constexpr u32 OWNED = 256, MOST = 12288, WIDTH = 4;
 
-// Sums of a block's rows, of which row n has the entries from `starts[n]` to `starts[n + 1]` of `order`. Its key is that of these `keys` or, if
-// there are none, the n-th from `first_key` on.
-// Each run has `width` threads, or more, with neighbouring vectors of columns; `parts` has an element for each thread of the block.
+// Sums the rows of a thread block. Row n has the entries `starts[n]..starts[n + 1]` of `order`; its key is `keys[starts[n]]`, or `first_key + n`
+// if `keys` is null.
+// Each run has at least `width` threads for neighbouring vectors of columns; `parts` has an element for each thread of the block.
 template <int V, class Source, class N>
 __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned, u32 width, const u32* starts, const N* order,
                                 const u32* keys, Sums<V>* parts, const Walk<2>& columns, const Source& source) {
@@ -59,7 +59,7 @@ __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned,
     several = __syncthreads_or(several);
     sum_all_before(first_runs, owned);
     u32 runs = first_runs[owned];
-    // Where runs are few, each has more threads.
+    // If there are few runs, each gets more threads. All runs still fit into one round.
     while (width * (u64)gridDim.y * V < columns.elements && 2 * width * max(runs, 1u) <= blockDim.x) {
         width *= 2;
     }
@@ -88,7 +88,7 @@ __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned,
             if (of == 1) {
                 store<V>(out + to, pack_of<S, V>([&](int v) { return sums.at[v]; }));
             }
-            // Rows of several runs are joined by the first of this round.
+            // The first run of a row in this round adds the others.
             if (!several) {
                 continue;
             }
@@ -112,12 +112,12 @@ __device__ inline void sum_rows(S* out, const S* base, u32 first_key, u32 owned,
     }
 }
 
-// A block looks at all entries, of which a warp has neighbouring ones, and puts those that are its own into order.
+// Each warp searches a contiguous range of all entries; the entries of the block's rows are put into order by row.
 template <int V, class Source>
 __device__ inline void sum_few(S* out, const S* base, u32 share, u32 width, const Walk<2>& columns, const Source& source, Fault fault) {
     __shared__ u16 order[MOST];
     __shared__ u32 starts[OWNED + 1];
-    // How many entries of each row a warp has, and then how many came before.
+    // Entries of each row that a warp has; then the number of entries in warps before it.
     __shared__ union {
         u16 counts[WARPS][OWNED];
         Sums<V> parts[THREADS];
@@ -130,7 +130,7 @@ __device__ inline void sum_few(S* out, const S* base, u32 share, u32 width, cons
         memory.counts[n / OWNED][n % OWNED] = 0;
     }
     __syncthreads();
-    // Turns in which the warp has entries of its block: MOST / THREADS bits.
+    // Bit mask of the turns in which the warp found entries: MOST / THREADS bits.
     u32 turns = 0;
     for (u32 turn = 0; first - lane + turn * WARP < end; turn += AHEAD) {
         i64 indices[AHEAD];
@@ -157,7 +157,7 @@ __device__ inline void sum_few(S* out, const S* base, u32 share, u32 width, cons
             order[starts[row] + before] = (u16)n;
         }
     }
-    // Rows without entries.
+    // Write rows without entries.
     u64 vectors = columns.elements / V;
     for (u64 n = blockIdx.y * THREADS + threadIdx.x; base != out && n < owned * vectors; n += gridDim.y * THREADS) {
         u32 row = (u32)quotient(n, vectors);
@@ -170,7 +170,7 @@ __device__ inline void sum_few(S* out, const S* base, u32 share, u32 width, cons
     sum_rows<V>(out, base, first_key, owned, width, starts, order, nullptr, memory.parts, columns, source);
 }
 
-// Entries are sorted by key. A block has the rows that begin at some positions of these; others are left as they are.
+// For sorted entries: a thread block sums the rows whose first entry is among its OWNED positions. Rows without entries are not written.
 template <int V, class Source>
 __device__ inline void sum_sorted(S* out, const S* base, u32 width, const Walk<2>& columns, const Source& source, const u32* order,
                                   const u32* keys) {
@@ -196,8 +196,8 @@ __device__ inline void sum_sorted(S* out, const S* base, u32 width, const Walk<2
     sum_rows<V>(out, base, 0, owned, width, starts, order, keys, parts, columns, source);
 }
 
-// The kernels of a source, which `SOURCE()` makes of the arguments `ARGS()`. A multiprocessor runs `blocks` of their blocks at once. Without an
-// `order` the entries are few.
+// Kernels for a source of values, constructed by `SOURCE()` from the arguments `ARGS()`; `blocks` thread blocks per multiprocessor. `order` is
+// null if there are few entries.
 #define INDEXED_KERNEL(name, blocks, V, ARGS, SOURCE)                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS, blocks) NAMED(name, DTYPE)(                                             \
         S * out, const S* base, const u32* order, const u32* keys, u32 share, u32 width, const __grid_constant__ Walk<2> columns, \

@@ -1,6 +1,6 @@
-// Normalization of contiguous rows and its gradients, of which those of weights and biases are folds along the other axes.
+// Kernels of row normalization, and the gradients of weights and biases, which are reductions over the other axes.
 
-// dweight = sum(g h), dbias = sum(g), over the rows and inner elements of each weight; either may be missing.
+// dweight = sum(g h), dbias = sum(g), over rows and inner elements; either may be null.
 struct ToWeights {
     void* dweight;
     void* dbias;
@@ -17,7 +17,7 @@ struct ToWeights {
         put(dweight, weight, sums.first), put(dbias, weight, sums.second);
     }
 };
-// Both sums of a lane's rows of a block, for a pack of weights whose elements lie side by side, one in each row.
+// Both sums of a lane's rows for a pack of weights, if inner = 1.
 struct WeightColumns {
     const S* g;
     const S* x;
@@ -45,9 +45,9 @@ struct WeightColumns {
     }
 };
 
-// In which of the stretches of `inner` neighbours that share a weight element `i` of all of these is.
+// i / inner: elements of a weight come in runs of `inner`.
 __device__ inline u64 stretch_of(u64 i, u64 inner) { return inner == 1 ? i : quotient(i, inner); }
-// Where it lies.
+// Offset of element i of all elements of a weight.
 struct Shared {
     u64 weight, weights, inner;
 
@@ -70,7 +70,7 @@ __device__ inline void weights(ToWeights to, const S* g, const S* x, const T* me
         Held<S> gs = Line<const S, Shared>{g, place, packed}.read(block);
         u64 number = 0;
         return fold_slots<TwoSums<T>>(block, [&](int slot) {
-            // What is behind the last element has a gradient of 0.
+            // Padding has a gradient of 0.
             u64 i = block.at(slot < block.count ? slot : 0);
             number = slot % PACK == 0 || norm.inner % PACK != 0 ? stretch_of(i, norm.inner) : number;
             u64 row = number * norm.groups + own;
@@ -82,7 +82,7 @@ __device__ inline void weights(ToWeights to, const S* g, const S* x, const T* me
     fold_units<Group, TwoSums<T>>(norm.groups * norm.channels, all, cut, lanes, states, of, to);
 }
 
-// The same of weights whose elements lie side by side, one in each row.
+// The same if inner = 1, with vector loads along the weights.
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(normalize_weights_columns, DTYPE)(
     void* dweight, void* dbias, u32 stored, const S* g, const S* x, const T* mean, const T* rstd, u64 channels, u64 rows, Two<T>* states,
     const __grid_constant__ Units cut) {
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(normal
                            ToWeights{dweight, dbias, stored});
 }
 
-// Rows lie along memory; those of a weight may lie across it.
+// Rows of elements are contiguous; the elements of a weight may be strided.
 ROW_KERNELS(normalize,
             (S* out, S* sum, const S* first, const S* second, u64 first_rows, u64 second_rows, const void* weight,
              const void* bias, T* mean, T* rstd, const __grid_constant__ RowNorm norm, f64 eps, u32 lanes),

@@ -1,10 +1,10 @@
-// Normalization of contiguous rows and their gradient: each row is read once, kept in registers as far as it fits, folded, and
-// written. Elements are stored as S, weights, biases and their gradients as S or T, and all else as what is computed in.
+// Row normalization (layer, RMS and group norm) and its gradient with respect to the elements. Each row is loaded once if it fits into
+// registers. Elements are stored as S; weights, biases and their gradients as S or T; statistics as T, the compute type.
 
-// Threads of a block of warps with rows of their own, or of columns: few enough that the elements they hold stay in registers.
+// Thread block size of WarpGroup and ColumnGroup kernels; more threads would spill the elements they hold.
 constexpr int THREADS = 256;
 
-// Whether weights are narrower than what is computed in, as elements are, and one of them.
+// Whether weights are stored as S and S is narrower than T; `stored` is the flag of `RowNorm`.
 __device__ inline bool are_narrow(u32 stored) { return sizeof(S) < sizeof(T) && stored; }
 struct Weights {
     const void* all;
@@ -12,29 +12,29 @@ struct Weights {
 
     __device__ T at(u64 i) const { return are_narrow(stored) ? (T)((const S*)all)[i] : ((const T*)all)[i]; }
 };
-// A contiguous tensor `[rows / groups, groups, channels, inner]`.
+// A contiguous tensor of shape [rows / groups, groups, channels, inner].
 struct RowNorm {
     u64 rows;
     u64 groups;
     u64 channels;
     u64 inner;
-    // Whether packs of elements can be read and written, and packs of weights read.
+    // Whether elements and weights allow loads and stores of packs.
     u64 packed;
-    // What divides by `inner`, if that is not 1.
+    // Divides by `inner`; see `divided`.
     u32 magic, shift;
-    // Whether weights, biases and their gradients are stored as elements are.
+    // Whether weights, biases and their gradients are stored as S.
     u64 stored;
 
     __device__ u64 len() const { return channels * inner; }
     template <class O> __device__ Line<O> line(O* at, u64 row) const { return {at + row * len(), {}, packed != 0}; }
-    // Weights from a row's first on; none of none.
+    // Weights of a row.
     __device__ Weights weights(const void* all, u64 row) const {
         u64 size = are_narrow((u32)stored) ? sizeof(S) : sizeof(T);
         return {all && groups > 1 ? (const char*)all + row % groups * channels * size : all, (u32)stored};
     }
 };
 
-// The weights of a lane's pack `k`, or the biases, of which `all` are a row's; `none` if there are none.
+// Weights (or biases) for the lane's pack `k`; `none` if the norm has no weights.
 __device__ inline Pack<T, PACK> weights_of(const Weights& from, const RowNorm& norm, const BlockLane& block, int k, T none) {
     u64 first = block.at(k * PACK);
     if (from.all && norm.inner == 1 && norm.packed != 0 && k * PACK + PACK <= block.count) {
@@ -52,8 +52,8 @@ __device__ inline Pack<T, PACK> weights_of(const Weights& from, const RowNorm& n
 
 __device__ inline u64 remainder(u64 a, u64 b) { return a - quotient(a, b) * b; }
 
-// Rows in memory, or if there is a second term sums of two, rounded as if they went through memory, which are written to `sum`, unless
-// that is missing. The terms begin again behind so many rows. What a thread writes it has read before, so the sum may lie where a term does.
+// Input rows: `first`, or `first + second` if `second` is not null. The sum is rounded to S, as if it went through memory, and written to
+// `sum` if that is not null; `sum` may alias a term. Each term repeats after its number of rows.
 struct Terms {
     const S* first;
     const S* second;
@@ -89,7 +89,7 @@ struct Terms {
     }
 };
 
-// out = (x - mean) rstd weight + bias; `mean`, `weight` and `bias` may be missing.
+// out = (x - mean) rstd weight + bias; `mean`, `weight` and `bias` may be null.
 template <class Group>
 __device__ inline void normalize(S* out, const Terms& from, const void* weight, const void* bias, T* mean, T* rstd,
                                  const RowNorm& norm, f64 eps, u32 lanes) {
@@ -106,10 +106,10 @@ __device__ inline void normalize(S* out, const Terms& from, const void* weight, 
             });
             centre = sum / (T)all;
         }
-        // In F64, which holds the squares of all numbers of F32.
+        // F64, since squares of large F32 numbers overflow F32.
         f64 squares = 0;
         if (mean && !Group::HOLDS) {
-            // At once, as memory is read for each.
+            // Mean and squares in one pass over memory.
             Deviation<T> state = group.template fold_blocks<Deviations<T>>(all, len, [&](const BlockLane& block) {
                 const Held<S>& x = xs.read(block);
                 return deviation_of<T>(block, [&](int slot) -> T { return x[slot]; });
@@ -122,7 +122,7 @@ __device__ inline void normalize(S* out, const Terms& from, const void* weight, 
                     block, [&](int slot) { return slot < block.count ? square_of(x[slot] - centre) : 0.0; });
             });
         }
-        // Through a shuffle, so that the compiler does not compute it again for each element.
+        // The shuffle keeps the compiler from recomputing rsqrt for each element.
         T scale = shuffle((T)rsqrt(squares / (f64)all + eps), threadIdx.x % LANES);
         if (exists && group.leads()) {
             rstd[row] = scale;
@@ -145,8 +145,8 @@ __device__ inline void normalize(S* out, const Terms& from, const void* weight, 
     });
 }
 
-// dx = rstd (d - mean(d) - h mean(d h)), h = (x - mean) rstd, d = g weight; without a mean the first mean(d) is left out. If there is an
-// `other`, where dx may go, it is added, to dx rounded as if it went through memory.
+// dx = rstd (d - mean(d) - h mean(d h)) with h = (x - mean) rstd and d = g weight; the term mean(d) is dropped if `mean` is null. If `other`
+// is not null, it is added to dx rounded to S; dx may alias it.
 template <class Group>
 __device__ inline void gradient(S* dx, const S* other, const S* g, const S* x, const void* weight, const T* mean, const T* rstd,
                                 const RowNorm& norm, u32 lanes) {

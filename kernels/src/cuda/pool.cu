@@ -1,16 +1,16 @@
-// Pooling of elements that are stored as S.
+// Max pooling, average pooling and upsampling of elements stored as S.
 
 enum Means : u32 { SLIDING, ADAPTIVE, NEAREST, BILINEAR };
 struct Pool : Window {
     u32 means, count_padding;
     u32 divisor;  // 0 for the number of elements
-    u32 group;    // planes that a thread averages at once, so that what a window sees is found once for all of them
+    u32 group;    // planes that a thread averages together, sharing index arithmetic
     u64 planes, groups;
-    // Of a resized image, along rows and columns: how far apart places are, how many of them a pixel has, and where its centre is.
+    // Resizing, along rows and columns: input pixels per output position, its inverse, and the offset of pixel centres.
     f64 scale[2], density[2], offset;
 };
 
-// The first of the largest elements, or the last NaN; and which element of the window it was.
+// The first maximum of the window or the last NaN, and its index in the window.
 template <class I> __device__ inline void max_pool(S* out, I* index, const S* x, const Pool& pool) {
     for_planes(pool.planes, pool.places(), [&](u64 plane, u32 place) {
         const S* from = x + plane * pool.pixels();
@@ -48,7 +48,7 @@ template <class I> __device__ inline void max_pool_pick(S* out, const S* x, cons
     });
 }
 
-// One of the two axes.
+// One of the two spatial axes.
 struct Along {
     u32 size, places, kernel, stride, padding;
     f64 scale, density;
@@ -60,7 +60,7 @@ __device__ inline Along along_columns(const Pool& p) {
     return {p.width, p.columns, p.kernel_w, p.stride_w, p.padding_w, p.scale[1], p.density[1]};
 }
 
-// What a place sees along an axis, how many elements count in the divisor, and the weights of the first and of further ones.
+// Input range of an output position along an axis, its contribution to the divisor, and the weights of the first and of further elements.
 struct Seen {
     u32 start, end, counted;
     T first, rest;
@@ -84,7 +84,7 @@ __device__ inline Seen seen_along(const Along& axis, u32 at, const Pool& pool) {
         u64 start = (u64)at * axis.size / axis.places, end = (((u64)at + 1) * axis.size + axis.places - 1) / axis.places;
         return {(u32)start, (u32)end, (u32)(end - start), 1, 1};
     }
-    // Of the padded axis.
+    // Positions on the padded axis.
     i64 first = (i64)at * axis.stride, last = min(first + axis.kernel, (i64)axis.size + 2 * (i64)axis.padding);
     i64 start = max(first - axis.padding, (i64)0), end = min(last - axis.padding, (i64)axis.size);
     return {(u32)start, (u32)max(start, end), (u32)max(pool.count_padding ? last - first : end - start, (i64)0), 1, 1};
@@ -94,10 +94,10 @@ __device__ inline T divided(T sum, const Seen& rows, const Seen& columns, const 
     return divisor == 1 ? sum : sum / divisor;
 }
 
-// The places that may see element `at` of an axis.
+// Output positions whose input range may contain element `at` of an axis.
 __device__ inline Places places_of(const Along& axis, u32 at, const Pool& pool) {
     if (pool.means >= NEAREST) {
-        // Positions are rounded, so more places are looked at.
+        // Positions are rounded, so the range is widened and its ends are checked.
         f64 centre = at + pool.offset, rounded = 1.0 / (1 << 22);
         f64 low = ((centre - (pool.means == BILINEAR)) * axis.density - pool.offset) * (1 - rounded);
         f64 high = ceil(((centre + 1) * axis.density - pool.offset) * (1 + rounded));
@@ -111,7 +111,7 @@ __device__ inline Places places_of(const Along& axis, u32 at, const Pool& pool) 
     return places_that_see(at, axis.kernel, axis.stride, axis.padding, axis.places);
 }
 
-// At most so many planes are a group.
+// Maximum of planes in a group.
 constexpr u32 GROUP = 4;
 template <class Body> __device__ inline void each(const Pool& p, Body body) {
 #pragma unroll
@@ -119,10 +119,10 @@ template <class Body> __device__ inline void each(const Pool& p, Body body) {
         body(k);
     }
 }
-// Plane `k` of a group; behind the last of all, that is repeated.
+// Plane `k` of a group; the last plane is repeated where there is none.
 __device__ inline u64 plane_of(u64 group, u32 k, const Pool& p) { return min(group * p.group + k, p.planes - 1); }
 
-// Rows are weighed and added up first, then columns, each product and sum rounded as on the CPU.
+// Sums along rows first, then along columns; each product and sum is rounded as on the CPU.
 extern "C" __global__ void NAMED(avg_pool, DTYPE)(S* out, const S* x, const __grid_constant__ Pool pool) {
     for_planes(pool.groups, pool.places(), [&](u64 group, u32 place) {
         Seen rows = seen_along(along_rows(pool), place / pool.columns, pool);
@@ -159,7 +159,7 @@ extern "C" __global__ void NAMED(avg_pool_grad, DTYPE)(S* out, const S* g, const
         Places ys = places_of(down, h, pool), xs = places_of(across, w, pool);
         T sums[GROUP] = {};
         for (u32 y = ys.first; y < ys.end; ++y) {
-            // Places of the nearest pixel see nothing else.
+            // `places_of` is exact for nearest: each output position has one input pixel.
             Seen rows = pool.means == NEAREST ? Seen{h, h + 1, 1, 1, 1} : seen_along(down, y, pool);
             T lines[GROUP] = {};
             for (u32 x = xs.first; x < xs.end && rows.sees(h); ++x) {

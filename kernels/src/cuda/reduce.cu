@@ -1,6 +1,6 @@
 // The kernels of reductions.
 
-// Folds of columns of elements `along` apart, of which those of a thread lie side by side.
+// Reduces columns of a matrix whose rows are `along` elements apart.
 template <class What, class O>
 __device__ inline void reduce_columns(O* out, const S* x, typename What::Fold::State* states, u64 columns, u64 all, i64 along,
                                       const Units& cut, f64 divisor) {
@@ -38,7 +38,7 @@ __device__ inline void reduce_columns(O* out, const S* x, typename What::Fold::S
         join<What>(out, states, rows, all, cut, lanes, divisor);                                              \
     }
 
-// The same for what is joined element by element, of columns that lie side by side.
+// The same, and a kernel for contiguous columns, for reductions whose state is one element.
 #define BY_ELEMENT(name, What)                                                                                  \
     REDUCTION(name, What, S)                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS, sizeof(F) == 8 ? 1 : 2) NAMED(name##_columns, DTYPE)( \

@@ -1,4 +1,4 @@
-// Folds along axes: one output for each element of `kept`, of the elements of `reduced`.
+// Reductions over axes: each position of `kept` has one output, the reduction over all positions of `reduced`.
 
 template <class S> struct Prod {
     using State = S;
@@ -11,7 +11,7 @@ template <class S> struct Min {
     __device__ static S join(S a, S b) { return minimum(a, b); }
 };
 
-// An element and its place.
+// An element and its index along the reduced axes.
 template <class T> struct Best {
     T value;
     i64 index;  // -1 for none
@@ -19,7 +19,7 @@ template <class T> struct Best {
 template <class T, class Lane> __device__ inline Best<T> moved(Best<T> x, Lane lane) {
     return {moved(x.value, lane), moved(x.index, lane)};
 }
-// The first of the largest elements, or of the smallest; NaN wins over all others.
+// First of the largest (or smallest) elements; NaN takes precedence over all numbers.
 template <class T, bool LARGEST> struct FirstBest {
     using State = Best<T>;
     __device__ static State empty() { return {0, -1}; }
@@ -34,7 +34,7 @@ template <class T, bool LARGEST> struct FirstBest {
     }
 };
 
-// What elements are folded in. Bytes are in 32 bits: sums and products wrap around alike, and shuffles want words.
+// Type of the state. U8 is reduced in 32 bits: sums and products wrap around equally, and shuffles need words.
 template <class T> struct FoldedOf {
     using Type = T;
 };
@@ -45,8 +45,8 @@ using F = FoldedOf<T>::Type;
 template <> __device__ inline u32 lowest() { return 0; }
 template <> __device__ inline u32 highest() { return 255; }
 
-// Reductions: `Fold` joins states, `of(block, x)` makes a lane's state of its elements of a block, with `none` behind the last
-// one, and `value` is what becomes of the state of all.
+// Reductions: `Fold` is the operator, `of(block, x)` returns a lane's state of a block (slots behind the last element hold `none()`), and
+// `value` converts the final state to the output.
 template <class How> struct Plain {
     using Fold = How;
     __device__ static F none() { return How::empty(); }
@@ -57,10 +57,10 @@ template <class How> struct Plain {
 };
 template <bool LARGEST> struct IndexOfBest {
     using Fold = FirstBest<F, LARGEST>;
-    // Not before an element that is there, which comes first.
+    // Ties are won by the first element, so padding never wins.
     __device__ static F none() { return LARGEST ? lowest<F>() : highest<F>(); }
     template <class X> __device__ static Best<F> of(const BlockLane& block, const X& x) {
-        // Slots come in the order of elements, so that a later one has to be better.
+        // Slots are in index order: a later element must be strictly better.
         F best = x[0];
         int at = 0;
         for_slots(block.count, [&](int slot) {
@@ -107,7 +107,7 @@ __device__ inline S stored(F x) {
     element = x;
     return element;
 }
-// Where the elements of a row lie.
+// Offsets of the elements of a row.
 struct Reduced {
     const Walk<1>& walk;
 
@@ -128,7 +128,7 @@ __device__ inline void reduce(O* out, const S* x, typename What::Fold::State* st
             if (Group::ACROSS || reduced.axes != 1) {
                 return What::of(block, line.read(block, none));
             }
-            // Along one axis, nothing decides anything between loads.
+            // One reduced axis: a constant step, without branches between loads.
             Strided<const S> straight = {at, reduced.axis[0].strides[0], line.packed};
             return What::of(block, straight.read(block, none));
         },
@@ -142,8 +142,8 @@ __device__ inline void join(O* out, const typename What::Fold::State* states, u6
                      [&](u64 row, typename Fold::State state) { out[row] = What::value(state, all, divisor); });
 }
 
-// Threads of a block, at most. A thread that folds columns of F64 takes twice the registers. Columns are read faster by one block of
-// many threads, rows by several blocks, of which some read while others join what they have.
+// Maximum of threads of a block. F64 columns take twice the registers. Column reductions run fastest with one large thread block per
+// multiprocessor, row reductions with two, so that one loads while the other combines.
 constexpr int THREADS = FLOATS && sizeof(F) == 8 ? 256 : 512;
 template <class Group> constexpr int threads_of = Group::ACROSS ? THREADS : 512;
 template <class Group> constexpr int blocks_at_once = Group::ACROSS || sizeof(F) == 8 ? 1 : 2;

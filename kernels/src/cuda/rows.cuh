@@ -1,21 +1,21 @@
-// Groups of threads that fold the elements of a row, in one order whatever the group.
+// Row reductions (folds) with one fixed order of operations. Several kinds of thread groups exist; all of them return the same bits.
 //
-// A row is cut into blocks of 512. In a block element i goes to lane i / 4 % 32, so that a lane reads four neighbours at once;
-// lanes are joined as a tree, lane l with l + 16, then with l + 8, and so on. 32 neighbouring blocks are a part, and are joined
-// as the same tree. Several parts' values go to lanes in turn, part p to p % 32, and are joined as that tree again. Neither
-// strides, nor the number of threads, nor what else runs shows in the result.
+// Order: a row is cut into blocks of 512 elements. Within a block, element i belongs to lane i / 4 % 32, so that each lane can load four
+// neighbours at once. The 32 lanes are combined as a tree: lane l with l + 16, then with l + 8, and so on. 32 consecutive blocks form a
+// part and are combined by the same tree. If a row has several parts, part p belongs to lane p % 32, and the lanes are combined by the
+// same tree again. The result depends neither on strides, nor on the number of threads, nor on other work on the device.
 
 enum : u32 { FULL = 0xffffffff };
 constexpr u32 LANES = 32;
 constexpr u32 BLOCK = 512;
-// Blocks of a part.
+// Blocks in a part.
 enum : u32 { PART_BLOCKS = 32 };
-// Neighbours that a lane reads at once, a pack; packs and elements of a block that are one lane's.
+// PACK: neighbouring elements that a lane loads at once. EACH, PACKS: elements and packs of a block that belong to one lane.
 enum : int { PACK = 4, EACH = BLOCK / LANES, PACKS = EACH / PACK };
 
 template <class T> __device__ inline T shuffle(T x, u32 from) { return __shfl_sync(FULL, x, from); }
 
-// Where a lane takes a state from: `by` lanes further, or one lane of the warp.
+// Source lane of a shuffle: `by` lanes further down, or lane number `lane`.
 struct Down {
     u32 by;
     template <class T> __device__ T operator()(T x) const { return __shfl_down_sync(FULL, x, by); }
@@ -26,7 +26,7 @@ struct From {
 };
 template <class T, class Lane> __device__ inline T moved(T x, Lane lane) { return lane(x); }
 
-// What a fold does: `empty` is the value of no elements, `join` that of two parts.
+// Reduction operators: `empty` is the neutral state, `join` combines two states.
 template <class S> struct Sum {
     using State = S;
     __device__ static S empty() { return 0; }
@@ -38,7 +38,7 @@ template <class S> struct Max {
     __device__ static S join(S a, S b) { return maximum(a, b); }
 };
 
-// A fold of each of a pack's elements.
+// Applies F to each of the PACK elements of a pack.
 template <class F> struct Each {
     using State = Pack<typename F::State, PACK>;
     __device__ static State empty() {
@@ -60,7 +60,7 @@ template <class S, class Lane> __device__ inline Pack<S, PACK> moved(Pack<S, PAC
     return x;
 }
 
-// Two sums at once.
+// Two sums in one pass.
 template <class T> struct Two {
     T first;
     T second;
@@ -74,35 +74,35 @@ template <class T> struct TwoSums {
     __device__ static State join(State a, State b) { return {a.first + b.first, a.second + b.second}; }
 };
 
-// The logarithm of a sum of exponentials: `first` is the largest element m that is not NaN, `second` the sum of exp(x - m), or of
-// exp(x) where m is infinite.
+// State of a log-sum-exp: `first` is m, the largest element that is not NaN; `second` is the sum of exp(x - m), or of exp(x) if m is
+// infinite.
 template <class T> struct LogSum {
     using State = Two<T>;
-    // The largest of numbers, whatever the sign of a zero.
+    // Maximum that ignores NaN. Either zero may be returned for a tie of zeros.
     struct Largest {
         using State = T;
         __device__ static T empty() { return lowest<T>(); }
         __device__ static T join(T a, T b) { return larger_of(a, b); }
     };
     __device__ static State empty() { return {lowest<T>(), 0}; }
-    // exp(x - m), also where both are the same infinity.
+    // exp(x - m), and 1 if both are the same infinity.
     __device__ static T term(T x, T m) { return x == m ? (T)1 : exp_of(x - m); }
     __device__ static State join(State a, State b) {
-        // The other term is 1.
+        // Only the smaller maximum needs an exponential; the other factor is 1.
         bool less = a.first < b.first;
         T m = less ? b.first : a.first, scale = term(less ? a.first : b.first, m);
         return {m, less ? mul_rounded(a.second, scale) + b.second : a.second + mul_rounded(b.second, scale)};
     }
-    // Rounded by itself, whatever is done with it.
+    // add_rounded keeps the compiler from contracting the addition with later operations.
     __device__ static T value(State state) { return add_rounded(state.first, log_of(state.second)); }
 };
 
-// How many elements there are, their mean, and the sum of squared distances from it.
+// State of a variance: number of elements, mean, and sum of squared deviations from the mean.
 __device__ inline f64 square_of(f64 x) { return mul_rounded(x, x); }
 template <class T> struct Deviation {
     T count;
     T mean;
-    // In F64, which holds the squares of all numbers of F32.
+    // F64, since squares of large F32 numbers overflow F32.
     f64 squares;
 };
 template <class T, class Lane> __device__ inline Deviation<T> moved(Deviation<T> x, Lane lane) {
@@ -123,7 +123,7 @@ template <class T> struct Deviations {
     }
 };
 
-// Joins the states of `lanes` neighbouring threads, a power of two; each of them gets the result.
+// Combines the states of `lanes` neighbouring threads (a power of two). All of them receive the result.
 template <class F> __device__ inline typename F::State join_lanes(typename F::State state, u32 lanes) {
     for (u32 half = lanes / 2; half > 0; half /= 2) {
         state = F::join(state, moved(state, Down{half}));
@@ -131,13 +131,13 @@ template <class F> __device__ inline typename F::State join_lanes(typename F::St
     return moved(state, From{threadIdx.x % LANES & ~(lanes - 1)});
 }
 
-// A block as a thread sees it that is number `lane` of `lanes`, a power of two.
+// The elements of a block that belong to thread `lane` of `lanes` threads (a power of two).
 struct BlockLane {
     u32 lane;
     u32 lanes;
-    // The block's first element.
+    // Index of the block's first element in the row.
     u64 first;
-    // The thread's elements.
+    // Number of elements of this thread.
     u32 count;
 
     __device__ BlockLane(u32 lane, u32 lanes, u64 first, u64 len) : lane(lane), lanes(lanes), first(first), count(0) {
@@ -149,9 +149,9 @@ struct BlockLane {
             count = count * PACK + (behind < PACK ? behind : PACK);
         }
     }
-    // The thread's element in a slot.
+    // Row index of the thread's element number `slot`.
     __device__ u64 at(int slot) const { return first + lane * PACK + (slot / PACK * lanes * PACK + slot % PACK); }
-    // The slot of an element, -1 if it is not the thread's.
+    // Inverse of `at`; -1 if the element belongs to another thread.
     __device__ int slot_of(u64 i) const {
         u32 behind = (u32)(i - first), pack = behind / PACK;
         bool own = i >= first && i - first < BLOCK && pack % lanes == lane;
@@ -159,8 +159,8 @@ struct BlockLane {
     }
 };
 
-// Calls `body(slot)` for slots from `from` on, before `to`, of the packs in which the lane has some of its `count` elements. Both are known
-// to the compiler, so that a value for each slot can be kept in registers. Short rows are over soon: what is not run is not fetched.
+// Calls `body(slot)` for the slots in `from..to` whose pack contains any of the lane's `count` elements. Both bounds are compile-time
+// constants, so that arrays indexed by slot stay in registers.
 template <class Body> __device__ inline void for_slots(int from, int to, u32 count, Body body) {
 #pragma unroll
     for (int slot = from; slot < to; slot += PACK) {
@@ -174,8 +174,8 @@ template <class Body> __device__ inline void for_slots(int from, int to, u32 cou
     }
 }
 template <class Body> __device__ inline void for_slots(u32 count, Body body) { for_slots(0, EACH, count, body); }
-// The fold of a thread's elements of a block: `of(from, to)` is that of the slots between. A thread with several packs of a row that
-// has fewer threads than a warp stands for as many lanes, which are joined in the order of lanes.
+// Reduces a thread's elements of a block; `of(from, to)` reduces the slots in between. If a row has fewer than 32 threads, each pack of a
+// thread stands for a lane of its own, and the packs are combined in the order of the tree over lanes.
 template <class F, class Of> __device__ inline typename F::State fold_lane(const BlockLane& block, Of of) {
     if (block.lanes == LANES) {
         return of(0, EACH);
@@ -187,7 +187,7 @@ template <class F, class Of> __device__ inline typename F::State fold_lane(const
     typename F::State second = of(PACK, 2 * PACK), third = of(2 * PACK, 3 * PACK);
     return F::join(F::join(first, third), F::join(second, of(3 * PACK, EACH)));
 }
-// The fold of values `at(slot)`, one after the other. In a pack that is not whole there are others behind them, which must not show.
+// Reduces the values `at(slot)` in order. For slots behind the last element, `at` must return a neutral value.
 template <class F, class At> __device__ inline typename F::State fold_between(int from, int to, u32 count, At at) {
     typename F::State state = F::empty();
     for_slots(from, to, count, [&](int slot) { state = F::join(state, at(slot)); });
@@ -196,7 +196,7 @@ template <class F, class At> __device__ inline typename F::State fold_between(in
 template <class F, class At> __device__ inline typename F::State fold_slots(const BlockLane& block, At at) {
     return fold_lane<F>(block, [&](int from, int to) { return fold_between<F>(from, to, block.count, at); });
 }
-// A pack as words in memory, and element `v` of it.
+// A pack as 32-bit words, and the conversion of element `v` to the compute type.
 template <class S> using Words = Pack<u32, PACK * sizeof(S) / sizeof(u32)>;
 template <class S> union PackOf {
     S elements[PACK];
@@ -207,12 +207,12 @@ template <class S> __device__ inline Opmath<S> element_of(const Words<S>& words,
     pack.words = words;
     return pack.elements[v];
 }
-// One instruction instead of two.
+// BF16 is the upper half of an F32: one shift or mask.
 template <> __device__ inline f32 element_of<bf16>(const Words<bf16>& words, int v) {
     return __uint_as_float(v % 2 == 0 ? words.at[v / 2] << 16 : words.at[v / 2] & 0xffff0000);
 }
 
-// A lane's elements of a block, as they are computed with.
+// A lane's elements of a block in registers, converted to the compute type.
 template <class S> struct Held {
     Opmath<S> at[EACH];
 
@@ -220,7 +220,7 @@ template <class S> struct Held {
     __device__ Opmath<S>& operator[](int slot) { return at[slot]; }
 };
 
-// A lane's elements of a block for `LogSum`, for which the largest of all lanes is found before exponentials `exp(x)` are summed.
+// A lane's elements of a block for `LogSum`. The block's maximum over all lanes is found first; then each lane sums exp(x - maximum).
 template <class S, class Exp> struct Exponentials {
     using T = Opmath<S>;
     using Largest = typename LogSum<T>::Largest;
@@ -236,7 +236,7 @@ template <class S, class Exp> struct Exponentials {
         return fold_slots<Sum<T>>(block, [&](int slot) { return exp(x[slot] - shift); });
     }
 };
-// The fold of a block of which each of `lanes` neighbouring threads has a state, or exponentials.
+// Reduces a block over `lanes` neighbouring threads, each of which holds a state or `Exponentials`.
 template <class F> __device__ inline typename F::State join_block(typename F::State state, u32 lanes) {
     return join_lanes<F>(state, lanes);
 }
@@ -254,7 +254,7 @@ template <class T, class At> __device__ inline Deviation<T> deviation_of(const B
     });
 }
 
-// Elements next to each other, and a step apart.
+// Offsets of elements in memory: contiguous, or `step` apart.
 struct Beside {
     __device__ u64 operator()(u64 i) const { return i; }
 };
@@ -265,8 +265,8 @@ struct Apart {
 };
 template <class S> __device__ S element_type(const S*);
 template <class S> using Element = decltype(element_type((S*)nullptr));
-// A row in memory, of which element `i` lies at `place(i)`. If it is `packed`, four that a lane has next to each other lie so in
-// memory, too, and can be read at once.
+// A row in memory; `place(i)` is the offset of element i. `packed`: the elements of each pack are contiguous and aligned, so that a pack is
+// one load.
 template <class S, class Place = Beside> struct Line {
     S* at;
     Place place;
@@ -274,7 +274,7 @@ template <class S, class Place = Beside> struct Line {
 
     __device__ S* pack(const BlockLane& block, int k) const { return at + place(block.at(k * PACK)); }
 
-    // Pack `k` of a lane's; `none` where there is no element.
+    // Pack number `k` of the lane; `none` for elements that do not exist.
     __device__ Pack<Element<S>, PACK> read(const BlockLane& block, int k, Element<S> none) const {
         if (packed && k * PACK + PACK <= block.count) {
             return *(const Pack<Element<S>, PACK>*)pack(block, k);
@@ -282,7 +282,7 @@ template <class S, class Place = Beside> struct Line {
         return pack_of<Element<S>, PACK>(
             [&](int v) { return k * PACK + v < block.count ? at[place(block.at(k * PACK + v))] : none; });
     }
-    // All elements; `none` is what follows the last one.
+    // All elements of the lane; slots behind the last one are `none`.
     __device__ Held<Element<S>> read(const BlockLane& block, Element<S> none = Element<S>()) const {
         Held<Element<S>> held;
         if (packed && block.count % PACK == 0) {
@@ -326,7 +326,7 @@ template <class S, class Place = Beside> struct Line {
                 *(Words<S>*)pack(block, k) = values.words;
                 continue;
             }
-            // From last to first: otherwise the compiler hoists the first store out of both branches and splits the store of words.
+            // Backwards: in forward order the compiler hoists the first store out of both branches and splits the vector store.
 #pragma unroll
             for (int v = PACK - 1; v >= 0; --v) {
                 if (k * PACK + v < block.count) {
@@ -337,7 +337,7 @@ template <class S, class Place = Beside> struct Line {
     }
 };
 
-// The same of elements a step apart, which are side by side where the step is 1, and packed then only.
+// A row with a run-time step; `packed` only if the step is 1.
 template <class S> struct Strided {
     S* at;
     i64 step;
@@ -351,22 +351,23 @@ template <class S> struct Strided {
     }
 };
 
-// Groups: a block of threads has `width()` rows at a time, and of these the thread's group has number `place()`. All threads of a
-// block go on to the next rows together, those whose row does not exist with `len` 0.
+// Thread groups. A thread block works on `width()` rows at a time; `place()` is the number of this thread's row among them. All threads of a
+// thread block proceed together; threads whose row does not exist pass `len` 0.
 //
-// `fold_blocks(all, len, of)` folds a row of `len` elements, `all` in every row that exists: `of(block)` is the fold of a lane's
-// elements of a block, or for `LogSum` their `Exponentials`; `fold_part(start, most, all, len, of)` folds at most `most` blocks from `start` on,
-// which are up to a part.
-// `each_block(len, body)` visits the thread's blocks. With HOLDS a thread has one block of each row, `near(len)`, whose elements can
-// be kept in registers. ACROSS, rows lie side by side.
+// - `fold_blocks(all, len, of)` reduces a row. `all` is the length of every row, `len` is `all` or 0. `of(block)` returns the state of the
+//   lane's elements of a block, or `Exponentials` for `LogSum`.
+// - `fold_part(start, most, all, len, of)` reduces at most `most` blocks from block `start` on, all of one part.
+// - `each_block(len, body)` calls `body` for the thread's blocks.
+// - HOLDS: each thread has one block of a row, `near(len)`, and may keep its elements in registers.
+// - ACROSS: neighbouring threads work on neighbouring rows.
 
-// How many blocks there are from `start` on, at most `most`.
+// Number of blocks from `start` on, at most `most`.
 __device__ inline u32 blocks_from(u64 start, u32 most, u64 all) {
     u64 left = (all + BLOCK - 1) / BLOCK - start;
     return left < most ? (u32)left : most;
 }
 
-// Up to 32 neighbouring threads of a warp, for rows of one block, and for parts of one.
+// Up to 32 neighbouring threads of a warp for a row of one block, or for a single block of a longer row.
 struct WarpGroup {
     static constexpr bool HOLDS = true, ACROSS = false;
     u32 lanes;
@@ -387,7 +388,7 @@ struct WarpGroup {
     template <class Body> __device__ void each_block(u64 len, Body body) const { body(near(len)); }
 };
 
-// A block of threads for one row; warp w sees blocks w, w + warps, .. of each part.
+// A thread block for one row; warp w reduces blocks w, w + warps, .. of each part.
 struct BlockGroup {
     static constexpr bool HOLDS = false, ACROSS = false;
 
@@ -405,7 +406,7 @@ struct BlockGroup {
             states[turn] = state;
         }
     }
-    // Joins what all warps have put there, and leaves it to be written again.
+    // Combines the states that all warps have put into shared memory, which may be overwritten afterwards.
     template <class F> __device__ typename F::State join_states(const typename F::State* states, u32 count) const {
         __syncthreads();
         typename F::State state = join_lanes<F>(lane() < count ? states[lane()] : F::empty(), LANES);
@@ -440,7 +441,7 @@ struct BlockGroup {
     }
 };
 
-// A block of threads for one row, with a warp for each of its blocks.
+// A thread block for one row, with one warp for each block of the row.
 struct WideGroup : BlockGroup {
     static constexpr bool HOLDS = true;
 
@@ -454,7 +455,7 @@ struct WideGroup : BlockGroup {
     template <class Body> __device__ void each_block(u64 len, Body body) const { body(near(len)); }
 };
 
-// What a thread keeps of a row, or reads again and again: `From` reads blocks of it, with `none` behind the last element.
+// A thread's view of a row: kept in registers if the group HOLDS, else loaded again at each use. `From` loads a block.
 template <class Group, class S, class From = Line<const S>, bool HOLDS = Group::HOLDS> struct RowOf {
     From from;
     S none;
@@ -469,8 +470,8 @@ template <class Group, class S, class From> struct RowOf<Group, S, From, true> {
     __device__ const Held<S>& read(const BlockLane&) const { return held; }
 };
 
-// Rows side by side, one to each threadIdx.x, for rows whose elements are far apart in memory but near those of other rows.
-// Thread threadIdx.y is lane threadIdx.y and, of more lanes than there are threads, the one that is joined with it first.
+// One row for each threadIdx.x, for rows that are strided in memory while neighbouring rows are contiguous. threadIdx.y is the lane; with
+// more lanes than threads, also lane threadIdx.y + blockDim.y, which the tree combines with it first.
 struct ColumnGroup {
     static constexpr bool HOLDS = false, ACROSS = true;
     u32 lanes;
@@ -481,7 +482,7 @@ struct ColumnGroup {
     __device__ u32 place() const { return threadIdx.x; }
     __device__ bool leads() const { return threadIdx.y == 0; }
 
-    // The tree over the threads of a row.
+    // The tree over the lanes of a row, in shared memory.
     template <class F> __device__ static typename F::State join_columns(typename F::State state) {
         __shared__ typename F::State states[LANES * LANES / 2];
         u32 mine = threadIdx.y * blockDim.x + threadIdx.x;
@@ -498,7 +499,7 @@ struct ColumnGroup {
         return state;
     }
     __device__ BlockLane block(u64 number, u64 len, u32 lane) const { return BlockLane(lane, lanes, number * BLOCK, len); }
-    // The fold of a block of which lane n has a state, or exponentials, `of(n)`.
+    // Reduces a block; `of(n)` returns the state or `Exponentials` of lane n.
     template <class F, class Of> __device__ typename F::State join_block(Of of, const typename F::State*) const {
         typename F::State state = F::empty();
 #pragma unroll 1
@@ -514,9 +515,9 @@ struct ColumnGroup {
         auto m = join_columns<Largest>(Largest::join(first.largest(), second.largest()));
         return {m, join_columns<Sum<Opmath<S>>>(first.sum(m) + second.sum(m))};
     }
-    // Joins the states of `count` turns, which go to lanes one after the other, as the tree over lanes.
+    // Combines the states `turn(0)`, `turn(1)`, ..: state n belongs to lane n % 32, and lanes are combined by the tree.
     template <class F, class Turn> __device__ static typename F::State join_turns(u64 count, Turn turn) {
-        // What this thread's lanes have.
+        // States of this thread's one or two lanes.
         typename F::State own[2] = {F::empty(), F::empty()};
         for (u64 n = 0; n < count; ++n) {
             typename F::State state = turn(n);
@@ -551,7 +552,7 @@ struct ColumnGroup {
     }
 };
 
-// Calls `body(group, row, exists, unit)` for the units, `units` of each row, that are this thread's group's.
+// Calls `body(group, row, exists, unit)` for each unit of this thread's group; a row has `units` of them.
 template <class Group, class Body> __device__ inline void for_units(u64 rows, u32 units, u32 lanes, Body body) {
     Group group(lanes);
     u64 all = quotient(rows + group.width() - 1, group.width()) * units;
@@ -561,19 +562,19 @@ template <class Group, class Body> __device__ inline void for_units(u64 rows, u3
         body(group, row, row < rows, (u32)(i - rows_before * units));
     }
 }
-// Calls `body(group, row, exists)` for the rows of this thread's group.
+// Calls `body(group, row, exists)` for each row of this thread's group.
 template <class Group, class Body> __device__ inline void for_rows(u64 rows, u32 lanes, Body body) {
     for_units<Group>(rows, 1, lanes, [&](const Group& group, u64 row, bool exists, u32) { body(group, row, exists); });
 }
 
-// How the rows of a fold are cut in units, which are folded by themselves if there are several: each of `blocks` blocks, 1 or
-// those of a part.
+// How rows are split when there are too few to fill the device: `units` units of `blocks` blocks each (1, or all of a part). Units are
+// reduced independently and combined by a second kernel.
 struct Units {
     u32 units;
     u32 blocks;
 };
-// Folds each unit of rows of `all` elements, `of(row, block)` a lane's elements of a block, and calls `done(row, state)` with a
-// row's fold; if rows have several units, their states go to `states`, and `join_units` goes on.
+// Reduces each unit of rows of `all` elements; `of(row, block)` returns the state of a lane's elements. With one unit per row, calls
+// `done(row, state)`; otherwise writes the units' states to `states` for `join_units`.
 template <class Group, class F, class Of, class Done>
 __device__ inline void fold_units(u64 rows, u64 all, const Units& cut, u32 lanes, typename F::State* states, Of of, Done done) {
     for_units<Group>(rows, cut.units, lanes, [&](const Group& group, u64 row, bool exists, u32 unit) {
@@ -588,12 +589,12 @@ __device__ inline void fold_units(u64 rows, u64 all, const Units& cut, u32 lanes
         }
     });
 }
-// Joins the states of each row's units, in the order of `fold_blocks`, and calls `done(row, state)`.
+// Combines the states of each row's units in the order of `fold_blocks` and calls `done(row, state)`.
 template <class F, class Done>
 __device__ inline void join_units(u64 rows, const Units& cut, u32 lanes, const typename F::State* states, Done done) {
     using State = typename F::State;
     if (cut.blocks == 1 && cut.units > PART_BLOCKS) {
-        // A warp joins the blocks of a part.
+        // A warp combines the blocks of a part.
         __shared__ State joined[LANES];
         for_rows<BlockGroup>(rows, LANES, [&](const BlockGroup& group, u64 row, bool) {
             u32 parts = (cut.units + PART_BLOCKS - 1) / PART_BLOCKS;
@@ -622,12 +623,12 @@ __device__ inline void join_units(u64 rows, const Units& cut, u32 lanes, const t
     });
 }
 
-// Blocks of threads that a multiprocessor holds at least, for kernels that keep a row's elements in registers.
+// Minimum of resident thread blocks per multiprocessor for kernels that keep a row in registers.
 template <class T> constexpr int blocks_of = sizeof(T) == 8 ? 1 : 3;
-// Threads of a block that holds a row, a warp for each block of elements.
+// Maximum of threads of WideGroup and BlockGroup kernels.
 template <class T> constexpr int wide_of = sizeof(T) == 8 ? 256 : 896;
 
-// The kernels of an op for each group: NAME_<group>_<dtype>, whose body may name its `Group`.
+// Instantiates a kernel for each thread group as NAME_<group>_<dtype>; the body refers to its group as `Group`.
 #define GROUP_KERNEL(threads, blocks, name, group, GROUP, parameters, ...)                                  \
     extern "C" __global__ void __launch_bounds__(threads, blocks) NAMED(name##_##group, DTYPE) parameters { \
         using Group = GROUP;                                                                                \

@@ -1,21 +1,21 @@
-// Cumulative sums and rotations of elements of the type DTYPE. FLOATS is 1 for the floating-point types.
+// cumsum and rotary embedding of elements of type DTYPE. FLOATS is 1 for floating-point types.
 
-// out[i] = x[0] + .. + x[i] along rows, or from the end, in the order of `ScanOrder`: a warp adds a tile, of which each lane has a run.
-// A sum never is -0, since each begins at 0: adding 0 changes no bit.
+// out[i] = x[0] + .. + x[i] along rows, or from the end, in the order of `ScanOrder`: a warp scans a tile, a lane scans a run of it.
+// Sums start at 0 and are never -0, so adding 0 changes no bit.
 struct Scan {
     u64 len;
     i64 steps[2];
     u64 reverse;
-    u64 groups;  // of tiles, in a row
-    u64 tiles;   // of a group, a power of two
-    u64 warps;   // that share a group
+    u64 groups;  // groups of tiles in a row
+    u64 tiles;   // tiles in a group, a power of two
+    u64 warps;   // warps per group
 };
 
-// Elements of a run and of a tile; tiles of a group, and warps of a block, at most.
+// Elements of a run and of a tile; maximum of tiles in a group and of warps in a block.
 constexpr u32 RUN = 16, TILE = LANES * RUN, GROUP = 64, WARPS = 16;
 
-// The sum of the blocks of 2^k elements for each bit k of `count`, from the last one on: a node is the sum of the largest block that
-// ends with it. It is added to `sum`. A warp reads them at once.
+// Adds the sum of the first `count` elements to `sum`. nodes[i] is the sum of the largest aligned power-of-two range that ends with element i;
+// for each bit of `count`, from the lowest on, one node is added. The lanes of a warp load the nodes at once.
 template <class T> __device__ inline T with_blocks(const T* nodes, u32 count, T sum) {
     u32 lane = threadIdx.x % LANES;
     T own = count >> lane & 1 ? nodes[(count >> lane << lane) - 1] : (T)0;
@@ -25,14 +25,14 @@ template <class T> __device__ inline T with_blocks(const T* nodes, u32 count, T 
     return sum;
 }
 
-// The lane's run of a tile.
+// A lane's run of a tile.
 struct Run {
     T elements[RUN];
-    // The sum of the tile, and that of its runs before this one.
+    // Sum of the tile, and of the tile's runs before this one.
     T all, before;
 
-    // `at(place)` is an element; instead of what is not there the last one is read, and 0 added, which changes no sum. All have been
-    // read before any lane goes on, and may be written.
+    // `at(i)` loads element i. Elements behind the end of the row load the last one and count as 0. All lanes have loaded their elements when the
+    // constructor returns, so `out` may alias `x`.
     template <class At> __device__ Run(u64 first, u64 len, At at) {
 #pragma unroll
         for (u32 k = 0; k < RUN; ++k) {
@@ -58,7 +58,7 @@ struct Run {
     }
 };
 
-// Writes results or, with `only_sums`, the sum of each group that is whole. Results behind the first group take the nodes of groups.
+// Writes the results or, if `only_sums`, the sum of each complete group. Results behind the first group add the nodes of `groups`.
 extern "C" __global__ void __launch_bounds__(WARPS * LANES) NAMED(cumsum, DTYPE)(
     S* out, const S* x, T* groups, u32 only_sums, const __grid_constant__ Walk<2> kept, const __grid_constant__ Scan scan) {
     __shared__ T all_nodes[WARPS][GROUP];
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) NAMED(cumsum, DTYPE)
         __syncthreads();
     }
 }
-// The nodes of a row's groups, of which the last is behind all others.
+// Turns the sums of a row's groups into nodes.
 extern "C" __global__ void NAMED(cumsum_groups, DTYPE)(T* groups, u64 rows, u64 count) {
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
         T* nodes = groups + row * count;
@@ -130,7 +130,7 @@ extern "C" __global__ void NAMED(cumsum_groups, DTYPE)(T* groups, u64 rows, u64 
 }
 
 #if FLOATS
-// (a, b) -> (a cos - b sin, b cos + a sin) for pairs whose second element is `apart` from the first
+// (a, b) -> (a cos - b sin, b cos + a sin); the second element of a pair is `apart` elements behind the first
 extern "C" __global__ void NAMED(rotary, DTYPE)(S* out, const S* x, const S* cos, const S* sin,
                                                 const __grid_constant__ Walk<4> pairs, i64 out_apart, i64 x_apart,
                                                 u32 inverse) {

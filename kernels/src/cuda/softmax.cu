@@ -1,21 +1,20 @@
-// Softmax, its logarithm, their gradients, and cross-entropy: each row is read once, kept in registers as far as it fits,
-// folded, and written. `out` may be an input: each element is read and written by one thread. Elements are stored as S.
+// Softmax, log_softmax, their gradients, and cross-entropy. Each row is loaded once if it fits into registers. `out` may be an input, since
+// each element is read and written by the same thread. Elements are stored as S and computed in T.
 
-// Threads of a block of warps with rows of their own, or of columns: few enough that the elements they hold stay in registers.
+// Thread block size of WarpGroup and ColumnGroup kernels; more threads would spill the elements they hold.
 constexpr int THREADS = 256;
 
 struct Rows {
     u64 len;
-    i64 steps[3];  // from one element of a row to the next, in each operand
-    u64 packed;    // whether packs can be read and written in all of them
+    i64 steps[3];  // stride along a row, for each operand
+    u64 packed;    // whether all operands allow loads and stores of packs
 
     template <class O> __device__ Strided<O> line(O* at, int operand) const { return {at, steps[operand], packed != 0}; }
 };
 
-// Called, as it is long.
+// Not inlined, to keep kernels short.
 template <> __device__ __noinline__ f64 exp_of<f64>(f64 x) { return exp(x); }
-// exp(x). Where elements have 16 bits it may be off by (2 + |x|) 2^-23 of itself, far less than they are rounded by, and is 0 below
-// 2^-126.
+// exp(x). For 16-bit elements the relative error is up to (2 + |x|) 2^-23, far below their rounding error, and results below 2^-126 are 0.
 struct Quick {
     __device__ T operator()(T x) const {
         if constexpr (sizeof(S) == 2) {
@@ -26,14 +25,14 @@ struct Quick {
     }
 };
 
-// What comes into no maximum, and whose exponential into no sum.
+// Padding: neutral for the maximum, and its exponential is 0.
 __device__ inline S least() {
     S element;
     element = lowest<T>();
     return element;
 }
 
-// out = exp(x - max x) / sum exp(x - max x) or, with LOG, its logarithm
+// out = exp(x - max x) / sum exp(x - max x), or its logarithm if LOG
 template <bool LOG, class Group>
 __device__ inline void softmax(S* out, const S* x, const Walk<2>& kept, const Rows& rows, u32 lanes) {
     for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
@@ -53,7 +52,7 @@ __device__ inline void softmax(S* out, const S* x, const Walk<2>& kept, const Ro
         T log_sum = LOG ? log_of(sum) : 0, inverse = 1 / sum;
         group.each_block(len, [&](const BlockLane& block) {
             const Held<S>& x = row_x.read(block);
-            // To make exponentials again takes less time than to keep them.
+            // Recomputing the exponentials is faster than keeping them.
             to.write(block, [&](int slot) { return LOG ? x[slot] - largest - log_sum : Quick()(x[slot] - largest) * inverse; });
         });
     });
@@ -83,8 +82,8 @@ __device__ inline void softmax_grad(S* out, const S* y, const S* g, const Walk<3
 }
 
 // log_sums = log(sum exp(x)), losses = log_sums - x[label] of each row, out[i, j] = (exp(x[i, j] - log_sums[i]) - (j == labels[i])) g[i].
-// Operands of `kept` are out, logits, labels, g, losses. Without losses, `log_sums` are given; without `out`, no gradient is made; with
-// both, it lies apart from the others. A label that is no class is a fault, and its loss is not written.
+// Operands of `kept` are out, logits, labels, g, losses. If `losses` is null, `log_sums` is an input. If `out` is null, no gradient is
+// computed. If neither is null, `out` must not alias another operand. A label out of range raises a fault, and its loss is not written.
 template <class Group>
 __device__ inline void cross_entropy(S* out, const S* logits, const i64* labels, const T* g, T* losses, T* log_sums,
                                      const Walk<5>& kept, const Rows& rows, u32 lanes, Fault fault) {
@@ -106,7 +105,7 @@ __device__ inline void cross_entropy(S* out, const S* logits, const i64* labels,
                 log_sums[row] = log_sum;
             }
             if (leads && is_class) {
-                // Not by way of the sum, whose error is that of a number as large as the largest logit.
+                // log_sum - x[label] would have the rounding error of the largest logit.
                 losses[at.at[4]] = add_rounded(state.first - x[label * rows.steps[1]], log_of(state.second));
             }
         }

@@ -1,18 +1,18 @@
-// Batch normalisation of images [n, c, ..]. They are stored as S, and all that there is for a channel as what is computed in.
+// Batch normalization of images [n, c, ..]. Images are stored as S, values per channel as T.
 
 constexpr int THREADS = 256;
 
 struct Channels {
     u64 images, channels, size;
-    // Whether packs of a channel's elements can be read.
+    // Whether a channel's elements can be loaded as packs.
     u64 packed;
-    // What divides by `size` where a channel has fewer than 2^31 elements; 0 otherwise.
+    // Divides by `size`, see `divided`; 0 if a channel has 2^31 elements or more.
     u32 magic, shift;
 
     __device__ u64 each() const { return images * size; }
     __device__ u64 image(u64 i) const { return magic ? divided((u32)i, magic, shift) : i / size; }
 };
-// Where element i of all of a channel's lies.
+// Offset of element i of a channel, counted over all images.
 struct Plane {
     const Channels& channels;
     u64 channel;
@@ -26,7 +26,7 @@ __device__ inline Held<S> read(const S* x, const Channels& channels, u64 channel
     return Line<const S, Plane>{x, {channels, channel}, channels.packed != 0}.read(block);
 }
 
-// Mean and mean square deviation of each channel.
+// Writes mean and biased variance of each channel.
 struct ToStatistics {
     T* mean;
     T* var;
@@ -80,7 +80,7 @@ extern "C" __global__ void NAMED(batch_statistics_join, DTYPE)(T* mean, T* var, 
     join_units<Deviations<T>>(channels, cut, lanes, states, ToStatistics{mean, var});
 }
 
-// What all elements of a channel are normalised with: (x - centre) scale + shift, and of that the positive part with `relu`.
+// Parameters of a channel: (x - centre) scale + shift, followed by a ReLU if `relu`.
 struct Affine {
     T centre, inverse, scale, shift;
 };
@@ -103,18 +103,18 @@ struct ChannelNorm {
     __device__ static T plain(T x, const Affine& affine) {
         return add_rounded(mul_rounded(x - affine.centre, affine.scale), affine.shift);
     }
-    // Of an element that is normalised, and of nothing else.
+    // The output for element x; the second operand is unused.
     __device__ T value(T x, T, const Affine& affine) const {
         T value = plain(x, affine);
         return relu && value <= 0 ? (T)0 : value;
     }
-    // The gradient of what the positive part is taken of, for that of the value.
+    // The gradient before the ReLU, given the gradient behind it.
     __device__ T through(T x, T g, const Affine& affine) const {
         return relu && plain(x, affine) <= 0 ? (T)0 : g;
     }
 };
 
-// Sums of g times the normalised x, and of g, over each channel: side by side, and apart.
+// Writes the sums of g times the normalized x, and of g, of each channel: as pairs and as two vectors.
 struct ToSums {
     Two<T>* sums;
     T* with_x;
@@ -175,12 +175,12 @@ extern "C" __global__ void NAMED(batch_norm_sums_join, DTYPE)(Two<T>* all, T* wi
     join_units<TwoSums<T>>(channels, cut, lanes, states, ToSums{all, with_x, plain});
 }
 
-// What the gradient of all elements of a channel is made with.
+// Parameters of a channel's gradient.
 struct Slope {
     Affine affine;
     Two<T> mean;
 };
-// Where that is; `sums` do not come in without a count.
+// Computes them. With count 0 (evaluation) the sums do not contribute.
 struct Slopes {
     using Of = Slope;
 
@@ -203,13 +203,13 @@ struct Slopes {
     }
 };
 
-// Results that lie as the N images do of which they are made, with what `how` tells of each channel.
+// An elementwise op of N inputs with per-channel parameters `how.of(c)`; output and inputs have one layout.
 template <int N, class How> struct Made {
     S* out;
     const S* images[N];
     How how;
 
-    // A pack, with what `of(v)` tells of the channel of element v.
+    // Computes V elements; `of(v)` returns the parameters for element v.
     template <int V, class Of> __device__ void pack(u64 at, Of of) const {
         Pack<S, V> packs[N];
 #pragma unroll
@@ -219,7 +219,7 @@ template <int N, class How> struct Made {
         store<V>(out + at, pack_of<S, V>([&](int v) { return how.value(packs[0].at[v], packs[N - 1].at[v], of(v)); }));
     }
 };
-// Operands of the walks: the element, and its channel, which is the same for all elements of a vector or the next one for each.
+// Any layout. The walk has two operands: the element, and its channel, which is constant or consecutive within a vector.
 template <int N, class How> struct Walked {
     Made<N, How> made;
     const Walk<2>& walk;
@@ -234,8 +234,7 @@ template <int N, class How> struct Walked {
         });
     }
 };
-// The same for images of one element, with channels side by side: threads x have V of them each, for which they look up what they
-// need once, and go over the pixels that are theirs.
+// Channels last. threadIdx.x selects V channels, whose parameters are loaded once; the thread then loops over pixels.
 template <int N, class How> __device__ inline void make_columns(const Made<N, How>& made, u64 channels, u64 pixels) {
     constexpr int V = lanes_of<S, S>;
     u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * V;
@@ -265,8 +264,8 @@ template <int N, class How> __device__ inline void make_columns(const Made<N, Ho
 MADE(batch_norm, 1, ChannelNorm, ONE, NORM_GIVEN, const S* x, NORM)
 MADE(batch_norm_grad, 2, Slopes, TWO, SLOPES, const S* x, const S* g, NORM, const Two<T>* sums, f64 count)
 
-// Statistics of all batches so far, moved towards those of one: running = running kept + batch moved or, without `kept` and
-// `moved`, by a share of 1 / count. One block.
+// Updates running statistics: running = running kept + batch moved, or the cumulative mean over all batches if `kept` and `moved` are 0. One
+// thread block.
 extern "C" __global__ void NAMED(follow_statistics, DTYPE)(T* mean, T* var, i64* count, const T* batch_mean,
                                                            const T* batch_var, u64 channels, f64 unbiased, f64 kept,
                                                            f64 moved) {

@@ -1,5 +1,5 @@
-// Reductions of what a chain gives for each element: `at<V>(i)` computes the results of V elements from element i of memory on,
-// and writes what is kept of them. Each element is asked for once.
+// Reductions of a fused elementwise chain. `chain.at<V>(i)` computes the results of the V elements at offset i and writes the chain's other
+// outputs; it is called once for each element.
 
 template <class Group, class What, class O, class Chain>
 __device__ inline void reduce_chain(const Chain& chain, O* out, typename What::Fold::State* states, const Walk<1>& kept,

@@ -1,8 +1,8 @@
-// The norm over many tensors, their scaling, and the search for what is not finite.
+// clip_grad_norm and loss scaling: the total norm of many tensors, scaling, and the check for infinities and NaN.
 
 constexpr int THREADS = 256;
 
-// The sum of f(x) over elements next to each other, by all threads of the block.
+// Sum of f(x) over contiguous elements by a thread block.
 template <class O, class F> __device__ inline T sum_of(const O* x, u64 len, F f) {
     Line<const O> line = {x, {}, (u64)x % (PACK * sizeof(O)) == 0};
     return BlockGroup(LANES).fold_blocks<Sum<T>>(len, len, [&](const BlockLane& block) {
@@ -11,7 +11,7 @@ template <class O, class F> __device__ inline T sum_of(const O* x, u64 len, F f)
     });
 }
 
-// parts[b] = sum of the squares of part b
+// parts[b] = sum of squares of part b
 extern "C" __global__ void __launch_bounds__(THREADS) NAMED(squares, DTYPE)(const __grid_constant__ Table<Tensor<S, 1>> tensors, T* parts) {
     for_ranges(tensors, [&](const Tensor<S, 1>& tensor, u64 start, u64 end, u32 part) {
         T sum = sum_of<S>(tensor.operands[0] + start, end - start, [](T x) { return mul_rounded(x, x); });
@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(norm_of, DTYPE)(cons
     }
 }
 
-// out = x factor in a range, of which a thread has every THREADS-th element; whether its own are finite
+// out = x factor in a range. Returns whether all of the thread's elements are finite.
 __device__ inline bool scale_range(const Tensor<S, 2>& tensor, u64 start, u64 end, T factor) {
     S* out = tensor.operands[0];
     const S* x = tensor.operands[1];

@@ -1,4 +1,4 @@
-// A convolution as its kernels get it.
+// Parameters of a convolution.
 
 struct Conv : Window {
     u32 each;  // filters of a channel

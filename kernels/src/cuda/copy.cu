@@ -1,5 +1,4 @@
-// Fills, copies, choices, and conversions between the types of 8, 32 and 64 bits. What does not look at the values is
-// written once for each size.
+// fill, copy, where, and casts between types of 8, 32 and 64 bits. Kernels that only move values exist once per element size.
 
 template <class T> struct Fill {
     T* out;
@@ -11,8 +10,8 @@ template <class T> struct Fill {
     }
 };
 
-// out[i, j] = x[i, j] where `out` is contiguous along j and `x` along i: tiles go through shared memory, so that both
-// sides are accessed along their rows. The tiles of the plane are blocks x, the other axes blocks y.
+// Transposing copy: `out` is contiguous along j, `x` along i. Tiles go through shared memory, so that loads and stores are coalesced. blockIdx.x
+// selects the tile, blockIdx.y the outer position.
 constexpr int TILE = 32;
 constexpr int TILE_ROWS = 8;
 template <class T>

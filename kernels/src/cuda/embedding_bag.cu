@@ -1,13 +1,13 @@
-// Sums and means over bags of rows of a table. An index that is no row, and an offset that does not follow the one before,
-// are faults and are left out. Rows with the weight 0 are not read. Products and sums are rounded one by one and in the CPU's order. Elements are stored as S,
-// numbers of members as what is computed in.
+// embedding_bag: sums and means over bags of table rows. An index out of range and an offset smaller than the previous one raise a fault and are
+// skipped. Rows with weight 0 are not read. Every product and sum is rounded separately, in the CPU's order. Elements are stored as S, member
+// counts as T.
 
 struct BagSizes {
     u64 len;     // indices
     u64 count;   // bags
     i64 rows;    // of the table
     i64 width;   // elements of a row
-    i64 padding; // a row that counts for nothing, or -1
+    i64 padding; // a row to skip, or -1
     i64 index_step;
     i64 offset_step;
     i64 weight_step;
@@ -16,14 +16,14 @@ struct BagSizes {
 
 struct Bags {
     const i64* indices;
-    const i64* offsets;  // none if all bags are of one size
-    const S* weights;    // none if all are 1
+    const i64* offsets;  // null if all bags have one size
+    const S* weights;    // null if all are 1
     const BagSizes& size;
     Fault fault;
 
     __device__ u64 each() const { return size.len / size.count; }
 
-    // The places of a bag's indices.
+    // Range of a bag's indices.
     __device__ void places(u64 bag, u64& begin, u64& end) const {
         if (!offsets) {
             begin = bag * each();
@@ -40,7 +40,7 @@ struct Bags {
         end = follows ? (u64)last : 0;
     }
 
-    // The bag of a place: the last one that begins there or before; -1 if none does.
+    // The bag of an index position: the last bag that begins at or before it; -1 if there is none.
     __device__ i64 bag_of(u64 place) const {
         if (!offsets) {
             return (i64)(place / each());
@@ -49,7 +49,7 @@ struct Bags {
         return first_of((i64)0, (i64)size.count, begins_later) - 1;
     }
 
-    // The row at a place; -1 if it does not count.
+    // The row at an index position; -1 if it is skipped.
     __device__ i64 row(u64 place) const {
         i64 index = indices[(i64)place * size.index_step];
         if (!in_range(index, size.rows)) {
@@ -69,8 +69,7 @@ struct Steps {
 
 #define BAGS const i64 *indices, const i64 *offsets
 
-// out[i] = sum of w[j] table[indices[j]], divided by the number of members where they are wanted. A thread has V columns of a
-// bag.
+// out[i] = sum of w[j] table[indices[j]], divided by the number of members if `members` is not null. A thread computes V columns of a bag.
 template <int V> __device__ inline void sum(S* out, T* members, const S* table, const Bags& bags, Steps to, Steps from) {
     u64 vectors = (u64)bags.size.width / V;
     for (u64 t = thread_index(); t < bags.size.count * vectors; t += thread_count()) {
@@ -117,7 +116,7 @@ struct BagSource {
     Bags bags;
     const S* from;
     const T* members;
-    i64 step;  // from bag to bag
+    i64 step;  // stride between bags
 
     __device__ i64 place(i64, u32 entry) const { return entry; }
     template <int V> __device__ Sums<V> load(i64 place, i64 column) const {
@@ -142,7 +141,7 @@ struct BagSource {
     (BagSource{Entries{index, counts, lines}, Bags{index, offsets, weights, size, fault}, from, members, step})
 INDEXED_SUMS(embedding_bag_grad, 1, MEMBERS, MEMBER_SOURCE)
 
-// out[j] = sum of g[i, c] table[indices[j], c]; 0 for the padding. A warp has a place.
+// out[j] = sum over c of g[i, c] table[indices[j], c]; 0 for padding. One warp per index.
 extern "C" __global__ void NAMED(embedding_bag_weights_grad, DTYPE)(
     S* out, const S* g, const S* table, BAGS, const __grid_constant__ BagSizes size, i64 to,
     const __grid_constant__ Steps own, const __grid_constant__ Steps from, Fault fault) {

@@ -1,18 +1,17 @@
-// Filters' gradients of convolutions of few channels and filters, with steps and dilations of 1.
+// Filter gradients of convolutions with few channels and filters, stride 1 and dilation 1.
 
 // The pitch of planes in shared memory: odd, so that neighbouring rows are in different banks.
 __device__ inline u32 pitch(u32 columns) { return columns | 1; }
 
-// The places of an image, cut in tiles, and how many of the tiles of all images a block has.
+// Tiling of the output positions, and the tiles per thread block.
 struct Cut {
     u32 rows, columns;
     u32 each;
     u32 splits;
 };
 
-// Filters' gradients where channels and filters are few, steps and dilations 1: parts[e, block] is the sum for element e over the
-// block's tiles. What they see and their gradients lie in shared memory; a thread has one row of the filter, of at most W elements,
-// for one filter and channel, and of a tile's places every `splits`th row.
+// parts[e, block] = sum for filter element e over the thread block's tiles. Input pixels and output gradients of a tile are in shared memory. A
+// thread computes one filter row of at most W elements for one filter and channel, over every `splits`th row of a tile.
 template <u32 W>
 __device__ inline void few_weight_grad(T* parts, const S* x, const S* g, u32 images, u32 channels, const Cut& cut, const Conv& conv) {
     extern __shared__ __align__(16) unsigned char memory[];
@@ -88,7 +87,7 @@ __device__ inline void few_weight_grad(T* parts, const S* x, const S* g, u32 ima
 FEW_WEIGHT_GRAD(3)
 FEW_WEIGHT_GRAD(5)
 FEW_WEIGHT_GRAD(8)
-// The sum of each element's parts.
+// Sums the parts of each filter element.
 extern "C" __global__ void NAMED(few_weight_grad_join, DTYPE)(S* out, const T* parts, u64 count, u64 size, u32 lanes) {
     for_rows<WarpGroup>(size, lanes, [&](const WarpGroup& group, u64 row, bool exists) {
         const T* own = parts + (exists ? row : 0) * count;

@@ -1,6 +1,6 @@
-// Reading at indices. An index out of range is a fault, and nothing is written for it.
+// gather and index_select. An index out of range raises a fault, and its output is not written.
 
-// out[p] = x[p moved by index[p] along the axis]
+// out[p] = x[p with its coordinate along the axis replaced by index[p]]
 template <class T> struct Gather {
     T* out;
     const T* x;

@@ -1,4 +1,4 @@
-// Adding rows and elements at indices. An index out of range is a fault and is left out.
+// index_add and scatter_add. An index out of range raises a fault and is skipped.
 
 struct RowSource {
     Entries entries;

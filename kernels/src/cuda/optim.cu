@@ -1,8 +1,7 @@
-// Optimizer steps, in place, many tensors at once. Products and sums are rounded one by one, as on the CPU, whose results
-// these are, bit for bit. Operands are parameter, gradient and states; the gradient is only read. The rules, each a struct
-// with the function `step`, follow behind; their formulas are the launchers'.
+// Optimizer steps, in place, on many tensors per launch. Every product and sum is rounded separately, so the bits equal the CPU's. Operands are
+// parameter, gradient and states; the gradient is read-only. The launcher appends the rules, each a struct with a function `step`.
 
-// The numbers of a step, and choices.
+// Hyperparameters and flags of a step.
 struct StepNumbers {
     u64 flags;
     u64 numbers[12];
@@ -15,15 +14,15 @@ template <class T, int N> struct Operands {
     T* at[N];
 };
 
-// What is stepped is the master of a parameter if there is one operand more than the rule has: that parameter, of S, as gradients
-// are. It is what the master rounds to; where it is not, the master is taken from it.
+// With one operand more than the rule has, the step updates an F32 master copy, and the last operand is the parameter of type S. If the
+// parameter is not the rounded master, it was changed by the user, and the master is reset to it.
 template <class S, class T> __device__ inline T master_of(T master, S stored) {
     S rounded;
     rounded = master;
     return (T)rounded == (T)stored ? master : (T)stored;
 }
 
-// With ADDS it is what is added to the gradient first, which is of T.
+// If ADDS, the last operand (of type T) is added to the gradient first.
 template <class S, class Rule, bool ADDS, int V, class T, int N> __device__ inline void step_at(T* const (&operands)[N], u64 i, const StepNumbers& step) {
     constexpr int M = Rule::OPERANDS;
     constexpr bool ROUNDS = M < N && !ADDS;
@@ -69,7 +68,7 @@ template <class S, class Rule, bool ADDS, int V, class T, int N> __device__ inli
     }
 }
 
-// Tensors whose operands all lie in one order without gaps.
+// Tensors whose operands share one dense layout.
 template <class S, class Rule, bool ADDS, class T, int N> __device__ inline void step_all(const Table<Tensor<T, N>>& tensors, const StepNumbers& step) {
     constexpr int V = lanes_of<T, T>;
     for_ranges(tensors, [&](const Tensor<T, N>& tensor, u64 start, u64 end, u32) {
@@ -93,7 +92,7 @@ template <class S, class Rule, bool ADDS, class T, int N> __device__ inline void
     });
 }
 
-// One tensor whose operands lie in different orders.
+// One tensor whose operands have different layouts.
 template <class S, class Rule, class T, int N>
 __device__ inline void step_each(const Operands<T, N>& operands, const StepNumbers& step, const Walk<OPERANDS>& walk) {
     for_each(walk, [&](const Offsets<OPERANDS>& offsets) {
@@ -108,7 +107,7 @@ __device__ inline void step_each(const Operands<T, N>& operands, const StepNumbe
     });
 }
 
-// The kernels of a rule with so many operands, computed in T, for parameters of S.
+// Kernels of a rule with N operands, computed in T, for parameters of type S.
 #define STEP(name, N, S, T)                                                                      \
     extern "C" __global__ void name##_##S(const __grid_constant__ Table<Tensor<T, N>> tensors,   \
                                           const __grid_constant__ StepNumbers step) {            \

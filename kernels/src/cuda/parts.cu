@@ -1,4 +1,4 @@
-// Parts of one shape, joined in their order.
+// Reduction of `count` tensors of one shape, in order.
 
 constexpr int THREADS = 256;
 
@@ -21,11 +21,11 @@ template <class J, class E> __device__ inline void join_parts(const S* parts, u3
 // out = ((part 0 + part 1) + part 2) + ..
 PARTS(sum, add, x)
 #if FLOATS
-// The sum / count, which is rounded once.
+// The mean, with a single division.
 PARTS(mean, add, x / (T)count)
 #endif
 // out = ((part 0 part 1) part 2) ..
 PARTS(prod, mul, x)
-// The largest and the smallest; NaN if there is one.
+// Maximum and minimum; NaN if there is one.
 PARTS(max, maximum, x)
 PARTS(min, minimum, x)

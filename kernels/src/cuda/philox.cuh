@@ -12,7 +12,7 @@ template <class T> struct Four {
 __device__ inline Four<u32> counter_of(const RandomKey& key, u64 b, bool low_half) {
     return {{(u32)b, (u32)(b >> 32) | (low_half ? 1u << 31 : 0), (u32)key.op, (u32)(key.op >> 32)}};
 }
-// A round.
+// One round.
 __device__ inline void mix(u32 (&c)[4], u32 k0, u32 k1) {
     u64 p0 = (u64)0xD2511F53u * c[0], p1 = (u64)0xCD9E8D57u * c[2];
     c[0] = (u32)(p1 >> 32) ^ c[1] ^ k0;

@@ -1,4 +1,4 @@
-// What all programs share: element types, faults, and walks over strided operands.
+// Shared by all programs: element types, faults, and loops over strided operands (walks).
 //
 // Plain CUDA C++17 without includes. Products and sums may be contracted to fused multiply-adds, as is the compiler's
 // default, but where a comment says that they are not; functions are CUDA's accurate ones, but where one is called
@@ -12,7 +12,7 @@ using i64 = long long;
 using f32 = float;
 using f64 = double;
 
-// Rounded one by one, never fused.
+// Rounded separately, never contracted to an FMA.
 __device__ inline f32 mul_rounded(f32 a, f32 b) { return __fmul_rn(a, b); }
 __device__ inline f64 mul_rounded(f64 a, f64 b) { return __dmul_rn(a, b); }
 __device__ inline f32 add_rounded(f32 a, f32 b) { return __fadd_rn(a, b); }
@@ -29,7 +29,7 @@ struct bf16 {
         asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
 #else
         u32 word = __float_as_uint(x);
-        // The upper half of a NaN could be that of an infinity.
+        // The upper half of a NaN may be that of an infinity.
         bits = (u16)((x != x ? word | 0x400000u : word + 0x7fffu + (word >> 16 & 1)) >> 16);
 #endif
         return *this;
@@ -68,7 +68,7 @@ struct f16 {
     }
 };
 
-// F32 in memory, rounded when it is a factor of a product by tensor cores.
+// F32 in memory, rounded to TF32 as an operand of tensor cores.
 struct tf32 {
     f32 value;
 
@@ -79,7 +79,7 @@ struct tf32 {
     }
 };
 
-// What elements of a type are computed in; sums, too.
+// Compute type of an element type, also for sums.
 template <class S> struct OpmathOf {
     using Type = S;
 };
@@ -116,7 +116,7 @@ template <class T> __device__ inline T from_bits(u64 bits) {
     return word.value;
 }
 
-// The value of no elements for a maximum, and for a minimum.
+// Neutral elements of maximum and minimum.
 template <class T> __device__ inline T lowest();
 template <class T> __device__ inline T highest();
 template <> __device__ inline f32 lowest() { return from_bits<f32>(0xff800000); }
@@ -139,12 +139,12 @@ template <> __device__ inline u8 add(u8 a, u8 b) { return (u8)((u32)a + (u32)b);
 template <> __device__ inline u8 sub(u8 a, u8 b) { return (u8)((u32)a - (u32)b); }
 template <> __device__ inline u8 mul(u8 a, u8 b) { return (u8)((u32)a * (u32)b); }
 
-// The larger, or the smaller; NaN if either is.
+// Maximum and minimum; NaN if either operand is.
 template <class T> __device__ inline T maximum(T a, T b) { return a > b || is_nan(a) ? a : b; }
 template <class T> __device__ inline T minimum(T a, T b) { return a < b || is_nan(a) ? a : b; }
 
 template <class T> __device__ inline bool is_finite(T x) { return lowest<T>() < x && x < highest<T>(); }
-// The larger number; that which is one if the other is NaN.
+// Maximum that ignores NaN.
 template <class T> __device__ inline T larger_of(T a, T b) { return fmax(a, b); }
 
 template <class T> __device__ inline T exp_of(T x) { return exp(x); }
@@ -175,17 +175,17 @@ __device__ inline void raise(Fault fault, i64 value, i64 bound) {
     }
 }
 
-// Whether `index` is one of `bound`; the caller leaves out what belongs to any other.
+// Whether 0 <= index < bound.
 __device__ inline bool in_range(i64 index, i64 bound) { return (u64)index < (u64)bound; }
 
 __device__ inline u64 thread_index() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ inline u64 thread_count() { return (u64)gridDim.x * blockDim.x; }
 
-// a / b, in 32 bits where that is possible, which takes a fraction of the time
+// a / b, in 32 bits if both fit, which is several times faster
 __device__ inline u64 quotient(u64 a, u64 b) { return (a | b) >> 32 ? a / b : (u32)a / (u32)b; }
-// n / size, both below 2^31, by a multiplier and a shift that the launcher makes of the size
+// n / size for numbers below 2^31; the launcher computes multiplier and shift from the size
 __device__ inline u32 divided(u32 n, u32 magic, u32 shift) { return (u32)(((u64)n * magic >> 32) + n >> shift); }
-// One axis of a walk: its size, a multiplier and a shift that divide by it, and each operand's step along it.
+// One axis of a walk: size, multiplier and shift for division by it, and the stride of each operand.
 template <int N> struct Axis {
     u32 size, magic, shift;
     int strides[N];
@@ -210,7 +210,7 @@ template <int N> struct Offsets {
     i64 at[N];
 };
 
-// Where element `index` of the walk lies in each operand.
+// Offset of element `index` in each operand.
 template <int N> __device__ inline Offsets<N> offsets(const Walk<N>& walk, u64 index) {
     Offsets<N> offsets;
     if (walk.axes == 1) {
@@ -264,11 +264,11 @@ template <int N, class Body> __device__ inline void for_each(const Walk<N>& walk
     }
 }
 
-// Elements next to each other, read and written at once.
+// V contiguous elements, loaded and stored by one instruction.
 template <class T, int V> struct alignas(sizeof(T) * V & -(sizeof(T) * V)) Pack {
     T at[V];
 };
-// The pack of `of(v)` for each v.
+// The pack with elements `of(0)`, `of(1)`, ..
 template <class T, int V, class Of> __device__ inline Pack<T, V> pack_of(Of of) {
     Pack<T, V> pack;
 #pragma unroll
@@ -288,10 +288,10 @@ template <int V, class T> __device__ inline Pack<T, V> load(const T* from, bool 
 
 template <int V, class T> __device__ inline void store(T* to, const Pack<T, V>& pack) { *(Pack<T, V>*)to = pack; }
 
-// Elements of a 16-byte access of the larger of two types.
+// Elements per 16-byte access of the larger of two types.
 template <class A, class B> constexpr int lanes_of = 16 / (sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B));
 
-// Instead of an input that a function does not take.
+// Placeholder for an unused input.
 struct None {};
 
 template <int V, class T, int N>

@@ -1,6 +1,5 @@
-// Random numbers, one word an element. Values
-// of `uniform`, `randint` and `dropout` are those of the CPU, bit for bit: products and sums are rounded one by one.
-// Elements are of the type DTYPE; FLOATS is 1 for the floating-point types.
+// Counter-based random numbers. `uniform`, `randint` and `dropout` return the CPU's bits: every product and sum is rounded separately. Elements
+// are of type DTYPE; FLOATS is 1 for floating-point types.
 
 __device__ inline Four<u64> pairs(const RandomKey& key, u64 b) {
     Four<u32> high = words(key, b, false), low = words(key, b, true);
@@ -12,7 +11,7 @@ __device__ inline Four<u64> pairs(const RandomKey& key, u64 b) {
     return pairs;
 }
 
-// Numbers in [0, 1).
+// Uniform numbers in [0, 1).
 template <class T> __device__ inline Four<T> units(const RandomKey& key, u64 b) {
     Four<u32> bits = words(key, b, false);
     Four<T> four;
@@ -32,16 +31,16 @@ template <> __device__ inline Four<f64> units(const RandomKey& key, u64 b) {
     return four;
 }
 
-// Numbers of the standard normal distribution, by Box and Muller.
+// Standard normal numbers (Box-Muller).
 template <class T> __device__ inline Four<T> normals(const RandomKey& key, u64 b) {
     Four<u32> bits = words(key, b, false);
     Four<T> four;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-        // In (0, 1], so that the logarithm is finite.
+        // In (0, 1], so the logarithm is finite.
         f32 unit = ((f32)(bits.at[i] >> 1) + 0.5f) / 2147483648.0f;
         f32 radius = sqrtf(-2.0f * logf(unit));
-        // The nearest quarter turn, and the rest in -1/8..1/8 of a turn, which keeps its bits as a float.
+        // Nearest quarter turn, and the remainder in -1/8..1/8 of a turn, for accuracy in F32.
         u32 quarter = (bits.at[i + 1] + (1u << 29)) >> 30;
         int rest = (int)(bits.at[i + 1] - (quarter << 30));
         f32 s, c;
@@ -65,17 +64,17 @@ template <> __device__ inline Four<f64> normals(const RandomKey& key, u64 b) {
     return four;
 }
 
-// Calls `body(b, first, len)` for all b: `len` elements from `first` = 4 b on.
+// Calls `body(b, first, len)` for this thread's groups of four elements: elements `first = 4 b` to `first + len`.
 template <class Body> __device__ inline void for_fours(u64 elements, Body body) {
     for (u64 b = thread_index(); b * 4 < elements; b += thread_count()) {
         body(b, b * 4, elements - b * 4 < 4 ? (int)(elements - b * 4) : 4);
     }
 }
 
-// The elements of `four` in accesses of at most 16 bytes.
+// Elements per access: at most 16 bytes.
 template <class T> constexpr int at_once = sizeof(T) > 4 ? 2 : 4;
 
-// out = of(u, x) of each element x and the number u for it, of which `draw(b)` gives four. Without x, `of` makes nothing of it.
+// out = of(u, x) for each element x and its random number u; `draw(b)` returns four of these. Without inputs (N = 1) x is 0.
 template <int N, class Draw, class Of>
 __device__ inline void write_fours(S* out, const S* x, const Walk<N>& walk, Draw draw, Of of) {
     for_fours(walk.elements, [&](u64 b, u64 first, int len) {
@@ -102,11 +101,11 @@ __device__ inline void write_fours(S* out, const S* x, const Walk<N>& walk, Draw
 }
 
 #if FLOATS
-// out = x m / (1 - p), m = 0 for words below `kept_from`, which are of 24 bits
+// out = x m / (1 - p) with m = 0 for 24-bit words below `kept_from`, else 1
 extern "C" __global__ void NAMED(dropout, DTYPE)(S* out, const S* x, u64 seed, u64 op,
                                                  const __grid_constant__ Walk<2> walk, u32 kept_from, u64 scale_bits) {
     T scale = from_bits<T>(scale_bits);
-    // What is dropped is 0 even where it is NaN or infinite.
+    // Dropped elements are 0 even if x is NaN or infinite.
     write_fours(out, x, walk, [&](u64 b) { return words(RandomKey{seed, op}, b, false); },
                 [&](u32 bits, T x) { return bits >> 8 >= kept_from ? x * scale : (T)0; });
 }
@@ -126,7 +125,7 @@ extern "C" __global__ void NAMED(normal, DTYPE)(S* out, u64 seed, u64 op, const 
 }
 #endif
 
-// The high half of a product maps 64 bits to the range almost evenly.
+// The high half of bits * count is almost uniform in 0..count.
 extern "C" __global__ void NAMED(randint, DTYPE)(S* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk, i64 low,
                                                  u64 count) {
     write_fours(out, nullptr, walk, [&](u64 b) { return pairs(RandomKey{seed, op}, b); },

@@ -1,7 +1,7 @@
-// A pass of a stable sort of entries by key, from the lowest digit on: counts of each tile, the sums before them, and the entries and
-// their keys in the new order. The first pass has neither yet.
+// One pass of a stable LSD radix sort of entries by key: digit counts per tile, their exclusive scan, and scatter. In the first pass `order` and
+// `keys` are null.
 
-// A pass orders by so many bits, at most.
+// Maximum of bits per pass.
 constexpr u32 BITS = 10, DIGITS = 1 << BITS, EACH = 4;
 constexpr u32 TILE = THREADS * EACH;
 
@@ -28,8 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_count(const i64* inde
     }
 }
 
-// found[digit, tile] becomes the number of entries with this digit in the tiles before, and what follows for each digit that of all tiles.
-// A warp has a digit.
+// Exclusive scan of found[digit, tile] over tiles, with the totals of each digit behind. One warp per digit.
 extern "C" __global__ void __launch_bounds__(THREADS) sort_offsets(u32* found, u32 tiles, u32 digits) {
     u32 digit = thread_index() / WARP;
     if (digit < digits) {

@@ -1,17 +1,17 @@
-// Entries whose indices name rows of sums, and stable sorts of them by row. Several lines of entries may have rows of their own.
+// Entries of index_add and scatter_add, and helpers for their stable sort by row. Each line of entries has rows of its own.
 
 constexpr u32 THREADS = 512, WARP = 32, WARPS = THREADS / WARP;
 
 struct EntryCounts {
     u64 entries;  // of all lines, fewer than 2^31
-    u64 each;     // of a line
-    i64 steps[3]; // along a line, of the source, the sums and the indices
-    i64 size;     // rows of a line
-    i64 padding;  // an index that is left out, or -1
-    i64 beside;   // whether neighbouring entries are those of neighbouring lines
+    u64 each;     // entries per line
+    i64 steps[3]; // strides along a line of the source, the sums and the indices
+    i64 size;     // rows per line
+    i64 padding;  // an index to skip, or -1
+    i64 beside;   // whether consecutive entries belong to consecutive lines
 };
 
-// An entry's line and its place there.
+// An entry's line and its position in the line.
 struct Entry {
     u32 line;
     u32 place;
@@ -23,7 +23,7 @@ struct Entries {
     const Walk<3>& lines;
 
     __device__ u32 count() const { return (u32)counts.entries; }
-    // The key of entries that are left out: one more than the last row of all lines.
+    // Key of skipped entries: one more than the largest row.
     __device__ u32 none() const { return (u32)(lines.elements * counts.size); }
     __device__ Entry entry(u32 n) const {
         if (lines.elements == 1) {
@@ -36,7 +36,7 @@ struct Entries {
         Entry entry = this->entry(n);
         return index[offsets(lines, entry.line).at[2] + (i64)entry.place * counts.steps[2]];
     }
-    // The key of an entry with this index, which is a fault if it is out of range and there is somewhere to report it.
+    // Key of an entry with index `i`. An index out of range raises a fault if `fault` is not null.
     __device__ u32 key(u32 n, i64 i, const Fault* fault = nullptr) const {
         bool is_in = in_range(i, counts.size);
         if (!is_in && fault) {
@@ -44,7 +44,7 @@ struct Entries {
         }
         return is_in && i != counts.padding ? entry(n).line * (u32)counts.size + (u32)i : none();
     }
-    // The line and the first sum of the row with a key.
+    // The line of a key, and the offset of its row in the sums.
     __device__ u32 line_of(u32 key) const { return lines.elements == 1 ? 0 : key / (u32)counts.size; }
     __device__ i64 row(u32 key) const {
         u32 line = line_of(key);
@@ -52,7 +52,7 @@ struct Entries {
     }
 };
 
-// The first number from `low` on that is `end` or beyond a bound, where those beyond it follow the others.
+// Binary search: the first number in `low..end` for which `is_beyond` holds, or `end`.
 template <class N, class F> __device__ inline N first_of(N low, N end, F is_beyond) {
     while (low < end) {
         N middle = low + (end - low) / 2;
@@ -61,10 +61,10 @@ template <class N, class F> __device__ inline N first_of(N low, N end, F is_beyo
     return low;
 }
 
-// So many loads are under way at once.
+// Loads in flight per thread.
 constexpr u32 AHEAD = 8;
 
-// The number of a lane's entry among those with its digit that the warp has counted so far, and counts it if it `exists`.
+// Returns how many entries with this digit the warp has counted before this lane's, and counts the lane's entry if it `exists`.
 __device__ inline u32 count_entry(u16* counts, u32 digit, bool exists) {
     u32 same = __match_any_sync(0xffffffff, digit), before = exists ? counts[digit] : 0, lane = threadIdx.x % WARP;
     __syncwarp();
@@ -75,7 +75,7 @@ __device__ inline u32 count_entry(u16* counts, u32 digit, bool exists) {
     return before + __popc(same & ((1u << lane) - 1));
 }
 
-// Makes the counts of each warp those of the warps before. `totals` are those of all, if they are wanted.
+// Exclusive scan of the counts over warps; writes the totals if `totals` is not null.
 template <u32 N> __device__ inline void sum_warps(u16 (*counts)[N], u32 digits, u32* totals = nullptr) {
     for (u32 d = threadIdx.x; d < digits; d += THREADS) {
         u32 sum = 0;
@@ -90,7 +90,7 @@ template <u32 N> __device__ inline void sum_warps(u16 (*counts)[N], u32 digits, 
     }
 }
 
-// The sum of a warp's numbers up to this lane's.
+// Inclusive scan over the lanes of a warp.
 __device__ inline u32 sum_of_lanes(u32 number) {
     for (u32 delta = 1; delta < WARP; delta *= 2) {
         u32 other = __shfl_up_sync(0xffffffff, number, delta);
@@ -99,7 +99,7 @@ __device__ inline u32 sum_of_lanes(u32 number) {
     return number;
 }
 
-// Replaces each of some numbers by the sum of those before, and returns that of all. A warp comes here, and reads several ahead.
+// Exclusive scan in place by one warp; returns the total.
 __device__ inline u32 sum_before(u32* numbers, u32 count) {
     u32 lane = threadIdx.x % WARP, sum = 0;
     for (u32 first = lane; first - lane < count; first += WARP * AHEAD) {
@@ -119,7 +119,7 @@ __device__ inline u32 sum_before(u32* numbers, u32 count) {
     }
     return sum;
 }
-// The same of numbers in shared memory, by a block; the sum of all follows them.
+// The same in shared memory for a thread block; writes the total behind the numbers.
 __device__ inline void sum_all_before(u32* numbers, u32 count) {
     __syncthreads();
     if (threadIdx.x < WARP) {

@@ -1,4 +1,4 @@
-// Operands of one launch, each cut into parts; part b of the launch is that of the last operand whose `first` is at most b.
+// Operands of one launch, each split into parts. Part b of the launch belongs to the last operand whose `first` is at most b.
 
 constexpr u32 TABLE = 64;
 template <class O> struct Table {
@@ -8,7 +8,7 @@ template <class O> struct Table {
     u32 parts;
 };
 
-// Calls `body(operand, part, all)` for the parts of this block: part `part` of an operand, which is part `all` of the launch.
+// Calls `body(operand, part, all)` for each part of this thread block; `part` counts within the operand, `all` within the launch.
 template <class O, class Body> __device__ inline void for_parts(const Table<O>& table, Body body) {
     for (u32 all = blockIdx.x; all < table.parts; all += gridDim.x) {
         u32 low = 0, high = table.count;

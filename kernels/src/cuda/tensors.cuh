@@ -1,4 +1,4 @@
-// Tensors of one launch, cut into parts of as many elements.
+// Tensors of one launch, split into parts of equal size.
 
 constexpr u32 PART = 2048;
 template <class T, int N> struct Tensor {
@@ -6,7 +6,7 @@ template <class T, int N> struct Tensor {
     u64 elements;
 };
 
-// Calls `body(tensor, start, end, part)` for the parts of this block: elements `start` to `end` of a tensor.
+// Calls `body(tensor, start, end, part)` for each part of this thread block: elements `start..end` of a tensor.
 template <class T, int N, class Body> __device__ inline void for_ranges(const Table<Tensor<T, N>>& table, Body body) {
     for_parts(table, [&](const Tensor<T, N>& tensor, u32 own, u32 part) {
         u64 start = (u64)own * PART;

@@ -1,15 +1,14 @@
-// Attention by tiles of 32 queries by 32 keys, forward and backward. A block of threads owns 32 rows of its output and 64 of
-// its columns, and goes through the tiles that they depend on, in order; scores are made anew where they are needed, and each
-// output is one thread's. Operands are stored as S; scores and sums are what they are computed in. Warp w has rows w,
-// w + 8, .. of a tile, and lane l its column l.
+// Attention without tensor cores, forward and backward, in tiles of 32 queries by 32 keys. A thread block owns 32 rows by 64 columns of the output
+// and loops over the tiles that they depend on, in order. Scores are recomputed where needed; each output element belongs to one thread. Operands
+// are stored as S, scores and sums as T. Warp w computes rows w, w + 8, .. of a tile, lane l column l.
 
 constexpr u32 THREADS = 256;
 enum : int {
     TILE = 32,
     WARPS = THREADS / LANES,
-    ROWS = TILE / WARPS,  // of a tile, for each thread
-    WIDE = 64,            // columns of the output
-    COLUMNS = WIDE / TILE // for each thread
+    ROWS = TILE / WARPS,  // of a tile, per thread
+    WIDE = 64,            // output columns per thread block
+    COLUMNS = WIDE / TILE // per thread
 };
 
 struct Tiles {
@@ -52,7 +51,7 @@ __device__ inline void multiply(T (&products)[ROWS], const Matrix& a, const Matr
     }
 }
 
-// sums[i][j] += sum of weights[own(i)][c] from[c][lane + 32 j] over the tile; `weights` were written by any thread
+// sums[i][j] += sum over c of weights[own(i)][c] from[c][lane + 32 j]; begins with a barrier, as other threads wrote `weights`
 __device__ inline void accumulate(T (&sums)[ROWS][COLUMNS], const Matrix& from, Tiles& tiles) {
     __syncthreads();
     for (int i = 0; i < ROWS; ++i) {
@@ -90,7 +89,7 @@ __device__ inline void write(S* to, const i64 (&steps)[2], u64 first, u64 rows, 
     }
 }
 
-// Calls `body(pair, first, column)` for the tiles of this block: `rows` rows and `columns` columns of each pair.
+// Calls `body(pair, first, column)` for each tile of this thread block; each pair (batch and head) has `rows` x `columns` outputs.
 template <class Body> __device__ inline void for_tiles(u64 pairs, u64 rows, u64 columns, Body body) {
     u64 down = (rows + TILE - 1) / TILE, across = (columns + WIDE - 1) / WIDE;
     for (u64 item = blockIdx.x; item < pairs * down * across; item += gridDim.x) {
@@ -102,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention, DTYPE)(
     const S* q, const S* k, const S* v, const S* mask, S* out, T* log_sums,
     const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {
     __shared__ Tiles tiles;
-    // Without values there is still a sum for each query.
+    // Without value columns, log_sums are still computed.
     u64 columns = problem.value_width ? problem.value_width : 1;
     for_tiles(batch.elements, problem.queries, columns, [&](u64 pair, u64 first, u64 column) {
         Offsets<OPERANDS> at = offsets(batch, pair);
@@ -127,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention, DTYPE)(
                 u64 query = first + own(i), key = start + lane();
                 T value = sees(problem, query, key) ? score(problem, products[i], masked, query, key) : lowest<T>();
                 T largest = maximum(best[i], join_lanes<Max<T>>(value, LANES));
-                // Nothing was seen yet: the difference of infinities would be NaN.
+                // If all keys so far are masked, -inf - -inf would be NaN.
                 T shift = largest == lowest<T>() ? (T)0 : largest;
                 T weight = exp_of(value - shift), before = exp_of(best[i] - shift);
                 total[i] = total[i] * before + join_lanes<Sum<T>>(weight, LANES);
@@ -176,12 +175,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_products, 
     });
 }
 
-// What the gradient of a score is made from: its weight, as values are multiplied with it, and the gradient of the score.
+// The weight of a key after dropout, and the gradient of its score.
 struct Slope {
     T weight;
     T slope;
 };
-// `log_sums` and `products` are those of all pairs.
+// `log_sums` and `products` are indexed over all pairs.
 __device__ inline Slope slope_of(const Problem& problem, T product, T gradient, const S* mask, const T* log_sums,
                                  const T* products, u64 pair, u64 query, u64 key) {
     if (!sees(problem, query, key)) {
@@ -193,7 +192,7 @@ __device__ inline Slope slope_of(const Problem& problem, T product, T gradient, 
     return {weight * factor, weight * (gradient * factor - products[row]) * (T)problem.scale};
 }
 
-// dq: a block owns queries and goes through the keys
+// dq: a thread block owns queries and loops over keys
 extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_grad_q, DTYPE)(
     const S* q, const S* k, const S* v, const S* mask, const S* g, const T* log_sums, const T* products, S* dq,
     const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {
@@ -223,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_grad_q, DT
     });
 }
 
-// dk and dv: a block owns keys and goes through the queries
+// dk, dv: a thread block owns keys and loops over queries
 extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_grad_kv, DTYPE)(
     const S* q, const S* k, const S* v, const S* mask, const S* g, const T* log_sums, const T* products, S* dk, S* dv,
     const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {
@@ -260,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_grad_kv, D
     });
 }
 
-// What dropout multiplies weights with, to where the first operand lies.
+// Writes the dropout factors of all weights to the first operand.
 extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_kept, DTYPE)(
     S* out, const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {
     u64 each = problem.queries * problem.keys, all = batch.elements * each;

@@ -1,4 +1,4 @@
-// Problems of attention: sizes, and where the operands lie.
+// Parameters of attention: sizes and strides of the operands.
 
 // Operands: q, k, v, mask, out, g, dq, dk, dv.
 enum : int { Q, K, V, MASK, OUT, G, DQ, DK, DV, OPERANDS };
@@ -10,13 +10,13 @@ struct Problem {
     u64 value_width;
     u64 causal;
     f64 scale;
-    i64 steps[OPERANDS][2];  // along the last two axes
-    u64 vectors;             // a bit for each operand: its rows are without gaps and begin at multiples of 16 bytes
-    f32 factor;              // of the products as powers of 2: the scale over ln 2
+    i64 steps[OPERANDS][2];  // strides of the last two axes
+    u64 vectors;             // a bit per operand: rows are contiguous and aligned to 16 bytes
+    f32 factor;              // scale / ln 2, for exponentials to base 2
     f32 rounded_scale;       // the scale in F32
-    u32 rounds[7][2];        // the keys of those that make bits for dropout; see `draw`
-    u64 kept_from;           // the least bits of a weight that is kept, in both halves of a word; 0 if no weight is left out
-    f64 kept_scale;          // of weights that are kept
+    u32 rounds[7][2];        // round keys of the random bits for dropout; see `draw`
+    u64 kept_from;           // smallest random number of a kept weight, in both halves of a word; 0 without dropout
+    f64 kept_scale;          // factor of kept weights
 };
 
 // Rows and columns of an operand.
@@ -27,7 +27,7 @@ __device__ inline u64 columns_of(const Problem& problem, int operand) {
     return operand == Q || operand == K || operand == DQ || operand == DK ? problem.width : problem.value_width;
 }
 
-// The part of a matrix that begins somewhere: elements beyond `rows` and `columns` are 0.
+// A submatrix; elements beyond `rows` and `columns` read as 0.
 struct Matrix {
     const S* at;
     i64 row;
@@ -45,25 +45,25 @@ __device__ inline Matrix matrix(const S* at, const Problem& problem, int operand
     return {at, problem.steps[operand][0], problem.steps[operand][1], rows_of(problem, operand), columns_of(problem, operand)};
 }
 
-// How many keys the query sees.
+// Number of keys that a query attends to.
 __device__ inline int seen_by(const Problem& problem, int query) {
     return problem.causal && query < (int)problem.keys ? query + 1 : (int)problem.keys;
 }
 
-// Whether the query sees the key.
+// Whether a query attends to a key.
 __device__ inline bool sees(const Problem& problem, u64 query, u64 key) {
     return query < problem.queries && key < problem.keys && (!problem.causal || key <= query);
 }
 
-// Eight weights share a counter: those of a query and of the one eight further on with two neighbouring keys and those eight further
-// on, as a thread has them in fragments. The counter's numbers of queries, and of keys.
+// Eight weights share a random counter: queries i and i + 8 with keys j, j + 1, j + 8 and j + 9, as a thread holds them in fragments. These functions
+// return the query and key parts of the counter.
 __device__ inline u32 query_number(const Problem& problem, u64 pair, u64 query) {
     return (u32)((pair * ((problem.queries + 15) / 16) + query / 16) * 8 + query % 8);
 }
 __device__ inline u32 key_number(u64 key) { return (u32)(key / 16 * 4 + key % 8 / 2); }
 
-// Makes a counter's words of two neighbouring keys each: with both queries, and eight keys further on with both. All counters
-// have the same second half, whose product is in the keys of the first two rounds.
+// Draws a counter's four words; each holds the random numbers of two neighbouring keys: for both queries, then for both queries eight keys further.
+// The second half of all counters is constant; its product is folded into the keys of the first two rounds.
 template <int UNROLLED> __device__ inline void draw(u32 (&words)[4], const Problem& problem, u32 query_number, u32 key_number) {
     const u32(&keys)[7][2] = problem.rounds;
     u64 product = (u64)0xD2511F53u * key_number;
@@ -77,7 +77,7 @@ template <int UNROLLED> __device__ inline void draw(u32 (&words)[4], const Probl
     }
 }
 
-// What dropout multiplies a weight with.
+// Dropout factor of a weight.
 __device__ inline T factor_of(const Problem& problem, u64 pair, u64 query, u64 key) {
     if (!problem.kept_from) {
         return 1;

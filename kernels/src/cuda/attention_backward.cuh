@@ -1,6 +1,6 @@
-// The gradients on tensor cores. Weights are made anew from the logarithms of their sums.
+// Backward pass on tensor cores. Weights are recomputed from the log-sums of the forward pass.
 
-// products = sum(g out) of each query; a block has TILE of them
+// products = sum(g out) of each query; TILE queries per thread block
 template <int WIDTH, int TILE>
 __device__ inline void dot_rows(const S* out, const S* g, f32* products, const Walk<OPERANDS>& batch, const Problem& problem) {
     Item item(problem.queries, TILE, 0, WIDTH, false);
@@ -24,18 +24,17 @@ __device__ inline void dot_rows(const S* out, const S* g, f32* products, const W
     }
 }
 
-// Rows of a tile that are worked on at once: TF32 has registers for fewer.
+// Rows of a tile that are processed together; fewer for TF32, to save registers.
 enum : int { PART = IS_SAME<S, tf32> ? 16 : 32 };
 
-// What a block owns of a gradient pass, queries or keys with the other matrix that goes with them, and the products of their
-// rows with a part of a tile: `scores`, which become weights, and `slopes`, which become the gradients of products, or of scores if what
-// is summed is multiplied with the scale in the end. F16 may have no room for those.
-// Rows are queries, or keys if BY_KEY.
+// The rows that a thread block owns in a gradient pass: queries and output gradients, or keys and values if BY_KEY. `scores` are products with
+// part of a tile and become weights; `slopes` become gradients of the products, or of the scores if the final sums are multiplied by the scale
+// (the gradients of products may overflow F16).
 template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backward {
     const Problem& problem;
     Scores<(STRIPS > 1 || GROUPED)> kind;
     Own<WIDTH, STRIPS, KEPT> left, right;
-    int first;  // row of the warp
+    int first;  // the warp's first row
     Sums<STRIPS, PART / 8> scores, slopes;
 
     __device__ Backward(const Problem& problem, const S* mask, u32 pair, Shared left, Shared right, int first)
@@ -47,13 +46,13 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
     __device__ f32 early(f32 slope) const { return LATE ? slope : slope * problem.rounded_scale; }
     __device__ f32 late() const { return LATE ? problem.rounded_scale : 1; }
 
-    // The first row of those that are multiplied together, and how many there are.
+    // First row of the warps that multiply together, and their number of rows.
     enum : int { ROWS = TOGETHER * STRIPS * 16 };
     __device__ int together() const { return first_together(first, STRIPS * 16); }
 
-    // With rows of both matrices of a tile, from `start` on; `numbers(n)` gives those of the queries for eight columns. Without
-    // WHOLE some queries may not see some keys, see `seen(row, column)`, or the scores are not direct. `weighted`, which begins USES
-    // products, is called when the weights are there: by groups, those that are not kept, too.
+    // Processes rows of both matrices of a tile from `start` on; `numbers(n)` returns log-sums and products of the queries for eight columns. WHOLE:
+    // all queries attend to all keys (else see `seen(row, column)`) and scores are direct. Calls `weighted`, which starts USES products, as soon as
+    // the weights are known; in kernels for warp groups they include dropped ones.
     template <bool WHOLE, int USES, class Seen, class Numbers, class Weighted>
     __device__ void multiply_both(Shared a, Shared b, int start, Seen seen, Numbers numbers, Weighted weighted) {
         multiply(scores, left, a);
@@ -64,7 +63,7 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
         }
         multiply(slopes, right, b);
         Kept kept(problem, kind.pair, first, start);
-        // Of the same bits as in the forward pass: a fused product would be far from a large logarithm.
+        // Rounded as in the forward pass: a contracted product would differ from a large log-sum.
         auto weight_of = [&](f32 score, f32 log_sum) { return exp2_of((mul_rounded(score, scale) - log_sum) * LOG2_E); };
         auto slope_of = [&](f32 weight, f32 slope, f32 product) {
             return early(weight * (slope * kind.kept_scale() - product));
@@ -88,7 +87,7 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
                     slope = exists ? slope_of(weight, slope, product) : 0;
                 });
             });
-        } else {  // at once, so that fewer registers are in use
+        } else {  // together, to save registers
             for_eights(numbers, [&](int m, int n, const Each& each) {
                 kept.draw(m, n);
                 kept.leave_out(slopes.at[m][n], m, n);
@@ -103,7 +102,7 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
         }
     }
 
-    // Calls `body(strip, n, numbers(n))` for eights of columns.
+    // Calls `body(strip, n, numbers(n))` for each strip and each group of eight columns.
     template <class Numbers, class Body> __device__ static void for_eights(Numbers numbers, Body body) {
 #pragma unroll
         for (int n = 0; n < PART / 8; ++n) {
@@ -115,7 +114,7 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
         }
     }
 
-    // Calls `body(score, slope, log_sum, product, whether the query sees the key)` for each of this thread's of eight columns.
+    // Calls `body(score, slope, log_sum, product, whether the query attends to the key)` for each of this thread's elements of eight columns.
     template <bool WHOLE, class Seen, class Numbers, class Body>
     __device__ void for_each(int m, int n, Seen seen, const Numbers& numbers, Body body) {
 #pragma unroll
@@ -126,12 +125,12 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
     }
 };
 
-// dq: a block owns queries and goes through the keys.
+// dq: a thread block owns queries and loops over keys.
 enum : int { QUERY_PART = GROUPED ? 64 : (int)PART };
 template <int WIDTH, int STRIPS> constexpr bool KEEPS_QUERIES = !GROUPED && STRIPS == 1 && WIDTH * sizeof(S) <= 256;
 
 template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, QUERY_PART, KEEPS_QUERIES<WIDTH, STRIPS>, false> {
-    // Of each of this thread's rows: the logarithm of the sum, and the product.
+    // Log-sum and product of each of this thread's rows.
     struct Numbers {
         f32 log_sums[STRIPS][2], products[STRIPS][2];
 
@@ -146,7 +145,7 @@ template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, QUERY_PA
     using Base::Base, Base::problem, Base::kind, Base::first, Base::together, Base::ROWS;
     using typename Base::Kept;
 
-    // Whether none of the queries sees a key from `start` on, and whether all see all keys of the part.
+    // Whether no query attends to keys from `start` on; whether all attend to all keys of the part.
     __device__ bool none(int start) const { return start >= seen_by(problem, together() + ROWS - 1); }
     __device__ bool whole(int start) const { return kind.direct() && start + QUERY_PART <= seen_by(problem, together()); }
 
@@ -174,7 +173,7 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
     Rows<WIDTH, G, WARPS<BLOCK_STRIPS>> gradients(g + at.at[G], problem);
     Rows<WIDTH, K, WARPS<BLOCK_STRIPS>> keys(k + at.at[K], problem);
     Rows<WIDTH, V, WARPS<BLOCK_STRIPS>> values(v + at.at[V], problem);
-    // Keys and values, twice.
+    // Double-buffered keys and values.
     auto tile_of = [&](int start) { return tiles + start / KEYS % 2 * 2 * TILE_BYTES; };
     auto fetch = [&](int start) {
         keys.template stage<KEYS>(tile_of(start), start);
@@ -223,9 +222,9 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
     write<DQ>(dq + at.at[DQ], problem, pass.first, 0, pass.sums);
 }
 
-// dk and dv: a block owns keys, and SLICE columns of their gradients, and goes through the queries. Scores are transposed.
+// dk, dv: a thread block owns keys and SLICE columns of their gradients, and loops over queries. Scores are transposed.
 template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRIPS, PART, false, true> {
-    // Of this thread's two columns of eight.
+    // Log-sums and products of this thread's two columns.
     struct Numbers {
         f32 log_sums[2], products[2];
 
@@ -239,7 +238,7 @@ template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRI
     using Base::Base, Base::problem, Base::kind, Base::first, Base::together, Base::ROWS;
     using typename Base::Kept;
 
-    // Whether none of the queries from `start` on sees a key, and whether all exist and see all keys.
+    // Whether no query from `start` on attends to a key; whether all exist and attend to all keys.
     __device__ bool none(int start) const { return problem.causal && start + PART <= together(); }
     __device__ bool whole(int start) const {
         return kind.direct() && start + PART <= (int)problem.queries &&
@@ -262,7 +261,7 @@ template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRI
                 Shared rows = gradients + column * (int)sizeof(S);
                 if constexpr (GROUPED) {
                     accumulate<WIDTH>(value_sums, this->scores, rows, [](int) {}, kept);
-                } else {  // where weights are left out already
+                } else {  // dropout was applied already
                     accumulate<WIDTH>(value_sums, this->scores, rows, [](int) {}, AllStay());
                 }
             });
@@ -288,7 +287,7 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
     Rows<WIDTH, G, WARPS<BLOCK_STRIPS>> gradients(g + at.at[G], problem);
     Rows<WIDTH, K, WARPS<BLOCK_STRIPS>> keys(k + at.at[K], problem);
     Rows<WIDTH, V, WARPS<BLOCK_STRIPS>> values(v + at.at[V], problem);
-    // Queries and gradients, twice, then their numbers.
+    // Double-buffered queries and output gradients, then their log-sums and products.
     auto tile_of = [&](int start) { return tiles + start / QUERIES % 2 * 2 * TILE_BYTES; };
     auto numbers_of = [&](int start) { return tiles + 4 * TILE_BYTES + start / QUERIES % 2 * 2 * NUMBER_BYTES; };
     auto fetch = [&](int start) {

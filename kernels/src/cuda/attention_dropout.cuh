@@ -1,13 +1,13 @@
-// Which weights dropout keeps, where threads have them in fragments. A word has bits for two neighbouring columns.
+// Dropout masks in fragment layout. A word has the random numbers of two neighbouring columns.
 #define DROPS 1
 
-#ifdef CUDA_EMULATOR  // which knows no PTX
+#ifdef CUDA_EMULATOR  // without PTX
 
-// The halves of a word whose weights are kept.
+// Mask of the halves of a word whose weights are kept.
 __device__ inline u32 kept_halves(u32 word, u32 kept_from) {
     return ((word & 0x7fff) >= (kept_from & 0xffff) ? 0xffff : 0) | ((word >> 16 & 0x7fff) >= kept_from >> 16 ? 0xffff0000 : 0);
 }
-// Makes two neighbours 0 unless they are kept.
+// Zeroes dropped elements of two neighbours.
 __device__ inline void leave_out(f32& a, f32& b, u32 word, u32 kept_from) {
     u32 kept = kept_halves(word, kept_from);
     a = kept & 1 ? a : 0;
@@ -16,8 +16,8 @@ __device__ inline void leave_out(f32& a, f32& b, u32 word, u32 kept_from) {
 
 #else
 
-// Numbers of F16 that are not negative have the order of their bits, and what is no number counts as kept: the launcher asks for no
-// bits above infinity's.
+// Compares as F16: non-negative F16 numbers are ordered like their bits, and NaN counts as kept. The launcher limits thresholds to the bits of
+// infinity.
 __device__ inline u32 kept_halves(u32 word, u32 kept_from) {
     u32 kept;
     asm("{\n.reg .b32 x;\nabs.f16x2 x, %1;\nset.geu.u32.f16x2 %0, x, %2;\n}" : "=r"(kept) : "r"(word), "r"(kept_from));
@@ -32,17 +32,16 @@ __device__ inline void leave_out(f32& a, f32& b, u32 word, u32 kept_from) {
 
 #endif
 
-// Of queries by keys, or of keys by queries if BY_KEY, from a row and a column on. Words are in the order of a left operand's, of two
-// eights of columns each.
+// Masks of a tile of queries by keys, or keys by queries if BY_KEY. Words are in the order of a left operand: two groups of eight columns each.
 template <bool BY_KEY, int STRIPS, int EIGHTS> struct Kept {
     const Problem& problem;
-    u32 of_row, of_column;  // numbers of the first counter
+    u32 of_row, of_column;  // first counter
     u32 words[STRIPS][EIGHTS / 2][4];
 
-    // A thread that multiplies by itself, for two gradients, has no registers left for rounds side by side.
+    // Kernels of two gradients without warp groups have no registers left to unroll the rounds.
     enum : int { UNROLLED = BY_KEY && !GROUPED ? 1 : 6 };
 
-    // Two lanes of neighbouring keys share two counters, of neighbouring queries, and draw one each.
+    // Two lanes with neighbouring keys share two counters and draw one each.
     __device__ static bool second() { return own_row() % 2; }
 
     __device__ Kept(const Problem& problem, u32 pair, int row, int column) : problem(problem) {
@@ -52,7 +51,7 @@ template <bool BY_KEY, int STRIPS, int EIGHTS> struct Kept {
         of_column = BY_KEY ? of_query : of_key;
     }
 
-    // Makes the words of a strip's eight `n` and of the next one, if it is the first of the two.
+    // Draws the words of column groups `n` and `n + 1` of a strip, if n is even.
     __device__ void draw(int m, int n) {
         u32(&own)[4] = words[m][n / 2];
         if (n % 2) {
@@ -66,7 +65,7 @@ template <bool BY_KEY, int STRIPS, int EIGHTS> struct Kept {
         }
     }
 
-    // From words of two neighbouring keys to such of two neighbouring queries: each lane gives the halves that are the other's.
+    // Transposes words of two neighbouring keys to words of two neighbouring queries by exchanging halves between lanes.
     __device__ static void exchange(u32 (&own)[4]) {
         u32 others = second() ? 0x5410 : 0x7632, even = second() ? 0x3254 : 0x5410, odd = second() ? 0x3276 : 0x7610;
         u32 near = __shfl_xor_sync(FULL, __byte_perm(own[0], own[1], others), 4);
@@ -78,13 +77,13 @@ template <bool BY_KEY, int STRIPS, int EIGHTS> struct Kept {
         own[3] = __byte_perm(own[3], far, odd);
     }
 
-    // Makes sums of eight columns 0 unless they are kept.
+    // Zeroes dropped elements of eight columns of accumulators.
     __device__ void leave_out(f32 (&sums)[4], int m, int n) const {
         const u32(&own)[4] = words[m][n / 2];
         ::leave_out(sums[0], sums[1], own[n % 2 * 2], (u32)problem.kept_from);
         ::leave_out(sums[2], sums[3], own[n % 2 * 2 + 1], (u32)problem.kept_from);
     }
-    // The same for a left operand, whose columns begin with eight `n`.
+    // The same for a left operand that begins at column group `n`.
     __device__ void operator()(u32 (&a)[4], int m, int n) const {
         const u32(&own)[4] = words[m][n / 2];
         if constexpr (EACH_WORD == 2) {

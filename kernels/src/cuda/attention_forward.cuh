@@ -1,14 +1,14 @@
-// The forward pass on tensor cores: a block owns queries and goes through the keys. Weights are relative to the largest score so
-// far, and what was added up is scaled when that grows.
+// Forward pass on tensor cores with online softmax: a thread block owns queries and loops over keys. When the running maximum grows, sums are
+// rescaled.
 
 template <int WIDTH, int STRIPS, int KEYS> struct Forward {
     const Problem& problem;
     Scores<(STRIPS > 1 || GROUPED)> kind;
     Own<WIDTH, STRIPS, STRIPS * WIDTH * sizeof(S) <= 256> queries;
-    int first;  // query of the warp
+    int first;  // the warp's first query
     Sums<STRIPS, WIDTH / 8> sums;
-    f32 best[STRIPS][2];   // score of each of this thread's rows
-    f32 total[STRIPS][2];  // weight, of this thread's columns
+    f32 best[STRIPS][2];   // running maximum of each of this thread's rows
+    f32 total[STRIPS][2];  // sum of weights over this thread's columns
 
     __device__ Forward(const Problem& problem, const S* mask, u32 pair, Shared tile, int first)
         : problem(problem), kind{problem, mask, pair}, queries(tile), first(first) {
@@ -23,14 +23,12 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
         }
     }
 
-    // The first query of those that are multiplied together; whether none of them sees a key from `start` on, and whether all see
-    // all keys of the tile.
+    // First query of the warps that multiply together; whether none of them attends to keys from `start` on; whether all attend to the whole tile.
     __device__ int together() const { return first_together(first, STRIPS * 16); }
     __device__ bool none(int start) const { return start >= seen_by(problem, together() + TOGETHER * STRIPS * 16 - 1); }
     __device__ bool whole(int start) const { return kind.direct() && start + KEYS <= seen_by(problem, together()); }
 
-    // Finds the largest scores, gives what weights are relative to, and scales what was added up: by 1 to the bit where the
-    // largest score stays.
+    // Updates the running maximum, returns it in `shift`, and rescales the sums; the factor is exactly 1 if the maximum is unchanged.
     __device__ void grow(const Sums<STRIPS, KEYS / 8>& scores, f32 factor, f32 (&shift)[STRIPS][2]) {
 #pragma unroll
         for (int m = 0; m < STRIPS; ++m) {
@@ -43,7 +41,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
                 }
                 largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 1));
                 largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 2));
-                // Nothing was seen yet: the difference of infinities would be NaN.
+                // If all keys so far are masked, -inf - -inf would be NaN.
                 shift[m][half] = largest == lowest<f32>() ? 0 : largest;
                 f32 before = exp2_of((best[m][half] - shift[m][half]) * factor);
                 best[m][half] = largest;
@@ -57,7 +55,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
         }
     }
 
-    // Adds the keys and values of a tile.
+    // Processes the keys and values of a tile.
     template <bool WHOLE> __device__ void add(Shared tile, int start) {
         Kept<false, STRIPS, KEYS / 8> kept(problem, kind.pair, first, start);
         Sums<STRIPS, KEYS / 8> scores;
@@ -92,7 +90,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
         settle(sums);
     }
 
-    // Sums become means; `log(row, value)` takes the logarithm of the sum of each row of this thread.
+    // Divides by the sums of weights; calls `log(row, value)` with the log-sum of each of this thread's rows.
     template <class Log> __device__ void finish(Log log) {
         f32 scale = kind.scale();
 #pragma unroll
@@ -129,7 +127,7 @@ __device__ inline void forward(const S* q, const S* k, const S* v, const S* mask
     Rows<WIDTH, Q, WARPS<BLOCK_STRIPS>> queries(q + at.at[Q], problem);
     Rows<WIDTH, K, WARPS<BLOCK_STRIPS>> keys(k + at.at[K], problem);
     Rows<WIDTH, V, WARPS<BLOCK_STRIPS>> values(v + at.at[V], problem);
-    // Keys and values, twice.
+    // Double-buffered keys and values.
     auto tile_of = [&](int start) { return tiles + start / KEYS % 2 * 2 * TILE_BYTES; };
     auto fetch = [&](int start) {
         keys.template stage<KEYS>(tile_of(start), start);
@@ -162,6 +160,6 @@ __device__ inline void forward(const S* q, const S* k, const S* v, const S* mask
             log_sums[item.pair * problem.queries + query] = log;
         }
     });
-    // Found anew: no register has kept it.
+    // Recomputed to save a register.
     write<OUT>(out + offsets(batch, item.pair).at[OUT], problem, pass.first, 0, pass.sums);
 }

@@ -1,8 +1,8 @@
-// What becomes of products of queries and keys.
+// From products of queries and keys to scores and weights.
 
-#ifndef DROPS  // where no weight is left out
+#ifndef DROPS  // without dropout
 #define DROPS 0
-// Weights of rows by columns, all of which are kept.
+// Interface of dropout for kernels without it: all weights are kept.
 template <bool BY_KEY, int STRIPS, int EIGHTS> struct Kept {
     __device__ Kept(const Problem&, u32, int, int) {}
     __device__ void draw(int, int) {}
@@ -11,9 +11,8 @@ template <bool BY_KEY, int STRIPS, int EIGHTS> struct Kept {
 };
 #endif
 
-// Products become scores by a scale: the problem's if they are direct, 1 after `prepare` has dealt with a mask or with a scale
-// that would turn the order around; and their differences powers of 2 by a factor. Kernels that are always DIRECT are not asked
-// for others.
+// Scaling of products. Without a mask and with a positive scale, products are used directly, and the scale is part of the exponent's factor.
+// Otherwise `prepare` applies scale and mask first. DIRECT kernels support only the former.
 template <bool DIRECT> struct Scores {
     const Problem& problem;
     const S* mask;
@@ -22,10 +21,10 @@ template <bool DIRECT> struct Scores {
     __device__ bool direct() const { return DIRECT || (!mask && problem.factor > 0); }
     __device__ f32 factor() const { return direct() ? problem.factor : LOG2_E; }
     __device__ f32 scale() const { return direct() ? problem.rounded_scale : 1; }
-    // Of weights that are kept, which their sums with other factors are multiplied with in the end.
+    // Dropout factor of kept weights; applied once to the final sums.
     __device__ f32 kept_scale() const { return DROPS ? (f32)problem.kept_scale : 1; }
 
-    // Of a tile of `query(row, column)` and `key(row, column)`.
+    // Applies scale and mask to a tile; `query(row, column)` and `key(row, column)` return the indices of an element.
     template <int STRIPS, int EIGHTS, class Query, class Key>
     __device__ void prepare(Sums<STRIPS, EIGHTS>& products, Query query, Key key) const {
         if (direct()) {

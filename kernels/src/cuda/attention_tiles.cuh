@@ -1,16 +1,15 @@
-// Attention on tensor cores: tiles in shared memory, fragments of them, and what becomes of scores.
+// Attention on tensor cores: tiles in shared memory and their fragments.
 //
-// A block of warps owns rows of its output, of which each warp has STRIPS strips of 16, and goes through tiles of the
-// other matrices in order. A tile comes to shared memory while the one before it is worked on. WIDTH is a power of two that no
-// row exceeds; columns that do not exist are 0. Scores are F32, of which only differences become
-// powers of 2; weights and the gradients of scores are rounded like elements for the products that they are factors of.
+// A thread block owns rows of its output, STRIPS strips of 16 per warp, and loops over tiles of the other matrices in order. A tile is copied to
+// shared memory while the previous one is processed. WIDTH is the row width rounded up to a power of two; missing columns are 0. Scores are F32;
+// weights and score gradients are rounded to the element type as operands of tensor cores.
 
-#ifndef GROUPED  // where each warp multiplies by itself
+#ifndef GROUPED  // 1 in kernels for warp groups
 #define GROUPED 0
 #endif
 #define BY_GROUPS (GROUPED && !defined(CUDA_EMULATOR))
 
-// Of a block that owns so many strips of 64 rows: warps, and strips of 16 rows of each.
+// Warps of a thread block that owns STRIPS strips of 64 rows, and strips of 16 rows per warp.
 template <int STRIPS> constexpr int WARPS = GROUPED ? STRIPS * 4 : 4;
 template <int STRIPS> constexpr int OF_WARP = GROUPED ? 1 : STRIPS;
 
@@ -18,32 +17,30 @@ constexpr f32 LOG2_E = 1.4426950408889634f;
 
 __device__ inline int lane() { return (int)(threadIdx.x % LANES); }
 __device__ inline int warp() { return (int)(threadIdx.x / LANES); }
-// Warps that multiply together, and the first row of them all.
+// Warps that share a tensor core instruction, and the first row of these warps.
 enum : int { TOGETHER = GROUPED ? 4 : 1 };
 __device__ inline int first_together(int first, int rows) { return first - warp() % TOGETHER * rows; }
-// A number that all lanes of a warp have, which the compiler cannot always know.
+// Tells the compiler that x is equal in all lanes of a warp.
 __device__ inline Shared uniform(Shared x) { return GROUPED ? __shfl_sync(FULL, x, 0) : x; }
-// The first row and column of an accumulator that are this thread's.
+// This thread's first row and column of an accumulator.
 __device__ inline int own_row() { return lane() / 4; }
 __device__ inline int own_column() { return lane() % 4 * 2; }
 
 template <int WIDTH> constexpr int ROW_BYTES = WIDTH * (int)sizeof(S);
 
-// Where an element of a tile lies, in bytes: in a row, and `further` columns on from one of the first, by a number of whole such
-// steps. The sixteen bytes that it is in change places with others, so that those of eight rows, one below the other, lie in
-// different banks.
+// Byte offset of element (row, column + further) of a tile. 16-byte units are swizzled so that a column of eight rows touches different banks.
 template <int WIDTH> __device__ inline int place(int row, int column, int further = 0) {
     int turned = column / SIXTEENTH ^ (WIDTH / SIXTEENTH == 4 ? row / 2 % 4 : row % 8), steps = further / SIXTEENTH;
     return row * ROW_BYTES<WIDTH> + ((turned ^ steps % 8) + steps / 8 * 8) * 16 + column % SIXTEENTH * (int)sizeof(S);
 }
 
-// Rows of an operand, of which each thread of a block of WARPS copies sixteen bytes of every DOWN-th.
+// Copies rows of an operand to shared memory; each thread of WARPS warps copies 16 bytes of every DOWN-th row.
 template <int WIDTH, int OPERAND, int WARPS> struct Rows {
     enum : int { EACH_ROW = WIDTH / SIXTEENTH, DOWN = WARPS * LANES / EACH_ROW };
 
     const Problem& problem;
-    const S* at;  // what the thread copies of its first row
-    int columns;  // of the sixteen bytes that exist
+    const S* at;  // the thread's element of the first row
+    int columns;  // existing elements among its 16 bytes
 
     __device__ static int own_row() { return (int)threadIdx.x / EACH_ROW; }
     __device__ static int own_column() { return (int)threadIdx.x % EACH_ROW * SIXTEENTH; }
@@ -57,14 +54,14 @@ template <int WIDTH, int OPERAND, int WARPS> struct Rows {
         }
     }
 
-    // Whether sixteen bytes can be read at once.
+    // Whether 16-byte copies are possible.
     __device__ bool vectors() const { return problem.vectors >> OPERAND & 1; }
-    // How many rows from `first` on are this thread's or come after those.
+    // Number of rows from this thread's first row on, in a tile that begins at row `first`.
     __device__ int left(int first) const { return (int)rows_of(problem, OPERAND) - first - own_row(); }
     __device__ const S* from(int first) const { return at + first * problem.steps[OPERAND][0]; }
     __device__ i64 step() const { return DOWN * problem.steps[OPERAND][0]; }
 
-    // Sixteen bytes, one element after the other. What does not exist is 0.
+    // 16 bytes, element by element; missing elements are 0.
     __device__ Pack<S, SIXTEENTH> gather(const S* from, bool exists) const {
         Pack<S, SIXTEENTH> pack;
 #pragma unroll
@@ -77,7 +74,7 @@ template <int WIDTH, int OPERAND, int WARPS> struct Rows {
         return vectors() && exists && columns == SIXTEENTH ? load<SIXTEENTH>(from, true) : gather(from, exists);
     }
 
-    // Begins to copy COUNT rows to a tile, from row `first` on.
+    // Starts copying COUNT rows from row `first` on to a tile.
     template <int COUNT> __device__ void stage(Shared tile, int first) const {
         const S* from = this->from(first);
         int left = this->left(first);
@@ -96,14 +93,14 @@ template <int WIDTH, int OPERAND, int WARPS> struct Rows {
     }
 };
 
-// Begins to copy numbers, one for each row.
+// Starts copying one number per row.
 template <int COUNT> __device__ inline void stage_numbers(Shared to, const f32* from, int first, int rows) {
     int row = (int)threadIdx.x;
     if (row < COUNT) {
         copy_async<4>(to + row * 4, from + first + row, first + row < rows ? 4 : 0);
     }
 }
-// Two neighbours, of which the first one's place is even.
+// Two neighbouring numbers, the first at an even index.
 __device__ inline void load_numbers(f32 (&to)[2], Shared at) {
     u32 words[2];
     load_words(words, at);
@@ -111,11 +108,11 @@ __device__ inline void load_numbers(f32 (&to)[2], Shared at) {
     to[1] = __uint_as_float(words[1]);
 }
 
-// Rows of a tile, transposed, as right operands: 16 rows, STEP columns of them.
+// Right operand from a transposed tile: 16 rows by STEP columns.
 template <int WIDTH> __device__ inline void rows_fragment(u32 (&to)[4], Shared rows, int column) {
     load_matrices(to, rows + place<WIDTH>(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2 * SIXTEENTH, column));
 }
-// A tile as right operands: STEP rows in the order of `left_of`, 16 columns of them.
+// Right operand from a tile: STEP rows in the order of `left_of`, by 16 columns.
 template <int WIDTH> __device__ inline void columns_fragment(u32 (&to)[4], Shared rows, int column) {
     if constexpr (EACH_WORD == 2) {
         load_transposed(to, rows + place<WIDTH>(lane() % 16, lane() / 16 * 8, column));
@@ -127,10 +124,10 @@ template <int WIDTH> __device__ inline void columns_fragment(u32 (&to)[4], Share
     }
 }
 
-// Strips of 16 rows of a tile as left operands: in registers if KEPT, else read each time.
+// A warp's strips of 16 rows as left operands: in registers if KEPT, else loaded at each use.
 template <int WIDTH, int STRIPS, bool KEPT> struct Own {
     Shared rows;
-    Shared together;  // those of the warps that multiply together
+    Shared together;  // rows of all warps of a group
     u32 kept[KEPT ? STRIPS : 1][KEPT ? WIDTH / STEP : 1][4];
 
     __device__ explicit Own(Shared tile)
@@ -164,12 +161,12 @@ template <int WIDTH, int STRIPS, bool KEPT> struct Own {
     }
 };
 
-// A warp's part of a product: strips of 16 rows, columns in eights.
+// A warp's accumulators: STRIPS x 16 rows by EIGHTS x 8 columns.
 template <int STRIPS, int EIGHTS> struct Sums {
     f32 at[STRIPS][EIGHTS][4];
 };
 
-// Calls `body(sum, strip, row, column)` for each sum of this thread, with its place in the warp's part.
+// Calls `body(sum, strip, row, column)` for each accumulator of this thread.
 template <int STRIPS, int EIGHTS, class Body> __device__ inline void for_sums(Sums<STRIPS, EIGHTS>& sums, Body body) {
 #pragma unroll
     for (int m = 0; m < STRIPS; ++m) {
@@ -327,7 +324,7 @@ __device__ inline void write(S* to, const Problem& problem, int first, int colum
     }
 }
 
-// What a block owns: rows of a pair from `first` on, and columns. What takes longest comes first: the last rows if `backwards`.
+// The work of a thread block: rows from `first` on and columns of a pair. `backwards` starts with the last rows, which take longest if causal.
 struct Item {
     u32 pair;
     int first;

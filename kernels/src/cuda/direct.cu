@@ -1,14 +1,13 @@
-// Convolutions of few channels and filters, with steps and dilations of 1: what they see goes through shared memory, and no patches
-// through that of the device.
+// Direct convolution for few channels and filters, stride 1 and dilation 1. Input tiles are staged in shared memory; no im2col.
 
-// Rows and columns of a tile of results, the neighbours in a row that a thread has, and channels at a time.
+// Rows and columns of an output tile, neighbouring outputs per thread, and channels per step.
 enum : u32 { TILE_ROWS = 8, TILE_COLUMNS = 64, ACROSS = 4, TAKEN = 4 };
 enum : u32 { TILE_THREADS = TILE_ROWS * TILE_COLUMNS / ACROSS };
 using Across = Pack<T, ACROSS>;
 
-// out[n, o, y, x] = bias[o] + sum of w[o, c, i, j] in[n, c, y + i - padding, x + j - padding], for filters of at most WIDE rows of
-// WIDE elements, FILTERS of them at a time, `groups` times. With `is_grad`, `in` are results, `out` images, and filters are turned around:
-// w[c, o, kh - 1 - i, kw - 1 - j]. With `relu`, the positive part of that. Planes are groups of filters of an image.
+// out[n, o, y, x] = bias[o] + sum of w[o, c, i, j] in[n, c, y + i - padding, x + j - padding], then ReLU if `relu`. Filters have at most
+// WIDE x WIDE elements. `groups` groups of FILTERS filters each are computed one after the other; a plane is one group of an image. If `is_grad`,
+// `in` is the output gradient, `out` the input gradient, and filters are rotated: w[c, o, kh - 1 - i, kw - 1 - j].
 template <u32 WIDE, u32 FILTERS>
 __device__ inline void direct(S* out, const S* in, const S* w, const S* bias, u32 channels, u32 filters, u32 groups, u32 is_grad,
                               u32 relu, const Conv& conv) {

@@ -1,40 +1,39 @@
-// Convolutions as products of matrices on tensor cores, of operands with their channels last and tiles of places that share what they
-// see:
+// Convolutions as GEMMs on tensor cores, channels last. A tile of output positions shares its input pixels in shared memory:
 //
-//     sums             out[place, f] = sum of weight[f, tap, c] x[place stride + tap dilation, c]
-//     filters' grad    out[f, tap, c] = sum of g[place, f] x[place stride + tap dilation, c]
+//     forward, dgrad   out[place, f] = sum of weight[f, tap, c] x[place stride + tap dilation, c]
+//     wgrad            out[f, tap, c] = sum of g[place, f] x[place stride + tap dilation, c]
 //
-// A block has the part of an image that a tile's windows see in shared memory, once: an element of the windows is then a factor that
-// begins further on. An image's gradient is a sum over results, in which the windows' elements are in reverse order.
+// A thread block loads the input pixels of a tile once; each tap is then an operand at another offset. The input gradient is the same sum over
+// output gradients with the taps in reverse order.
 
-enum : u32 { FILTERS = 64 };  // of a tile
-// Places of a tile, as many as threads of a block; channels of a step, and elements from one row of shared memory to the next.
+enum : u32 { FILTERS = 64 };  // per tile
+// Output positions per tile (one per thread), channels per step, and pitch of rows in shared memory in elements.
 enum : u32 { PLACES = 256, CHANNELS = 4 * SIXTEENTH, PITCH = CHANNELS + SIXTEENTH };
-// The same of filters' gradients. TAPS are those in a row of the window that a block adds up.
+// The same for filter gradients. TAPS: window elements of a row that a thread block computes.
 enum : u32 { GRAD_PLACES = 128, GRAD_CHANNELS = 64, WIDE_PITCH = 64 + 8, TAPS = 3 };
 enum : u32 { BAND_PITCH = FILTERS + 4 };
 
-// Windows that slide over planes, in numbers below 2^29. Channels are what is seen, filters are what is made.
+// Parameters; all numbers are below 2^29. `channels` belong to the input, `filters` to the output.
 struct Slide {
     u32 images, channels, filters;
-    u32 height, width;  // of a plane that is seen
-    u32 rows, columns;  // of one that is made
+    u32 height, width;  // of the input
+    u32 rows, columns;  // of the output
     u32 kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w;
-    int first_h, first_w;         // where the first window begins
-    u32 tile_log, across, down;   // columns of a tile as a power of 2, and tiles of a plane
-    u32 seen_rows, seen_columns;  // what a tile's windows see
-    u32 each;                     // tiles that a block adds up, for filters' gradients
-    u32 relu;                     // whether positive parts are what is stored
+    int first_h, first_w;         // input position of the first window
+    u32 tile_log, across, down;   // log2 of a tile's columns, and tiles per plane
+    u32 seen_rows, seen_columns;  // input pixels of a tile
+    u32 each;                     // tiles per thread block, for filter gradients
+    u32 relu;                     // whether to apply a ReLU
 
     __device__ u32 taps() const { return kernel_h * kernel_w; }
     __device__ u32 seen() const { return seen_rows * seen_columns; }
-    // The pixel, of those that a tile sees, with which the window of a place begins.
+    // Index in the tile's input pixels of the first pixel of a window.
     __device__ u32 begin(u32 place) const {
         return (place >> tile_log) * stride_h * seen_columns + (place & (1u << tile_log) - 1) * stride_w;
     }
 };
 
-// A tile of the places of an image.
+// A tile of output positions of an image.
 struct Tile {
     const Slide& slide;
     u32 image, row, column;
@@ -45,12 +44,12 @@ struct Tile {
         row = tile % all / slide.across * (places >> slide.tile_log);
         column = tile % slide.across << slide.tile_log;
     }
-    // Where a place lies in what is made; -1 behind the end.
+    // Offset of an output position; -1 behind the end.
     __device__ int place(u32 at) const {
         u32 y = row + (at >> slide.tile_log), x = column + (at & (1u << slide.tile_log) - 1);
         return y < slide.rows && x < slide.columns ? (int)((image * slide.rows + y) * slide.columns + x) : -1;
     }
-    // Where the pixels lie that are seen, from `top` rows further down; -1 in the padding.
+    // Writes the offsets of the tile's input pixels, `top` rows further down; -1 in the padding.
     __device__ void see(int* pixels, u32 top) const {
         int first_h = slide.first_h + (int)(row * slide.stride_h + top), first_w = slide.first_w + (int)(column * slide.stride_w);
         for (u32 at = threadIdx.x; at < slide.seen(); at += blockDim.x) {
@@ -61,8 +60,8 @@ struct Tile {
     }
 };
 
-// Copies rows of SIXTEENTHS times 16 bytes to shared memory, PITCH elements apart: of `wide` elements from `first` on of row `at(row)`,
-// and zeros for those that are not there, and where that is -1.
+// Copies rows of SIXTEENTHS * 16 bytes to shared memory with a pitch of PITCH elements: the elements from `first` on of row `at(row)`, which has
+// `wide` elements. Missing elements and rows with `at(row)` = -1 become zeros.
 template <u32 SIXTEENTHS, u32 PITCH, class At>
 __device__ inline void stage(S* to, const S* from, u32 wide, u32 first, u32 rows, At at) {
     u32 own = threadIdx.x % SIXTEENTHS * SIXTEENTH;
@@ -73,7 +72,7 @@ __device__ inline void stage(S* to, const S* from, u32 wide, u32 first, u32 rows
     }
 }
 
-// Words of factors as they were stored.
+// Rounds operands of tensor cores in place.
 __device__ inline void round_factors(u32 (&words)[4]) {
 #pragma unroll
     for (u32 i = 0; i < 4 && EACH_WORD == 1; ++i) {
@@ -82,13 +81,13 @@ __device__ inline void round_factors(u32 (&words)[4]) {
     }
 }
 
-// The eight words of 16 rows, as a left operand has them, of neighbours from `at` on.
+// A left operand: eight words of 16 contiguous rows from `at` on.
 __device__ inline void load_rows(u32 (&to)[4], Shared at) {
     load_matrices(to, at);
     round_factors(to);
 }
 
-// The same of 16 columns, whose rows begin at `at(row)`.
+// A left operand from 16 columns; `at(row)` is the address of a row.
 template <class At> __device__ inline void load_columns(u32 (&to)[4], At at) {
     u32 lane = threadIdx.x % LANES;
     if constexpr (EACH_WORD == 2) {
@@ -102,7 +101,7 @@ template <class At> __device__ inline void load_columns(u32 (&to)[4], At at) {
     }
 }
 
-// Blocks x are tiles of places, blocks y are tiles of filters. In reverse order, weight[c, tap, f] is given.
+// blockIdx.x: tile of output positions, blockIdx.y: tile of filters. If REVERSE, weights are weight[c, tap, f].
 template <bool REVERSE>
 __device__ inline void sums_of(void* memory, S* out, const S* weight, const S* x, const S* bias, const Slide& slide) {
     constexpr u32 TAP = REVERSE ? CHANNELS * WIDE_PITCH : FILTERS * PITCH;
@@ -113,7 +112,7 @@ __device__ inline void sums_of(void* memory, S* out, const S* weight, const S* x
     u32 first = blockIdx.y * FILTERS, high = min(slide.filters - first, (u32)FILTERS);
     tile.see(pixels, 0);
 
-    // A warp has 32 filters and 64 places.
+    // A warp computes 32 filters by 64 positions.
     u32 warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, warp_row = warp % 2 * 32, warp_column = warp / 2 * 64;
     Shared begins[4];
 #pragma unroll
@@ -178,7 +177,7 @@ __device__ inline void sums_of(void* memory, S* out, const S* weight, const S* x
         }
     }
 
-    // Sixteen bytes of results by each thread.
+    // Each thread stores 16 bytes.
     f32(*band)[BAND_PITCH] = (f32(*)[BAND_PITCH])memory;
     __syncthreads();
 #pragma unroll
@@ -212,8 +211,7 @@ __device__ inline void sums_of(void* memory, S* out, const S* weight, const S* x
 HALO(halo, false)
 HALO(halo_input_grad, true)
 
-// Blocks x are tiles of channels, of one part of the sums after the other: parts[part, f, tap, c]. Blocks y are tiles of filters, of
-// some elements of the windows after the others.
+// blockIdx.x: part of the sum and tile of channels, for parts[part, f, tap, c]. blockIdx.y: group of taps and tile of filters.
 extern "C" __global__ void __launch_bounds__(GRAD_PLACES, 3)
     NAMED(halo_weight_grad, DTYPE)(T* out, const S* g, const S* x, const S*, const __grid_constant__ Slide slide) {
     extern __shared__ __align__(16) unsigned char memory[];
@@ -221,11 +219,11 @@ extern "C" __global__ void __launch_bounds__(GRAD_PLACES, 3)
     int* pixels = (int*)(image + slide.seen() * WIDE_PITCH);
     u32 wide = (slide.channels + GRAD_CHANNELS - 1) / GRAD_CHANNELS, channel = blockIdx.x % wide * GRAD_CHANNELS;
     u32 tiles = (slide.filters + FILTERS - 1) / FILTERS, first = blockIdx.y % tiles * FILTERS;
-    // A row of the windows, and up to TAPS of its elements.
+    // Up to TAPS window elements of one row.
     u32 across = (slide.kernel_w + TAPS - 1) / TAPS, own = blockIdx.y / tiles;
     u32 down = own / across, side = own % across * TAPS, taps = min(slide.kernel_w - side, (u32)TAPS);
 
-    // A warp has 32 filters and 32 channels.
+    // A warp computes 32 filters by 32 channels.
     u32 warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, warp_row = warp % 2 * 32, warp_column = warp / 2 * 32;
     bool is_there = first + warp_row < slide.filters && channel + warp_column < slide.channels;
     Shared left = shared_of(results + warp_row), right = shared_of(image + warp_column);

@@ -1,5 +1,4 @@
-// Image kernels, a thread a pixel. Products and sums are rounded one by one and in the CPU's order, so results are the
-// CPU's, bit for bit.
+// Image augmentation, one thread per pixel. Every product and sum is rounded separately, in the CPU's order, so the bits equal the CPU's.
 
 struct Images {
     u32 samples, channels, rows, columns;
@@ -8,12 +7,12 @@ struct Images {
 __device__ inline f32 nearest(const f32* pixels, const Images& from, f32 y, f32 x) {
     y = rintf(y);
     x = rintf(x);
-    // Neither holds for NaN.
+    // False for NaN.
     bool inside = y >= 0 && y < (f32)from.rows && x >= 0 && x < (f32)from.columns;
     return inside ? pixels[(u64)y * from.columns + (u64)x] : 0.0f;
 }
 
-// The two pixels around a place within 0..size, and how far it is from the first one.
+// The two pixels around a position clamped to 0..size, and the weight of the second one.
 struct Between {
     u32 first, second;
     f32 share;
@@ -39,7 +38,7 @@ __device__ inline f32 bilinear(const f32* pixels, const Images& from, f32 y, f32
                     right.mix(lower[right.first], lower[right.second]));
 }
 
-// out[n, c, i, j] = x[n, c] at matrices[n] (i, j, 1)
+// Affine warp: out[n, c, i, j] = x[n, c] at position matrices[n] (i, j, 1)
 #define WARP(sample)                                                                                             \
     extern "C" __global__ void warp_##sample(const f32* x, const f32* matrices, f32* out,                        \
                                              const __grid_constant__ Images from,                                \
@@ -57,16 +56,16 @@ __device__ inline f32 bilinear(const f32* pixels, const Images& from, f32 y, f32
 WARP(nearest)
 WARP(bilinear)
 
-// The place within 0..size that one at most size - 1 outside mirrors.
+// Reflects a position at most size - 1 outside of 0..size into it.
 __device__ inline u32 reflected(int at, u32 size) {
     int last = (int)size - 1;
     at = at < 0 ? -at : at;
     return (u32)(at > last ? 2 * last - at : at);
 }
 
-// Columns of a block's tile, and threads.
+// Columns of a thread block's tile.
 constexpr u32 BLUR_COLUMNS = 64;
-// A tile has `high` rows. Each column of it, and those that its first and last ones see, is summed along the rows, then rows are.
+// Separable blur and normalization. A tile has `high` rows; columns, including the halo, are summed vertically first, then rows horizontally.
 extern "C" __global__ void __launch_bounds__(256) blur(const f32* x, const f32* weights, f32* out,
                                                        const __grid_constant__ Images images, u32 taps, u32 high, f32 mean,
                                                        f32 std) {

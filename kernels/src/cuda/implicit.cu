@@ -1,39 +1,39 @@
-// Convolutions as products of matrices on tensor cores, whose patches are not stored:
+// Implicit GEMM convolution on tensor cores; patches are gathered while tiles are loaded:
 //
 //     forward          out[f, (n, place)] = sum of weight[f, (c, tap)] patches[(c, tap), (n, place)]
-//     images' grad     out[c, (n, pixel)] = sum of weight[(f, tap), c] patches[(f, tap), (n, pixel)] of the results' gradient
-//     tiles' grad      out[(c, tap), (n, place)] = sum of weight[f, (c, tap)] results[f, (n, place)], where each pixel is seen once
-//     filters' grad    out[f, (c, tap)] = sum of results[f, (n, place)] patches[(c, tap), (n, place)]
+//     input grad       out[c, (n, pixel)] = sum of weight[(f, tap), c] patches[(f, tap), (n, pixel)] of the output gradient
+//     tiled grad       out[(c, tap), (n, place)] = sum of weight[f, (c, tap)] results[f, (n, place)], if windows do not overlap
+//     filter grad      out[f, (c, tap)] = sum of results[f, (n, place)] patches[(c, tap), (n, place)]
 //
-// A block makes a tile of the product. Of both factors it takes DEPTH columns at a time to shared memory, as rows of 64 bytes, while
-// it multiplies those before; a warp makes 32 x 32 elements.
+// A thread block computes a ROWS x COLUMNS tile. It loads DEPTH columns of both operands into shared memory, as rows of 64 bytes, while it
+// multiplies the previous ones. A warp computes 32 x 32 elements.
 
 enum Pass { FORWARD, INPUT_GRAD, TILES_GRAD, WEIGHT_GRAD };
 
 enum : u32 { ROWS = 64, COLUMNS = 128, THREADS = 256, DEPTH = 4 * SIXTEENTH, PITCH = DEPTH + SIXTEENTH };
-// Warps across a tile; how many elements of the factors are a thread's, and how far apart those are of which it has one column.
+// Warps across a tile; elements of the left and right operand that a thread loads per step; distance of the columns that it loads.
 enum : u32 { ACROSS = COLUMNS / 32, EACH_LEFT = ROWS * DEPTH / THREADS, EACH_RIGHT = COLUMNS * DEPTH / THREADS, APART = THREADS / DEPTH };
-// Rows of a tile that are written at a time.
+// Rows of a tile that are stored together.
 enum : u32 { BAND = 32, BAND_PITCH = COLUMNS + 4 };
-// Elements of a window of which a mask says which are there.
+// Maximum of window elements that the padding mask covers.
 enum : u32 { MOST_TAPS = 64 };
 
-// In numbers; channels and filters are those of a group.
+// Sizes; channels and filters per group.
 struct Sizes {
     u32 images, groups, channels, filters;
-    u32 each;  // steps of DEPTH that a block adds up, for filters' gradients
-    u32 relu;  // whether positive parts are what is stored
+    u32 each;  // steps of DEPTH per thread block, for filter gradients
+    u32 relu;  // whether to apply a ReLU
 };
 
-// What a column of patches begins with: where the window stands, or what sees a pixel, and which elements of a window, of MOST_TAPS,
-// there are there. An element of all filters' windows lies as far from that in every column.
+// Start of a column of patches: address of its first element, and a mask of the window elements that are inside the image. A window element has
+// the same offset from `base` in every column.
 struct Stand {
     const S* base;
     u64 seen;
 };
 struct __align__(16) Tap {
     int offset;
-    u32 low, high;  // the bit of the window's element in `seen`
+    u32 low, high;  // bit of this window element in `Stand::seen`
     u32 pad;
 
     __device__ bool is_seen(const Stand& stand) const {
@@ -41,7 +41,7 @@ struct __align__(16) Tap {
     }
 };
 
-// Bit i for each element i along an axis of a window that is one of `size`: `at` + i `dilation`.
+// Mask along an axis: bit i is set if at + i dilation is in 0..size.
 __device__ inline u64 seen_by(int at, u32 kernel, u32 dilation, u32 size) {
     u64 bits = 0;
     for (u32 i = 0; i < kernel; ++i) {
@@ -49,7 +49,7 @@ __device__ inline u64 seen_by(int at, u32 kernel, u32 dilation, u32 size) {
     }
     return bits;
 }
-// The same for those that see a pixel, `at` with the padding, from one of `size` places.
+// Mask along an axis: bit i is set if window element i of one of `size` output positions lies on the pixel `at` (counted with padding).
 __device__ inline u64 seeing(u32 at, u32 kernel, u32 dilation, u32 stride, u32 size) {
     u64 bits = 0;
     for (u32 i = 0; i < kernel && i * dilation <= at; ++i) {
@@ -58,7 +58,7 @@ __device__ inline u64 seeing(u32 at, u32 kernel, u32 dilation, u32 stride, u32 s
     }
     return bits;
 }
-// Of a window, from those of its rows and columns.
+// Mask of a window from the masks of its rows and columns.
 __device__ inline u64 window_of(u64 rows, u64 columns, u32 kernel_w) {
     u64 bits = 0;
     for (u32 i = 0; rows != 0; ++i, rows >>= 1) {
@@ -68,19 +68,19 @@ __device__ inline u64 window_of(u64 rows, u64 columns, u32 kernel_w) {
 }
 
 template <Pass PASS> struct Factors {
-    const S* left;   // filters, or the results' gradient
-    const S* right;  // images, or the results' gradient
+    const S* left;   // filters, or the output gradient
+    const S* right;  // images, or the output gradient
     const Sizes& sizes;
     const Conv& conv;
     u32 group;
 
-    // Whether no window reaches outside of the image: the launcher takes more elements than a mask has for no others.
+    // Whether no window reaches outside of the image; the launcher guarantees it for windows larger than the mask.
     __device__ bool sees_all() const { return conv.taps() > MOST_TAPS; }
     __device__ u32 filter() const { return sizes.channels * conv.taps(); }
     __device__ u32 rows() const {
         return PASS == INPUT_GRAD ? sizes.channels : PASS == TILES_GRAD ? filter() : sizes.filters;
     }
-    // What a column of patches is for, of an image.
+    // Positions of an image that columns of patches stand for.
     __device__ u32 size() const { return PASS == INPUT_GRAD ? conv.pixels() : conv.places(); }
     __device__ u32 points() const { return sizes.images * size(); }
     __device__ u32 taps() const {
@@ -123,7 +123,7 @@ template <Pass PASS> struct Factors {
         }
         u32 plane = element / conv.taps(), tap = element % conv.taps();
         u32 h = tap / conv.kernel_w * conv.dilation_h, w = tap % conv.kernel_w * conv.dilation_w;
-        // A window's element that sees a pixel from a place i steps ahead does so from i places before.
+        // For input gradients, offsets are negative: window element i belongs to an output position i steps earlier.
         int offset = PASS == INPUT_GRAD
                          ? (int)(plane * conv.places()) - (int)(h / conv.stride_h * conv.columns + w / conv.stride_w)
                          : (int)(plane * conv.pixels() + h * conv.width + w);
@@ -131,7 +131,7 @@ template <Pass PASS> struct Factors {
         return Tap{offset, tap < 32 ? 1u << tap : 0, tap < 32 ? 0 : 1u << (tap - 32), 0};
     }
 
-    // Where column `at` of the left factor begins, and from there to the next row.
+    // Address of column `at` of the left operand; rows are a constant distance apart.
     __device__ const S* column(u32 at) const {
         u64 first = (u64)group * sizes.filters;
         if constexpr (PASS == FORWARD) {
@@ -149,10 +149,10 @@ template <Pass PASS> struct Factors {
         return PASS == FORWARD ? filter() : PASS == INPUT_GRAD ? conv.taps() : PASS == TILES_GRAD ? 1 : conv.places();
     }
 
-    // Writes BAND rows of a tile from `first_row` on, neighbours by neighbouring threads. `first_column` is the tile's.
+    // Stores BAND rows of a tile from `first_row` on, coalesced. `first_column` is the tile's first column.
     template <class O>
     __device__ void write(O* out, const f32 (*band)[BAND_PITCH], const S* bias, u32 first_row, u32 first_column, u32 part) const {
-        // A row of a tile's pixels is made of as many rows of the product.
+        // Tiled gradient: a row of pixels consists of several rows of the GEMM result.
         u32 wide = PASS == TILES_GRAD ? conv.kernel_w : 1, across = COLUMNS * wide, lanes = min(across, (u32)THREADS);
         u32 step = PASS == TILES_GRAD ? conv.pixels() : PASS == WEIGHT_GRAD ? columns() : size();
         u32 channels = PASS == TILES_GRAD ? sizes.channels : rows();
@@ -166,7 +166,7 @@ template <Pass PASS> struct Factors {
                 place = place / conv.columns * conv.kernel_h * conv.width + place % conv.columns * wide + side;
             }
             O* to = out + ((u64)matrix * sizes.groups + group) * channels * step + place;
-            // Of each result a row, or of a tile's pixels.
+            // A row of an output plane, or of a window's pixels.
             u32 line = first_row / wide + threadIdx.x / lanes, down = THREADS / lanes;
             u32 high = PASS == TILES_GRAD ? conv.kernel_h : 1, channel = line / high, within = line % high;
             for (u32 r = threadIdx.x / lanes * wide + side; r < BAND && first_row + r < rows(); r += down * wide) {
@@ -180,10 +180,10 @@ template <Pass PASS> struct Factors {
     }
 };
 
-// Adds the products of two rows of 64 bytes each, of a warp's rows and columns.
+// Multiplies one step of DEPTH for a warp's 32 x 32 elements.
 __device__ inline void multiply(f32 (&sums)[2][4][4], const S (*left)[PITCH], const S (*right)[PITCH]) {
     u32 lane = threadIdx.x % LANES;
-    // Two at a time where registers do for that.
+    // Two at a time if registers suffice.
 #pragma unroll(IS_SAME<S, f32> ? 1 : 2)
     for (u32 at = 0; at < DEPTH; at += STEP) {
         u32 a[2][4], b[2][4];
@@ -203,8 +203,7 @@ __device__ inline void multiply(f32 (&sums)[2][4][4], const S (*left)[PITCH], co
     }
 }
 
-// Blocks x are tiles across, for filters' gradients of one part of the sums after the other: parts[part, group, f, (c, tap)].
-// Blocks y are tiles down, blocks z are groups.
+// blockIdx.x: tile across (and part of the sum for filter gradients: parts[part, group, f, (c, tap)]), blockIdx.y: tile down, blockIdx.z: group.
 template <Pass PASS, class O> __device__ inline void implicit(O* out, const Factors<PASS>& factors, const S* bias) {
     __shared__ __align__(16) S tiles[2][ROWS + COLUMNS][PITCH];
     __shared__ Tap taps[PASS == WEIGHT_GRAD ? COLUMNS : 2 * DEPTH];
@@ -218,8 +217,7 @@ template <Pass PASS, class O> __device__ inline void implicit(O* out, const Fact
         last = min(steps, step + sizes.each);
     }
 
-    // What the thread brings of a step: of the left factor a column, or of several one row; of the right one neighbours in a row, or
-    // a column.
+    // What a thread loads per step: a column or several elements of a row of the left operand, and neighbours in a row or a column of the right one.
     u32 own = threadIdx.x % DEPTH, line = threadIdx.x / DEPTH;
     u32 left_row = PASS == TILES_GRAD ? threadIdx.x % ROWS : line, left_column = PASS == TILES_GRAD ? threadIdx.x / ROWS : own;
     constexpr u32 DOWN = PASS == TILES_GRAD ? 0 : APART, RIGHT = PASS == TILES_GRAD ? THREADS / ROWS : 0;
@@ -233,7 +231,7 @@ template <Pass PASS, class O> __device__ inline void implicit(O* out, const Fact
             taps[of % 2 * DEPTH + threadIdx.x] = factors.tap(of * DEPTH + threadIdx.x, depth);
         }
     };
-    // Rows and columns that the tile has.
+    // Rows and columns of the tile that exist.
     u32 high = min(rows - first_row, (u32)ROWS), wide = min(columns - first_column, (u32)COLUMNS);
     auto read = [&](u32 of) {
         u32 at = of * DEPTH + left_column;

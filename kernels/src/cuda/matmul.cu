@@ -1,5 +1,4 @@
-// The product of matrices with any strides, for those that BLAS cannot express. Sums are taken in the order of k. A and B are
-// stored as S, and C as O.
+// GEMM with arbitrary strides, for layouts that BLAS cannot express. Sums are in order of k. A and B have type S, C has type O.
 
 struct Product {
     u64 m, n, k;
@@ -10,12 +9,12 @@ struct Product {
     u32 relu;
 };
 
-constexpr int SIDE = 64;   // of the tile of C that a block computes
-constexpr int DEPTH = 16;  // of the slices of A and B that it loads at a time
-constexpr int SPAN = 4;    // of the tile of C that a thread computes
+constexpr int SIDE = 64;   // side of a thread block's tile of C
+constexpr int DEPTH = 16;  // depth of the slices of A and B that it loads
+constexpr int SPAN = 4;    // side of a thread's tile of C
 constexpr int ACROSS = SIDE / SPAN;
 
-// Tiles of C are blocks x, batches blocks y.
+// blockIdx.x: tile of C, blockIdx.y: batch.
 template <class O, class S>
 __device__ inline void matmul(O* c, const S* a, const S* b, const Product& p, const Walk<3>& batch) {
     using T = Opmath<S>;
@@ -37,7 +36,7 @@ __device__ inline void matmul(O* c, const S* a, const S* b, const Product& p, co
                     j < p.n && q < p.k ? (T)b[at.at[2] + (i64)q * p.b_row + (i64)j * p.b_column] : (T)0;
             }
             __syncthreads();
-            // A slice that is not whole is not filled up with zeros: 0 times infinity would be NaN.
+            // An incomplete slice is not padded with zeros: 0 times infinity is NaN.
             int depth = p.k - k0 < DEPTH ? (int)(p.k - k0) : DEPTH;
             for (int k = 0; k < depth; ++k) {
 #pragma unroll
@@ -74,5 +73,5 @@ __device__ inline void matmul(O* c, const S* a, const S* b, const Product& p, co
 #define KERNELS(O) MATMUL(O)
 KERNELS(DTYPE)
 #if HALF
-KERNELS(f32)  // for sums that are not whole
+KERNELS(f32)  // for partial sums
 #endif

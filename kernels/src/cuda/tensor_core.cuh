@@ -1,26 +1,26 @@
-// Products of matrices by a warp, and how their operands come to shared memory and from there to registers.
+// Matrix products by a warp (mma), and copies of their operands to shared memory and registers.
 //
-// A warp has a matrix in fragments of 32-bit words. Of an accumulator of 16 x 8, lane l has row l / 4 and columns 2 (l % 4) and
-// the next one, then the same 8 rows below. A left operand has 16 rows of eight words, STEP columns: lane l has words l % 4 of
-// rows l / 4 and l / 4 + 8, then words l % 4 + 4 of them. A right operand has eight words of eight columns: of column l / 4 words
-// l % 4 and l % 4 + 4. A word is two neighbours of 16 bits, or one element of 32.
+// Fragments consist of 32-bit words: two neighbouring 16-bit elements or one 32-bit element.
+// - Accumulator, 16 x 8: lane l holds row l / 4, columns 2 (l % 4) and the next one; then the same 8 rows below.
+// - Left operand, 16 rows of eight words (STEP columns): lane l holds word l % 4 of rows l / 4 and l / 4 + 8, then word l % 4 + 4 of both.
+// - Right operand, 8 columns of eight words: lane l holds words l % 4 and l % 4 + 4 of column l / 4.
 //
-// Factors of 32 bits are rounded to TF32 if S is tf32. If it is f32 they are the sum of two such numbers, of whose products the
-// smallest is left out: what is lost is less than 2^-19 of a product.
+// 32-bit operands are rounded to TF32 if S is tf32. If S is f32 they are split into two TF32 numbers; the product of the two small parts is
+// dropped, an error below 2^-19 of the product.
 
-// Elements in 16 bytes, and elements in the eight words of a product.
+// Elements per 16 bytes, and columns per mma step (eight words).
 enum : int { SIXTEENTH = 16 / sizeof(S), STEP = 2 * SIXTEENTH, EACH_WORD = 4 / sizeof(S) };
 
 template <class A, class B> constexpr bool IS_SAME = false;
 template <class A> constexpr bool IS_SAME<A, A> = true;
 
-// c0 and c1 are accumulators of neighbouring columns, of which 32 bits need the first one only; rounded, they are a left
-// operand. Columns of 32 bits are in the order 0, 2, 4, 6, 1, 3, 5, 7.
+// Rounds accumulators c0 and c1 of neighbouring columns to a left operand (32-bit types need only c0). The columns of 32-bit types come in the
+// order 0, 2, 4, 6, 1, 3, 5, 7.
 __device__ inline void left_of(u32 (&to)[4], const f32 (&c0)[4], const f32 (&c1)[4]);
 
 #ifdef CUDA_EMULATOR  // which knows no PTX
 
-// An address of shared memory.
+// An address in shared memory.
 using Shared = u64;
 __device__ inline Shared shared_of(const void* at) { return (Shared)at; }
 template <class A> __device__ inline A* pointer_of(Shared at) { return (A*)at; }
@@ -34,7 +34,7 @@ __device__ inline u32 packed(f32 low, f32 high) {
     return *(u32*)&pack;
 }
 
-// Element `i` of a word, as a factor.
+// Element `i` of a word, rounded as an operand.
 __device__ inline f32 factor_of(u32 word, int i) {
     if (IS_SAME<S, tf32> && !is_nan(__uint_as_float(word))) {
         word = word + 0x1000 & 0xffffe000;
@@ -67,8 +67,7 @@ template <bool ARE_FACTORS = false> __device__ inline void multiply_add(f32 (&c)
     __syncwarp();
 }
 
-// Four matrices of 8 rows of 16 bytes, of which lane l gives the address of row l % 8 of matrix l / 8: of each, word l % 4 of
-// row l / 4.
+// ldmatrix: four matrices of 8 rows of 16 bytes. Lane l passes the address of row l % 8 of matrix l / 8 and receives word l % 4 of row l / 4 of each.
 __device__ inline void load_matrices(u32 (&to)[4], Shared row) {
     for (u32 i = 0; i < 4; ++i) {
         u64 at = __shfl_sync(FULL, row, i * 8 + threadIdx.x % LANES / 4);
@@ -76,7 +75,7 @@ __device__ inline void load_matrices(u32 (&to)[4], Shared row) {
     }
 }
 
-// The same of the transposes of matrices of 16-bit elements.
+// The same for transposed matrices of 16-bit elements.
 __device__ inline void load_transposed(u32 (&to)[4], Shared row) {
     for (u32 i = 0; i < 4; ++i) {
         S pair[2];
@@ -88,8 +87,7 @@ __device__ inline void load_transposed(u32 (&to)[4], Shared row) {
     }
 }
 
-// Copies BYTES to shared memory, of which those from `bytes` on become 0; both addresses are multiples of BYTES. It is there
-// after `copies_arrive` and a barrier.
+// cp.async of BYTES bytes; those from `bytes` on become 0. Both addresses are multiples of BYTES. Complete after `copies_arrive` and a barrier.
 template <int BYTES> __device__ inline void copy_async(Shared to, const void* from, u32 bytes) {
     for (u32 i = 0; i < BYTES; ++i) {
         ((u8*)to)[i] = i < bytes ? ((const u8*)from)[i] : 0;
@@ -107,7 +105,7 @@ __device__ inline u32 load_word(Shared at) {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
     return word;
 }
-// Two neighbours at a multiple of 8 bytes.
+// Two words at a multiple of 8 bytes.
 __device__ inline void load_words(u32 (&to)[2], Shared at) {
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(at) : "memory");
 }
@@ -129,18 +127,18 @@ __device__ inline u32 packed(f32 low, f32 high) {
     return word;
 }
 
-// To the nearest, halves away from 0; the product alone would cut bits off.
+// Rounds to nearest, ties away from 0; mma itself would truncate.
 __device__ inline u32 rounded(u32 x) {
     u32 y;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(x)));
     return y;
 }
 
-// The part of a number that TF32 has, and the rest, which is NaN for an infinity.
+// Splits a number into a TF32 part and the rest (NaN for infinities).
 __device__ inline u32 upper_of(u32 x) { return x & 0xffffe000; }
 __device__ inline u32 lower_of(u32 x) { return __float_as_uint(__uint_as_float(x) - __uint_as_float(upper_of(x))); }
 
-// What a factor is rounded to, so that products need not do that.
+// Rounds an operand ahead of time, for products that do not round.
 __device__ inline S as_factor(S x) {
     if constexpr (IS_SAME<S, tf32>) {
         u32 word = rounded(*(const u32*)&x);
@@ -220,8 +218,7 @@ __device__ inline void left_of(u32 (&to)[4], const f32 (&c0)[4], const f32 (&c1)
     }
 }
 
-// The same with factors that are rounded already, in sums of any length: tensor cores cut off what does not fit, hence sums of F32 are
-// added here, rounded.
+// The same with rounded operands and sums of any length: tensor cores truncate when they accumulate, so F32 sums are added here with rounding.
 __device__ inline void add_product(f32 (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     if constexpr (IS_SAME<S, f32>) {
         f32 made[4] = {};

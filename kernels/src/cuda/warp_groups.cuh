@@ -1,28 +1,26 @@
-// Products by groups of four warps, whose right operands the tensor cores read from shared memory by themselves. Only devices of
-// compute capability 9.0 have them.
+// wgmma: products by groups of four warps with right operands in shared memory. Compute capability 9.0 only.
 //
-// Fragments are those of a warp's products: of a group's 64 rows each warp has 16. Tiles have rows of 128 bytes, in the order of
-// `place`, and begin at multiples of 1024 bytes. What is multiplied is not there before `products_arrive`.
+// Each warp holds 16 of a group's 64 rows, in the fragment layout of mma. Tiles have rows of 128 bytes, swizzled as by `place`, and are aligned to
+// 1024 bytes. Results are available after `products_arrive`.
 #define GROUPED 1
 
-#ifndef CUDA_EMULATOR  // where warps multiply by themselves
+#ifndef CUDA_EMULATOR  // which uses mma instead
 
-// Where a tile's rows lie, as the hardware takes it, from a column or a row on that is so many bytes further. No address of shared
-// memory has more than 18 bits.
+// Matrix descriptor of a tile, `further` bytes behind its start. Addresses of shared memory have at most 18 bits.
 __device__ inline u64 described(Shared tile, u32 further) {
     constexpr u64 EIGHT_ROWS = 1024 / 16, SWIZZLED_128 = 1;
     return (u64)((tile >> 4) + further / 16) | EIGHT_ROWS << 32 | SWIZZLED_128 << 62;
 }
 
-// Sums and factors in registers are as they were left before products begin.
+// wgmma.fence: orders register accesses before the next products.
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// What was begun since is waited for at once.
+// Commits the products started so far as one group.
 __device__ inline void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits for all but the newest PENDING.
+// Waits for all groups but the newest PENDING.
 template <int PENDING> __device__ inline void products_arrive() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-// No use of these sums comes before this place, nor after it if it is before.
+// Compiler barrier for accesses to these accumulators.
 template <int EIGHTS> __device__ inline void settle(f32 (&c)[EIGHTS][4]) {
 #pragma unroll
     for (int n = 0; n < EIGHTS; ++n) {
@@ -50,7 +48,7 @@ template <int EIGHTS> __device__ inline void settle(f32 (&c)[EIGHTS][4]) {
         make("f16");                                                                                                      \
     }
 
-// c = a b, or c += a b if `sum`: the left operand is in registers. The rows of b are the product's columns; if TURNED, its columns.
+// c = a b, or c += a b if `sum`, with `a` in registers. Rows of b are columns of the product; if TURNED, columns are.
 template <bool TURNED> __device__ inline void multiply_group(f32 (&c)[8][4], const u32 (&a)[4], u64 b, int sum) {
 #define MAKE_TURNED(type)                                                                                                 \
     asm volatile(PRODUCT("64", type, TO_32, "{%32, %33, %34, %35}", "%36", "%37", ", 1") : SUMS_4(0), SUMS_4(4)           \
@@ -67,7 +65,7 @@ template <bool TURNED> __device__ inline void multiply_group(f32 (&c)[8][4], con
 #undef MAKE
 }
 
-// The same with both operands in shared memory.
+// Both operands in shared memory.
 __device__ inline void multiply_group(f32 (&c)[8][4], u64 a, u64 b, int sum) {
 #define MAKE(type)                                                                                                        \
     asm volatile(PRODUCT("64", type, TO_32, "%32", "%33", "%34", ", 0, 0") : SUMS_4(0), SUMS_4(4) : "l"(a), "l"(b), "r"(sum))

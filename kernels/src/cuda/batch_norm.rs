@@ -1,4 +1,4 @@
-//! Batch normalisation: channels are folded, cut in parts, then all elements are normalised.
+//! Batch normalization: a reduction over each channel, then an elementwise kernel.
 
 use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};
@@ -13,10 +13,10 @@ use crate::norms::Channels;
 
 static PROGRAMS: Family = family!("batch_norm", FLOATS, "rows.cuh", "columns.cuh", "batch_norm.cu");
 
-/// Bytes of the two sums of a channel, at most.
+/// Largest size of a channel's two sums in bytes.
 const SUMS: usize = 16;
 
-/// What images are normalised with: the program's `NORM`.
+/// Parameters of the normalization: `NORM` of the program.
 #[derive(Clone, Copy)]
 pub(crate) struct ChannelNorm {
     pub(crate) statistics: [Address; 2],
@@ -42,15 +42,15 @@ fn numbers(all: &Channels, dtype: DType, images: &[Address]) -> [i64; 5] {
     [count, channels, size, packed, divisor].map(|number| number as i64)
 }
 
-/// Threads and units for the folds over channels.
+/// Thread group and split for the reductions over channels.
 fn threads(channels: &Channels) -> (RowThreads, Units) {
     let Channels { channels: count, size, .. } = *channels;
-    // Images of one element: those of a channel lie across them.
+    // Images of one element (channels last): a channel is strided.
     let along = if size == 1 { count as isize } else { 1 };
     RowThreads::folding(count, channels.each(), along, size as isize)
 }
 
-/// Images of one element, whose channels lie side by side: a thread has neighbours.
+/// Images of one element (channels last): a thread has several neighbouring channels.
 struct Columns {
     cut: Units,
     /// Channels and pixels.
@@ -58,10 +58,10 @@ struct Columns {
 }
 
 impl Columns {
-    /// Packs that a block of threads has at once, where nothing is folded.
+    /// Packs of channels per thread block of the elementwise kernel.
     const ACROSS: usize = 32;
 
-    /// `None` for larger images, and where channels are not whole packs.
+    /// `None` for larger images and if channels are not whole packs.
     fn of(channels: &Channels) -> Option<Columns> {
         let Channels { images: pixels, channels: count, size } = *channels;
         let packed = count.is_multiple_of(16 / size_of::<u16>());
@@ -69,14 +69,14 @@ impl Columns {
         (size == 1 && packed && pixels > 0 && count > 0).then_some(Columns { cut, counts: [count, pixels] })
     }
 
-    /// The same, where all of these addresses are aligned.
+    /// The same; `None` if an address is not aligned.
     fn aligned(channels: &Channels, dtype: DType, images: &[Address]) -> Option<Columns> {
         let bytes = 16.max(PACK * dtype.size_bytes());
         let aligned = images.iter().all(|at| at.0.addr().is_multiple_of(bytes));
         Columns::of(channels).filter(|_| aligned)
     }
 
-    /// For all elements.
+    /// The grid of the elementwise kernel.
     fn grid(&self, queue: &Queue<'_>, dtype: DType) -> Grid {
         let [channels, pixels] = self.counts;
         let packs = channels / lanes(dtype);
@@ -90,7 +90,7 @@ impl Columns {
     }
 }
 
-/// Bytes of the workspace of both directions.
+/// Bytes of the workspace of both passes.
 pub(crate) fn workspace(channels: &Channels) -> usize {
     let count = channels.channels;
     let columns = Columns::of(channels).map_or(0, |columns| columns.cut.workspace(count));
@@ -109,7 +109,7 @@ fn elements(queue: &Queue<'_>, channels: &Channels, dtype: DType, images: &[Addr
     Ok(walk.vectors(if aligned { lanes } else { 1 }, [(std::ptr::null(), dtype.size_bytes()); 2]))
 }
 
-/// Elements of 16 bytes.
+/// Elements per 16 bytes.
 fn lanes(dtype: DType) -> usize {
     16 / dtype.size_bytes()
 }
@@ -167,13 +167,13 @@ pub(crate) fn backward(
     if channels.each() == 0 {
         return Ok(());
     }
-    // In evaluation the sums do not come into the gradient of the images.
+    // In evaluation the input gradient does not depend on the sums.
     let count = if training { channels.each() as f64 } else { 0.0 };
     let more: SmallVec<[_; 8]> = norm.args().into_iter().chain([both, Arg::F64(count)]).collect();
     enqueue_all(queue, "batch_norm_grad", dtype, channels, &[grad, x, g], &more)
 }
 
-/// Enqueues a reduction of each channel, from the first of the images on: in columns where all images allow that.
+/// Enqueues a reduction over each channel; by columns if all images are aligned.
 ///
 /// # Safety
 /// As for [`RowReduction::enqueue`].
@@ -215,7 +215,7 @@ fn enqueue_all(
     }
 }
 
-/// On running mean and variance, the number of batches, and a batch's mean and variance.
+/// Updates running mean, variance and batch count with a batch's mean and variance.
 pub(crate) fn follow(
     queue: &Queue<'_>,
     dtype: DType,

@@ -1,4 +1,4 @@
-//! Indexed sums: the entries of a row are added in order; see `indexed.cuh`.
+//! index_add, scatter_add and gradients of embeddings: the entries of a row are added in order; see `indexed.cuh`.
 
 use device::cuda::{Arg, Grid, Program, Queue};
 use device::{DType, Error, Result};
@@ -18,30 +18,30 @@ static SORT: Program = Program::new(
 
 /// Threads of a block, as in the program, like the other numbers.
 const THREADS: u32 = 512;
-/// Entries that a block looks at, and rows that it owns, at most.
+/// Most entries that a thread block searches, and most rows that it owns.
 const MOST: usize = 12_288;
 const OWNED: usize = 256;
-/// Looks at entries, of all blocks, that take no longer than a sort.
+/// Entries searched by all thread blocks together, up to which searching is faster than a sort.
 const LOOKS: usize = 1 << 22;
-/// Entries of a block of a sort, and bits that a pass orders by at most.
+/// Entries per thread block of the sort, and most bits per pass.
 const TILE: usize = 2048;
 const BITS: u32 = 10;
-/// Vectors side by side of a run, where runs are not few.
+/// Least number of threads for neighbouring vectors of a run.
 const WIDTH: usize = 4;
 
 impl Entries {
-    /// Whether blocks that own all rows look at all entries, without a sort.
+    /// Whether thread blocks search all entries instead of sorting them.
     fn is_few(&self) -> bool {
         self.count() <= MOST && self.keys().div_ceil(OWNED).saturating_mul(self.count().max(1)) <= LOOKS
     }
 
-    /// Bytes of the workspace: of two orders, two lists of keys, and the counts of each tile.
+    /// Bytes of the workspace: two orders, two lists of keys, and the counts of each tile.
     pub(crate) fn workspace(&self) -> usize {
         let counts = (self.count().div_ceil(TILE) + 1).saturating_mul(4 << BITS);
         if self.is_few() { 0 } else { self.count().saturating_mul(16).saturating_add(counts) }
     }
 
-    /// Two halves of the lines, with where they begin in the source, the sums and the indices; `None` of one line.
+    /// The lines in two halves, with their offsets in the source, the sums and the indices; `None` for a single line.
     fn halves(&self) -> Option<[(Entries, [isize; 3]); 2]> {
         let outer = *self.lines.axes.first()?;
         let part = |start: usize, size: usize| {
@@ -53,7 +53,7 @@ impl Entries {
         (half > 0).then(|| [part(0, half), part(half, outer.size - half)])
     }
 
-    /// Enqueues the sort of the entries by row, unless they are few. Returns the memory that has their order and keys then.
+    /// Enqueues the sort of the entries by row, unless they are few. Returns the addresses of their order and keys.
     fn sort(
         &self,
         queue: &Queue<'_>,
@@ -68,7 +68,7 @@ impl Entries {
         let tiles = self.count().div_ceil(TILE) as u32;
         let (grid, [counts, lines]) = (Grid::linear(tiles, THREADS), args);
         let [index, found] = [index, found[0]].map(Arg::from);
-        // Bits of a key, of which one more than the keys stands for entries that are left out; and those that each pass orders by.
+        // Bits of a key (`keys()` itself is the key of skipped entries), and bits per pass.
         let all = usize::BITS - self.keys().leading_zeros();
         let each = all.div_ceil(all.div_ceil(BITS));
         for shift in (0..all).step_by(each as usize) {
@@ -90,7 +90,7 @@ impl Entries {
         Ok(from)
     }
 
-    /// The columns of values and sums at these addresses, in vectors where entries and rows begin where vectors may.
+    /// The columns of values and sums, in vectors if all entries and rows are aligned.
     fn walk(&self, queue: &Queue<'_>, dtype: DType, [from, to, base]: [Address; 3]) -> Result<Walk<2>> {
         let (bytes, lanes) = (dtype.size_bytes(), 16 / dtype.size_bytes().max(4));
         let operands = [from, to].map(|at| (at.0.cast_const(), bytes));
@@ -103,8 +103,7 @@ impl Entries {
         Ok(if fits { walk } else { walk.single() })
     }
 
-    /// Enqueues the sums of a family's kernel `name`: what is written and what it begins with, at these places, the values and the indices,
-    /// and what the kernel takes beside them.
+    /// Enqueues kernel `name` of a family: output, optional base and their places; values and indices; further arguments of the kernel.
     ///
     /// # Errors
     /// `InvalidArgument` for 2^31 entries or rows of one line.
@@ -118,7 +117,7 @@ impl Entries {
         workspace: Option<Address>,
     ) -> Result<()> {
         let mut base = base.unwrap_or(Address::NULL);
-        // Where blocks do not write all elements, or the base has other strides, it is copied first, and the sums are added in place.
+        // If the kernel does not write all elements, or base and output have different strides, the base is copied first and sums are added in place.
         let is_alike = || places.loops().axes.iter().all(|axis| axis.strides[0] == axis.strides[1]);
         let owns_all = self.is_few() && self.keys() * self.columns.elements == places.elements();
         if !(owns_all && (base.0.is_null() || is_alike())) && base.0 != out.0 {
@@ -141,7 +140,7 @@ impl Entries {
         Error::require(is_counted, queue.op(), "indices", "fewer than 2^31 for as many rows", value)?;
         let [count, of_line, size] = [self.count(), self.each, self.size].map(|n| n as i64);
         let [source, sums, step] = self.steps.map(|step| step as i64);
-        // Whether entries of neighbouring lines are nearer to each other than those of a line.
+        // Whether consecutive entries should belong to consecutive lines, for coalesced loads.
         let beside = self.lines.axes.last().is_some_and(|axis| axis.strides[2].abs() < self.steps[2].abs());
         // `EntryCounts` of the program.
         let counts = [count, of_line, source, sums, step, size, self.padding, i64::from(beside)];
@@ -151,12 +150,12 @@ impl Entries {
         let vectors = self.columns.elements / lanes;
         let width = vectors.next_power_of_two().min(WIDTH);
         let wanted = queue.properties().multiprocessors as usize;
-        // Blocks that have columns of the same rows look at the same entries.
+        // Thread blocks for other columns of the same rows repeat the search.
         let most = if self.is_few() { (2 * wanted).div_ceil(self.keys().div_ceil(OWNED)) } else { wanted };
         let across = vectors.div_ceil(width).min(most.min(wanted));
         let share = self.keys().div_ceil(wanted / across).clamp(1, OWNED);
         let down = if self.is_few() { self.keys().div_ceil(share) } else { self.count().div_ceil(OWNED) };
-        // Rows that begin at a block's positions may be too few for many threads.
+        // Sorted: few rows may begin at a thread block's positions.
         let threads = if self.is_few() { THREADS } else { THREADS / 2 };
         let grid = Grid { blocks: [down as u32, across as u32, 1], ..Grid::linear(1, threads) };
         let [share, width] = [share, width].map(|n| Arg::U32(n as u32));

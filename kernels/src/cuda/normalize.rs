@@ -1,4 +1,4 @@
-//! Normalization of rows, and its gradients.
+//! Launchers of row normalization and its gradients.
 
 use device::cuda::{Arg, Queue};
 use device::{DType, Error, Result};
@@ -15,7 +15,7 @@ pub(super) static PROGRAMS: Family =
 /// `RowNorm` of the program.
 ///
 /// # Errors
-/// For rows of 2^31 elements, several of which share a weight.
+/// `InvalidArgument` for rows of 2^31 elements or more if `inner` is not 1.
 fn numbers(
     op: &'static str,
     &(rows, count): &(NormRows, usize),
@@ -33,16 +33,16 @@ fn numbers(
     Ok([count, groups, channels, inner, packed, divisor(inner), stored].map(|number| number as i64))
 }
 
-/// Threads and units for the gradients of weights.
+/// Thread group and split for the gradients of weights.
 fn weight_threads(&(rows, count): &(NormRows, usize)) -> (RowThreads, Units) {
     let NormRows { groups, inner, .. } = rows;
-    // Without inner elements, those of a weight lie across the rows.
+    // If inner = 1, the elements of a weight are strided.
     let along = if inner == 1 { rows.weights() as isize } else { 1 };
     let each = count.checked_div(groups).unwrap_or(0) * inner;
     RowThreads::folding(rows.weights(), each, along, inner as isize)
 }
 
-/// Units for the same where a weight has an element in each row, and they are whole packs of neighbours.
+/// Split for the kernel of contiguous columns: one group, inner = 1, and whole packs of weights.
 fn columns(&(rows, count): &(NormRows, usize)) -> Option<Units> {
     let NormRows { groups, channels, inner } = rows;
     let beside = groups == 1 && inner == 1 && channels.is_multiple_of(PACK) && channels > 0 && count > 0;
@@ -55,10 +55,10 @@ pub(crate) fn workspace(rows: &(NormRows, usize)) -> usize {
     of(weight_threads(rows).1).max(columns(rows).map_or(0, of))
 }
 
-/// A term of a sum, and the rows behind which it begins again.
+/// A term of a sum, and the number of rows after which it repeats.
 type Term = (Address, usize);
 
-/// Of elements, or of a sum of two terms, with weights of the second type. The sum goes where `sum` says.
+/// Normalizes the first term, or the sum of both terms, which is also written to `sum`. `dtypes`: of elements and of weights.
 pub(crate) fn normalize(
     queue: &Queue<'_>,
     dtypes @ [dtype, _]: [DType; 2],
@@ -85,7 +85,7 @@ pub(crate) fn normalize(
     unsafe { PROGRAMS.kernel(queue, &kernel, dtype, threads.grid(queue, Units::WHOLE), &args) }
 }
 
-/// The gradients, those of weights of the second type; that of the elements is added to `other`, if there is one, and may go there.
+/// The gradients. `dtypes`: of elements and of weights. If `other` is given, it is added to `dx`, which may alias it.
 pub(crate) fn gradient(
     queue: &Queue<'_>,
     dtypes @ [dtype, _]: [DType; 2],

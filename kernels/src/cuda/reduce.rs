@@ -13,7 +13,7 @@ use crate::reduction::{Axes, Reduction};
 pub(super) static PROGRAMS: Family =
     family!("reduce", NUMBERS, "rows.cuh", "columns.cuh", "reduce.cuh", "reduce.cu");
 
-/// Threads and units for the axes of a reduction.
+/// Thread group and split of rows for a reduction.
 fn threads(axes: &Axes) -> (RowThreads, Units) {
     let (along, across) = (axes.reduced.inner().strides[0], axes.kept.inner().strides[0]);
     RowThreads::folding(axes.kept.elements, axes.reduced.elements, along, across)
@@ -25,19 +25,19 @@ pub(crate) fn workspace(axes: &Axes) -> usize {
     threads(axes).1.workspace(axes.kept.elements).max(columns)
 }
 
-/// Columns that lie side by side in memory, of which a thread reads several at once.
+/// Reduction of contiguous columns, several per thread.
 struct Columns {
-    /// Elements from one row to the next.
+    /// Stride of rows in elements.
     along: isize,
     cut: Units,
 }
 
 impl Columns {
-    /// Rows and columns that fill blocks of threads.
+    /// Rows and columns from which on this path is faster.
     const ROWS: usize = 1024;
     const COLUMNS: usize = 2048;
 
-    /// `None` for other axes, and where there are few.
+    /// `None` for other axes and for smaller sizes.
     fn of(axes: &Axes) -> Option<Columns> {
         let ([reduced], [kept]) = (&axes.reduced.axes[..], &axes.kept.axes[..]) else { return None };
         let (columns, along) = (axes.kept.elements, reduced.strides[0]);
@@ -70,7 +70,7 @@ impl Columns {
     }
 }
 
-/// Enqueues the kernel that joins the units of outputs, where there are several.
+/// Enqueues the kernel that combines the units of each output, if rows are split.
 ///
 /// # Safety
 /// The workspace has the states of all units, and the output has room for all kept elements.
@@ -90,7 +90,7 @@ unsafe fn join(
     unsafe { PROGRAMS.kernel(queue, &[op, "join"], dtype, grid, &args) }
 }
 
-/// A reduction, and how threads share it out.
+/// A reduction with its thread group and split.
 pub(super) struct Sharing<'a> {
     how: Reduction,
     dtype: DType,
@@ -103,7 +103,7 @@ pub(super) struct Sharing<'a> {
 impl<'a> Sharing<'a> {
     pub(super) fn of(how: Reduction, dtype: DType, axes: &'a Axes) -> Sharing<'a> {
         let (mut threads, cut) = threads(axes);
-        // As the kernels' registers allow.
+        // As the kernels' launch bounds allow.
         if threads.group == RowGroup::Column && dtype != DType::F64 {
             threads.warps *= 2;
         }
@@ -114,8 +114,8 @@ impl<'a> Sharing<'a> {
         Sharing { how, dtype, axes, threads, cut, divisor }
     }
 
-    /// Enqueues a kernel that takes what is `given`, and what all reductions do; then the one that joins parts. `from` are the
-    /// addresses that are read along the axes, with the bytes of an element.
+    /// Enqueues a kernel that takes the arguments `given` and those common to all reductions; then the one that combines units. `from` lists the
+    /// operands that are read along the axes: address and bytes of an element.
     ///
     /// # Safety
     /// The kernel takes these arguments and reads what it reads at the elements of the axes; the output has room for all kept

@@ -1,4 +1,4 @@
-//! Which group of threads takes a row, see `rows.cuh`.
+//! Choice of thread group and grid for row reductions; see `rows.cuh`.
 
 use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};
@@ -7,55 +7,55 @@ use smallvec::SmallVec;
 use super::Family;
 use super::walk::{ByValue, blocks};
 
-/// Lanes of a row's block, and threads of a warp.
+/// Lanes of a block of a row; also threads of a warp.
 pub(super) const LANES: usize = 32;
-/// Elements that lie next to each other in a lane.
+/// Neighbouring elements that a lane loads at once.
 pub(super) const PACK: usize = 4;
-/// Elements that are folded before blocks are joined.
+/// Elements of a block.
 pub(super) const BLOCK: usize = 512;
-/// Packs of a block that are one lane's, and of a short row that are one thread's, at most.
+/// Packs of a block per lane; also the most packs of a short row per thread.
 const PACKS: usize = BLOCK / LANES / PACK;
-/// Threads that keep a device busy.
+/// Threads that fill a device.
 const BUSY: usize = 1 << 16;
-/// Blocks of a part.
+/// Blocks in a part.
 const PART: usize = 32;
-/// Columns of long rows that a block of threads takes.
+/// Columns per thread block of a column reduction.
 const COLUMNS: usize = 32;
-/// Packs of columns that a block of threads has at once where they lie side by side, and threads for one, or twice and half as many.
+/// Contiguous columns: packs of columns per thread block, and threads per pack (or twice the packs and half the threads).
 const BESIDE: u32 = 8;
 const DOWN: u32 = LANES as u32;
-/// Warps that hold a row together, at most, of F64 and of other elements.
+/// Most warps that keep a row in registers, for F64 and for other types.
 const WIDE: [usize; 2] = [8, 28];
-/// Blocks of threads that leave a device idle, and as many as there may be at once.
+/// Thread blocks below which a device is mostly idle, and thread blocks that are resident at once.
 pub(super) const FEW: usize = 128;
 pub(super) const SOME: usize = 512;
-/// Blocks that leave no multiprocessor idle.
+/// Thread blocks that keep every multiprocessor busy.
 const MANY: u64 = 1024;
-/// States of a row that are joined quickly.
+/// States of a row that one thread block combines quickly.
 const JOINED: usize = 1024;
-/// Bytes of the state of a fold, at most.
+/// Largest state of a reduction in bytes.
 const STATE: usize = 24;
 
-/// Threads that fold a row together.
+/// Thread groups of `rows.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RowGroup {
-    /// Up to a warp, for short rows along memory.
+    /// Up to a warp, for short contiguous rows.
     Warp,
-    /// A block with a warp for each 512 elements, which are kept in registers.
+    /// A thread block with one warp per 512 elements, which stay in registers.
     Wide,
-    /// A block, for longer ones, and where nothing is kept.
+    /// A thread block that loops over a long row.
     Block,
-    /// One row beside the other, for rows across memory.
+    /// Neighbouring threads on neighbouring rows, for strided rows.
     Column,
 }
 
-/// Rows that are worked on alike.
+/// Thread group and sizes of a launch over rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowThreads {
     pub(super) group: RowGroup,
     /// Threads along a row, a power of two.
     pub(super) lanes: u32,
-    /// Warps of a block, at most, as the kernels are bounded.
+    /// Most warps of a thread block, as the kernels' launch bounds allow.
     pub(super) warps: usize,
     rows: usize,
     len: usize,
@@ -74,7 +74,7 @@ impl RowGroup {
 }
 
 impl RowThreads {
-    /// For `rows` rows of `len` elements that are `along` apart, the rows themselves `across`.
+    /// For `rows` rows of `len` elements; `along` is the stride of elements, `across` that of rows.
     pub(super) fn of(rows: usize, len: usize, along: isize, across: isize) -> RowThreads {
         let group = if rows > 1 && along != 1 && across < along {
             RowGroup::Column
@@ -87,7 +87,7 @@ impl RowThreads {
         RowThreads { group, lanes, warps: 8, rows, len }
     }
 
-    /// As [`of`](Self::of), for kernels that go over a row several times.
+    /// As [`of`](Self::of), for kernels that read a row several times and may keep it in registers.
     pub(super) fn holding(rows: usize, len: usize, along: isize, across: isize, dtype: DType) -> RowThreads {
         let threads = RowThreads::of(rows, len, along, across);
         let warps = WIDE[usize::from(dtype != DType::F64)];
@@ -98,19 +98,19 @@ impl RowThreads {
         }
     }
 
-    /// Blocks of threads for rows that are cut so. The result does not depend on them.
+    /// The grid for rows that are split so. Results do not depend on it.
     pub(super) fn grid(&self, queue: &Queue<'_>, cut: Units) -> Grid {
         let (rows, units) = (self.rows as u64, u64::from(cut.units));
         match self.group {
             RowGroup::Warp => {
-                // Few threads are spread over all multiprocessors.
+                // Small blocks spread few threads over all multiprocessors.
                 let threads =
                     if self.rows * self.lanes as usize * cut.units as usize > BUSY / 2 { 256 } else { 64 };
                 blocks(queue, rows.div_ceil(u64::from(threads / self.lanes)) * units, threads)
             }
             RowGroup::Wide => blocks(queue, rows, (self.len.div_ceil(BLOCK) * LANES) as u32),
             RowGroup::Block => {
-                // A power of two, as the blocks of a part are. If there are many, several blocks share a multiprocessor's registers.
+                // A power of two that divides the blocks of a part. With many thread blocks, several share a multiprocessor's registers.
                 let most = self.warps.min(8 << usize::from(rows.saturating_mul(units) < SOME as u64));
                 blocks(queue, rows * units, (self.len.div_ceil(BLOCK).min(most) * LANES) as u32)
             }
@@ -125,7 +125,7 @@ impl RowThreads {
         }
     }
 
-    /// As [`of`](Self::of), for folds, with how rows are cut so that they fill a device, even if there are few.
+    /// As [`of`](Self::of), for reductions, with the split of rows that fills a device if there are few rows.
     pub(super) fn folding(rows: usize, len: usize, along: isize, across: isize) -> (RowThreads, Units) {
         let threads = RowThreads::of(rows, len, along, across);
         let blocks = len.div_ceil(BLOCK);
@@ -133,7 +133,7 @@ impl RowThreads {
         let (group, each) = match threads.group {
             RowGroup::Warp => return (threads, Units::WHOLE),
             RowGroup::Column => return (threads, Units::filling(rows, COLUMNS, len, FEW)),
-            // A warp for each block, where a few threads would join what is left of many.
+            // One warp per block, where a unit per part would leave the device idle.
             _ if along == 1 && parts > 1 && rows.saturating_mul(parts) < SOME && blocks <= JOINED => {
                 (RowGroup::Warp, 1)
             }
@@ -143,7 +143,7 @@ impl RowThreads {
     }
 }
 
-/// `Units` of the program: how many units a row is cut in, and the blocks of each.
+/// `Units` of the program: units per row, and blocks per unit.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Units {
@@ -155,27 +155,27 @@ pub(super) struct Units {
 unsafe impl ByValue for Units {}
 
 impl Units {
-    /// Rows that are not cut.
+    /// Rows that are not split.
     pub(super) const WHOLE: Units = Units { units: 1, blocks: PART as u32 };
 
-    /// Rows of so many blocks in units of `each`, which is 1 or those of a part.
+    /// Splits rows of `blocks` blocks into units of `each` blocks (1 or `PART`).
     fn of(blocks: usize, each: usize) -> Units {
         Units { units: blocks.div_ceil(each).max(1) as u32, blocks: each as u32 }
     }
 
-    /// For rows of which a block of threads has `width` at a time, where fewer blocks than `few` leave a device idle.
+    /// For `width` rows per thread block; fewer than `few` thread blocks leave a device idle.
     fn filling(rows: usize, width: usize, len: usize, few: usize) -> Units {
         let blocks = len.div_ceil(BLOCK);
         let are_few = rows.div_ceil(width) * blocks.div_ceil(PART) < few;
         Units::of(blocks, if are_few { 1 } else { PART })
     }
 
-    /// For `rows` rows of columns that lie side by side, of which a thread has a pack.
+    /// For contiguous columns of `rows` elements, a pack of columns per thread.
     pub(super) fn beside(columns: usize, rows: usize) -> Units {
         Units::filling(columns, BESIDE as usize * PACK, rows, SOME)
     }
 
-    /// The grid of the kernel that folds such columns: with a thread for each lane or, where blocks are many, for two.
+    /// The grid of the kernel that reduces such columns: one lane per thread or, with many blocks, two.
     pub(super) fn grid_beside(self, queue: &Queue<'_>, columns: usize) -> Grid {
         let across = |beside: u32| columns.div_ceil(beside as usize * PACK) as u64 * u64::from(self.units);
         let wide = if across(2 * BESIDE) < MANY { 1 } else { 2 };
@@ -189,17 +189,16 @@ impl Units {
         if self.units > 1 { rows.saturating_mul(self.units as usize).saturating_mul(STATE) } else { 0 }
     }
 
-    /// The grid of that kernel, and its lanes of a row.
+    /// The grid of the kernel that combines units, and its lanes per row.
     pub(super) fn join(self, queue: &Queue<'_>, rows: usize) -> (Grid, u32) {
         let lanes = lanes(self.units as usize);
-        // A row of many single blocks has all threads of a block.
+        // Rows of many single-block units get a whole thread block.
         let each = if self.blocks == 1 && self.units as usize > PART { 256 } else { lanes };
         (blocks(queue, (rows as u64).div_ceil(u64::from(256 / each)), 256), lanes)
     }
 }
 
-/// A reduction of rows by kernels of a program: `NAME_GROUP`, or `NAME_columns` for rows that lie side by side, and `NAME_join`
-/// where rows are cut into units.
+/// A row reduction by the kernels `NAME_GROUP` (or `NAME_columns` for contiguous columns) and, if rows are split, `NAME_join`.
 pub(super) struct RowReduction<'a> {
     pub(super) programs: &'static Family,
     pub(super) name: &'static str,
@@ -212,7 +211,7 @@ pub(super) struct RowReduction<'a> {
 }
 
 impl RowReduction<'_> {
-    /// Enqueues the kernels, with `columns` on columns and rows of their counts, else as `threads` says on what `numbers` describe.
+    /// Enqueues the kernels: on `columns` (their split, and the numbers of columns and rows) if given, else on the rows that `numbers` describes.
     ///
     /// # Safety
     /// The kernels take outputs, inputs and these numbers, which describe the operands, and there is room for all states.
@@ -248,19 +247,19 @@ impl RowReduction<'_> {
     }
 }
 
-/// Threads for rows of `len` elements: a warp, or for short rows as many as have `PACKS` packs each, but more if there are few rows.
+/// Threads per row of `len` elements: a warp, or fewer for short rows, with `PACKS` packs per thread; more if there are few rows.
 fn short_lanes(rows: usize, len: usize) -> u32 {
     let packs = len.div_ceil(PACK);
     let most = lanes(packs);
     if packs > LANES {
         return most;
     }
-    // Elements that are read one by one are read by neighbours, if they are few.
+    // Few elements that are loaded one by one are spread over more threads.
     let short = if len.is_multiple_of(PACK) || packs > 8 { PACKS } else { PACKS / 2 };
     lanes(packs.div_ceil(short)).max(lanes(BUSY.div_ceil(rows.max(1)))).min(most)
 }
 
-/// The lanes for so many packs, or states, up to a warp.
+/// Lanes for `wanted` packs or states: the next power of two, at most a warp.
 pub(super) fn lanes(wanted: usize) -> u32 {
     wanted.next_power_of_two().clamp(1, LANES) as u32
 }

@@ -1,4 +1,4 @@
-//! Cumulative sums and rotations.
+//! cumsum and rotary embedding.
 
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
@@ -13,13 +13,13 @@ pub(super) static PROGRAMS: Family = family!("sequence", SIGNED, "rows.cuh", "se
 
 const _: () = assert!(ScanOrder::RUN == 16 && ScanOrder::TILE_RUNS == WARP as usize, "as in the program");
 
-/// Tiles of a group, of which rows have several if they are long, and warps that share one at most; as in the program.
+/// Most tiles of a group and most warps per group, as in the program. Long rows have several groups.
 const GROUP: usize = 64;
 const WARPS: usize = 16;
-/// Rows of which each warp has one.
+/// Number of rows from which on each row has one warp.
 const MANY: usize = 2048;
 
-/// Tiles of a group, and groups in each of so many rows of `len` elements.
+/// Tiles per group and groups per row, for `rows` rows of `len` elements. Results do not depend on them.
 fn groups(rows: usize, len: usize) -> [usize; 2] {
     let tiles = len.div_ceil(ScanOrder::RUN * ScanOrder::TILE_RUNS);
     let fills = |each: &usize| rows.saturating_mul(tiles.div_ceil(*each)) <= SOME;

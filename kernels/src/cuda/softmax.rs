@@ -1,4 +1,4 @@
-//! Softmax, its logarithm, and their gradients.
+//! Launchers of softmax, log_softmax and their gradients.
 
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
@@ -16,13 +16,13 @@ pub(super) static PROGRAMS: Family = family!("softmax", FLOATS, "rows.cuh", "sof
 /// Rows as the kernels take them.
 pub(super) struct RowArgs<const N: usize> {
     kept: Walk<N>,
-    /// `Rows` of the program: length, steps along a row, and whether it can be taken in packs.
+    /// `Rows` of the program: length, strides along a row, and whether packs can be loaded.
     rows: [i64; 5],
     threads: RowThreads,
 }
 
 impl<const N: usize> RowArgs<N> {
-    /// Rows of `len` elements at `steps` in up to three operands, the first ones; `x` is the one that decides about the group.
+    /// Rows of `len` elements with strides `steps` in the first operands (up to three); operand `x` determines the thread group.
     pub(super) fn of(
         op: &'static str,
         dtype: DType,
@@ -46,7 +46,7 @@ impl<const N: usize> RowArgs<N> {
         })
     }
 
-    /// Enqueues a kernel on the operands, with arguments behind those of the rows.
+    /// Enqueues a kernel on the operands, with further arguments `more`.
     ///
     /// # Safety
     /// As for [`Queue::kernel`].
@@ -66,8 +66,7 @@ impl<const N: usize> RowArgs<N> {
     }
 }
 
-/// Softmax or, with `log`, its logarithm, on output and input; or their gradients, on the gradients of the input and the
-/// output, and the output between them.
+/// Softmax, or log_softmax if `log`, on (output, input); or their gradients, on (input gradient, output, output gradient).
 pub(crate) fn softmax<const N: usize>(
     queue: &Queue<'_>,
     (log, dtype): (bool, DType),

@@ -1,4 +1,4 @@
-//! Attention and its gradient: on tensor cores where there are such, else by plain kernels.
+//! Launchers of attention and its gradient, with tensor cores if the device has them.
 
 use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};
@@ -12,33 +12,33 @@ use crate::scores::{ScoreBatch, ScoreSizes};
 static PROGRAMS: Family =
     family!("attention", FLOATS, "rows.cuh", "philox.cuh", "attention.cuh", "attention.cu");
 
-/// Threads of a block, rows of a tile, and columns of the output that a block owns, of the plain kernels; as in the program.
+/// Plain kernels, as in the program: threads of a block, rows of a tile, and output columns per thread block.
 const THREADS: u32 = 256;
 const TILE: usize = 32;
 const WIDE: usize = 64;
-/// Threads that have a strip of a block's rows on tensor cores, and its rows.
+/// Tensor core kernels: threads per strip of rows, and rows of a strip.
 const TILED_THREADS: u32 = 128;
 const STRIP: usize = 64;
-/// Rows of all pairs that can be counted on tensor cores, with a block's beyond the last one.
+/// Most rows over all pairs for tensor core kernels, which count them in 31 bits.
 const MAX_ROWS: usize = 1 << 30;
 
-/// How problems are cut for tensor cores.
+/// Tile sizes of the tensor core kernels.
 struct Tiling {
     /// Without dropout and with it.
     programs: [Family; 2],
-    /// The widest rows.
+    /// Largest row width.
     width: usize,
     forward: Tiles,
     grad_q: Tiles,
     grad_kv: Tiles,
-    /// Columns of the gradients of keys and values that a block owns.
+    /// Columns of the key and value gradients per thread block.
     slice: usize,
-    /// Whether four warps multiply together, and each strip has its own.
+    /// Whether warp groups multiply (wgmma), one per strip.
     grouped: bool,
 }
 
 impl Tiling {
-    /// The tiles of a pass, and of how many matrices its blocks have rows in shared memory.
+    /// The tiles of a pass, and the number of matrices whose own rows are in shared memory.
     fn tiles(&self, pass: Pass) -> (Tiles, usize) {
         match pass {
             Pass::Forward => (self.forward, 1),
@@ -49,7 +49,7 @@ impl Tiling {
     }
 }
 
-/// Strips of a block's own rows, and rows of the tiles that it goes through.
+/// Strips of rows that a thread block owns, and rows of the tiles that it loops over.
 #[derive(Clone, Copy)]
 struct Tiles {
     strips: usize,
@@ -57,15 +57,14 @@ struct Tiles {
 }
 
 impl Tiles {
-    /// Shared memory of a block that owns rows of `own` matrices and has two tiles of two matrices, with numbers for their
-    /// rows.
+    /// Shared memory for the own rows of `own` matrices and for two double-buffered tiles with numbers for their rows.
     const fn shared_bytes(self, own: usize, width: usize, dtype: DType) -> u32 {
         let rows = own * self.strips * STRIP + 4 * self.tile;
         (rows * width * dtype.size_bytes() + 4 * self.tile * size_of::<f32>()) as u32
     }
 }
 
-/// The programs of a tiling, from their name, types, more files and numbers.
+/// The programs of a tiling: name, types, additional files and numbers.
 macro_rules! tiled_family {
     ($name:expr, $types:ident, [$($groups:literal)?], [$($drops:literal)?], $numbers:expr) => {
         family!(
@@ -76,7 +75,7 @@ macro_rules! tiled_family {
     };
 }
 
-/// A tiling from its name, types and width, and from strips, tile, and blocks for a multiprocessor of each kernel.
+/// A tiling: name, types and width; then strips, tile rows, and thread blocks per multiprocessor of each kernel.
 macro_rules! tiling {
     (
         $name:literal, $types:ident, $width:literal,
@@ -104,7 +103,7 @@ macro_rules! tiling {
     }};
 }
 
-/// From narrow to wide, and from few strips to many.
+/// By width, then by number of strips.
 static HALF: [Tiling; 5] = [
     tiling!("attention_32x1", HALVES, 32, 1 64 3, 1 64 3, 1 64 3, 32),
     tiling!("attention_64x1", HALVES, 64, 1 64 3, 1 64 3, 1 64 2, 64),
@@ -118,15 +117,15 @@ static FLOAT: [Tiling; 4] = [
     tiling!("attention_64x2", SINGLE, 64, 2 64 2, 2 32 2, 1 32 2, 64),
     tiling!("attention_128x1", SINGLE, 128, 1 32 2, 1 32 2, 1 32 1, 64),
 ];
-/// Where warp groups multiply; without masks.
+/// For warp groups; without masks.
 static GROUPED: [Tiling; 2] = [
     tiling!("attention_64g1", HALVES, 64, 1 64 4, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
     tiling!("attention_64g2", HALVES, 64, 2 64 2, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
 ];
-/// The largest least bits of kept weights that kernels on tensor cores take: those of infinity in F16, as which they compare them.
+/// Largest dropout threshold of tensor core kernels, which compare thresholds as F16: the bits of infinity.
 const MOST_KEPT_FROM: u32 = 0x7c00;
 
-/// `Problem` of the programs. Operands whose rows can be read in vectors are the bits of the word before the scales.
+/// `Problem` of the programs. The word before the scales has a bit for each operand whose rows can be loaded in vectors.
 fn words(dtype: DType, problem: &ScoreBatch, operands: [Address; 9]) -> [i64; 35] {
     let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
     let (lanes, size) = (16 / dtype.size_bytes(), dtype.size_bytes());
@@ -156,7 +155,7 @@ fn words(dtype: DType, problem: &ScoreBatch, operands: [Address; 9]) -> [i64; 35
     std::array::from_fn(|_| all.next().unwrap_or_default())
 }
 
-/// The keys of the rounds of Philox, see `draw` of the program: the product of the counters' second half is in those of the first two.
+/// Round keys of Philox, see `draw` of the program: the first two include the constant product of the counters' second half.
 fn rounds(key: RandomKey) -> [[u32; 2]; ROUNDS] {
     let mut rounds = round_keys(key.seed);
     let product = u64::from(MULTIPLIERS[1]) * u64::from(key.op as u32);
@@ -166,7 +165,7 @@ fn rounds(key: RandomKey) -> [[u32; 2]; ROUNDS] {
     rounds
 }
 
-/// What products are multiplied with to be scores in powers of 2.
+/// Factor from products to exponents of 2.
 fn factor(problem: &ScoreBatch) -> f32 {
     (problem.kind.scale * std::f64::consts::LOG2_E) as f32
 }
@@ -181,7 +180,7 @@ enum Pass {
 
 const PASSES: [Pass; 4] = [Pass::Forward, Pass::Products, Pass::GradQ, Pass::GradKv];
 
-/// A problem on its way to the device.
+/// A launch of attention.
 struct Launch<'a> {
     queue: &'a Queue<'a>,
     dtype: DType,
@@ -190,7 +189,7 @@ struct Launch<'a> {
 }
 
 impl Launch<'_> {
-    /// Rows that the blocks of a kernel share out, and columns.
+    /// Rows and columns of a pass's output.
     fn shape(&self, pass: Pass) -> (usize, usize) {
         let ScoreSizes { queries, keys, width, value_width } = self.problem.sizes;
         match pass {
@@ -205,11 +204,11 @@ impl Launch<'_> {
         self.problem.kind.dropout.map_or(0, |dropout| Weights::of(&dropout).kept_from)
     }
 
-    /// The tiling of a kernel; `None` if tensor cores do not take the problem. Those with other numbers of strips give the same bits.
+    /// The tiling of a pass; `None` if tensor core kernels do not support the problem. The number of strips does not affect bits.
     fn tiling(&self, pass: Pass) -> Option<&'static Tiling> {
         let (queue, dtype, problem) = (self.queue, self.dtype, self.problem);
         let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
-        // Several strips, and products by groups, leave no registers for masks.
+        // Kernels with several strips or warp groups have no registers left for masks.
         let direct = !self.masked && factor(problem) > 0.0;
         let grouped =
             direct && queue.properties().has_warp_groups && (33..=64).contains(&width.max(value_width));
@@ -230,13 +229,13 @@ impl Launch<'_> {
                 tiles.shared_bytes(own, tiling.width, dtype)
             };
             let have_room = PASSES.into_iter().all(|pass| bytes(pass) <= queue.properties().shared_bytes);
-            // With dropout, several strips pay only where warp groups multiply.
+            // With dropout, several strips are faster only with warp groups.
             let pays = kept_from == 0 || tiling.grouped || tiling.forward.strips == 1;
             pays && tiling.width >= width.max(value_width) && have_room
         };
         let mut tilings = tilings.iter().filter(fits);
         let least = tilings.next()?;
-        // Several strips read a tile for more rows at a time, but leave fewer blocks.
+        // Several strips load each tile for more rows, but leave fewer thread blocks.
         let wanted =
             if matches!(pass, Pass::Forward) { 4 } else { 1 } * queue.properties().multiprocessors as usize;
         let blocks = problem.batch.elements * self.shape(pass).0.div_ceil(2 * STRIP);

@@ -1,5 +1,5 @@
-//! Chains as kernels, whose source is made when they are planned: a statement for each function, on the elements that a thread
-//! has. Programs are kept by their source, so chains that differ in numbers and shapes only share one.
+//! Fused elementwise chains: generates the source of a kernel with a statement for each function. Programs are cached by source, so chains that
+//! differ only in scalars and shapes share one.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -20,7 +20,7 @@ use crate::reduction::{ReduceOp, Reduction};
 
 const KERNEL: &str = "chain";
 
-/// What all programs of chains begin with.
+/// Common beginning of all chain programs.
 const PRELUDE: &str = concat!(
     include_str!("prelude.cuh"),
     "#define FLOATS 1\n",
@@ -31,7 +31,7 @@ const PRELUDE: &str = concat!(
     "#define COMPARE COMPARISON\n",
 );
 
-/// What follows in those with a reduction.
+/// Further files for chains with a reduction.
 const FOLD: &str = concat!(
     include_str!("typed.cuh"),
     include_str!("rows.cuh"),
@@ -39,7 +39,7 @@ const FOLD: &str = concat!(
     include_str!("chain_fold.cuh"),
 );
 
-/// The kernel of a chain, and what it takes beside the operands.
+/// The kernel of a chain, and its arguments besides the operands.
 pub(crate) struct Kernel {
     program: &'static Program,
     loops: Loops<OPERANDS>,
@@ -48,7 +48,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// `None` if no nest reaches all operands.
+    /// `None` if no common loop nest fits all operands.
     pub(crate) fn of(chain: &Chain) -> Option<Kernel> {
         let sizes =
             std::array::from_fn(|k| chain.operands.get(k).map_or(1, |operand| operand.dtype.size_bytes()));
@@ -56,7 +56,7 @@ impl Kernel {
         Some(Kernel { program: program_of(source(chain)), loops: chain.loops()?, sizes, numbers })
     }
 
-    /// Enqueues it on the chain's operands.
+    /// Enqueues the kernel on the chain's operands.
     pub(crate) fn enqueue(&self, queue: &Queue<'_>, chain: &Chain) -> Result<()> {
         let &Kernel { program, ref loops, sizes, ref numbers } = self;
         if let Some(fold) = &chain.fold {
@@ -81,7 +81,7 @@ impl Kernel {
     }
 }
 
-/// The program with this source. Programs are made when they are first asked for, and stay.
+/// The program with this source; created on first use and never freed.
 fn program_of(source: String) -> &'static Program {
     static PROGRAMS: LazyLock<Mutex<HashMap<String, &'static Program>>> = LazyLock::new(Mutex::default);
     let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,7 +90,7 @@ fn program_of(source: String) -> &'static Program {
     })
 }
 
-/// The program of a chain: what a thread does with some elements next to each other, and the kernel that calls it.
+/// The program of a chain: a device function for several contiguous elements, and the kernel that calls it.
 fn source(chain: &Chain) -> String {
     let outputs = chain.outputs();
     let pointer = |(k, operand): (usize, &Operand)| {
@@ -118,7 +118,7 @@ fn source(chain: &Chain) -> String {
                 16 / largest
             );
         }
-        // Elements are counted as they lie in memory.
+        // Elements are numbered in memory order.
         Some(fold) => {
             let body = body(chain, Some(fold.of), |k| match chain.operands[k].stands() {
                 true => (format!("p{k}"), "false".to_owned()),
@@ -152,8 +152,8 @@ fn source(chain: &Chain) -> String {
     text
 }
 
-/// Loads what the chain reads, a statement for each function, and stores of what it writes; results of step `folded` are kept as
-/// such, too. `place` is the address of an operand's first element, and whether the next ones follow it.
+/// Loads, a statement for each function, and stores; the result of step `folded` is also kept. `place` returns the address of an operand's first
+/// element, and whether the next ones are contiguous.
 fn body(chain: &Chain, folded: Option<usize>, place: impl Fn(usize) -> (String, String)) -> String {
     let (outputs, mut text) = (chain.outputs(), String::new());
     for (k, operand) in chain.operands.iter().enumerate() {
@@ -184,7 +184,7 @@ fn body(chain: &Chain, folded: Option<usize>, place: impl Fn(usize) -> (String, 
     text + "        }\n" + &stores.collect::<String>()
 }
 
-/// A function of arguments, whose numbers are called `n` and what follows from `number` on.
+/// The expression of a function; its scalars are the variables `n<number>` and following.
 fn expression(function: Function, arguments: &[String], number: usize) -> String {
     let list = arguments.join(", ");
     let (op, kind, dtype) = match function {

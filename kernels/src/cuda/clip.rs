@@ -1,4 +1,4 @@
-//! The norm over many tensors, their scaling, and the search for what is not finite.
+//! Total norm of many tensors, scaling, and the check for infinities and NaN.
 
 use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};
@@ -17,10 +17,10 @@ pub(super) static PROGRAMS: Family =
 /// Threads of a block; as in the program.
 const THREADS: u32 = 256;
 
-/// Threads of a block that sums the squares of a part: a warp for each block of its elements.
+/// Threads for the sum of squares of a part: one warp per block of its elements.
 const SQUARES: u32 = (PART / BLOCK * LANES) as u32;
 
-/// Tensors of so many elements, and their parts.
+/// Tensors with their numbers of elements, split into parts.
 fn tensors<'a, const N: usize>(
     sizes: &'a [usize],
     operands: impl Iterator<Item = [Address; N]> + 'a,

@@ -1,4 +1,4 @@
-//! Fills, copies, conversions and choices.
+//! fill, copy, cast and where.
 
 use device::cuda::{Arg, Grid, Program, Queue};
 use device::{DType, Result};
@@ -12,10 +12,10 @@ pub(super) static COPY: Program = Program::new(
     "copy",
     concat!(include_str!("prelude.cuh"), include_str!("cast.cuh"), include_str!("copy.cu")),
 );
-/// Conversions from and to the types of 16 bits.
+/// Casts from and to 16-bit types.
 static CASTS: Family = family!("cast", HALVES, "cast.cuh", "cast.cu");
 
-/// Fills with an element of these bits.
+/// Fills with an element, given as bits.
 pub(crate) fn fill(
     queue: &Queue<'_>,
     size: usize,
@@ -33,7 +33,7 @@ pub(crate) fn fill(
     unsafe { enqueue_fill(queue, size, bits, &places.loops(), out) }
 }
 
-/// Enqueues a copy of what sums begin with, or zeros if that is at no address.
+/// Enqueues a copy of the base of indexed sums, or zeros if its address is null.
 pub(super) fn begin(queue: &Queue<'_>, size: usize, places: &Places<2>, sums: [Address; 2]) -> Result<()> {
     let loops = places.loops();
     let own = loops.axes.iter().map(|axis| LoopAxis { size: axis.size, strides: [axis.strides[0]] });
@@ -66,13 +66,13 @@ unsafe fn enqueue_fill(
     })
 }
 
-/// The kernel that converts between two types, and its program.
+/// The cast kernel for two types, and its program.
 pub(super) fn cast_kernel(to: DType, from: DType) -> (&'static Program, String) {
     let half = [DType::BF16, DType::F16].into_iter().find(|half| [to, from].contains(half));
     (half.map_or(&COPY, |half| CASTS.of(half)), kernel_name(&["cast", from.name()], to.name()))
 }
 
-/// Sides of a tile of a copy that transposes; as in the program.
+/// Sides of a tile of a transposing copy, as in the program.
 const TILE: usize = 32;
 const TILE_ROWS: u32 = 8;
 

@@ -1,4 +1,4 @@
-//! Elementwise functions.
+//! Launchers of elementwise functions.
 
 use device::cuda::Queue;
 use device::{DType, Result};
@@ -11,7 +11,7 @@ use crate::functions::{Function, UnaryOp};
 use crate::loops::{LoopAxis, Loops, Places};
 use crate::{binary_functions, binary_gradients, comparisons, unary_functions};
 
-/// The kernels of the functions of one element, and of their gradients, as macros of the program.
+/// Kernels of unary functions and their gradients, as macros of the program.
 macro_rules! unary_source {
     (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
         concat!(
@@ -55,7 +55,7 @@ macro_rules! compare_source {
     };
 }
 
-/// A line for each function.
+/// A macro line for each function.
 pub(super) const FUNCTIONS: &str = concat!(
     unary_functions!(unary_source),
     binary_functions!(binary_source),
@@ -66,7 +66,7 @@ pub(super) const FUNCTIONS: &str = concat!(
 pub(super) static PROGRAMS: Family =
     family!("elementwise", NUMBERS, "elementwise.cuh", "elementwise.cu"; FUNCTIONS => true);
 
-/// Enqueues a function on operands of its types, of which the first is the result.
+/// Enqueues a function; the first operand is the output.
 pub(crate) fn run<const N: usize>(
     queue: &Queue<'_>,
     function: Function,
@@ -98,13 +98,13 @@ pub(crate) fn run<const N: usize>(
     map.enqueue(queue, &places.loops(), operands)
 }
 
-/// Enqueues `out = max(out, 0)` of so many elements.
+/// Enqueues `out = max(out, 0)` in place.
 pub(crate) fn relu(queue: &Queue<'_>, dtype: DType, out: Address, elements: usize) -> Result<()> {
     let places = Places::Run { elements, steps: [1; 2] };
     run(queue, Function::Unary(UnaryOp::Relu, dtype), &places, [out; 2])
 }
 
-/// The numbers that a function takes, as bits.
+/// Scalars of a function, as bits.
 pub(super) fn numbers(function: Function) -> SmallVec<[u64; 2]> {
     match function {
         Function::Unary(op, dtype) | Function::Gradient(op, dtype) => unary_numbers(op, dtype).into(),
@@ -112,7 +112,7 @@ pub(super) fn numbers(function: Function) -> SmallVec<[u64; 2]> {
     }
 }
 
-/// Makes the function of the numbers that a unary op and its gradient take from the table of ops.
+/// Generates, from the table of ops, the function that lists the scalars of a unary op and its gradient.
 macro_rules! unary_numbers {
     (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
         unary_numbers!(@rows $($numbers)* $($floats)*);

@@ -1,4 +1,4 @@
-//! Sums and means over bags of rows, which the kernels check.
+//! embedding_bag; kernels check indices and offsets.
 
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
@@ -29,14 +29,14 @@ fn steps(steps: [isize; 2]) -> [i64; 2] {
     steps.map(|step| step as i64)
 }
 
-/// On sums, a table, its bags and their numbers of members.
+/// Enqueues the sums on (output, table, bags, member counts).
 pub(crate) fn sum(
     queue: &Queue<'_>,
     dtype: DType,
     sizes: &BagSizes,
     (out, table, (indices, offsets, weights), members): (Address, Address, BagMemory, Option<Address>),
 ) -> Result<()> {
-    // Whether rows can be read and written in accesses of 16 bytes.
+    // Whether rows allow 16-byte accesses.
     let lanes = 16 / dtype.size_bytes();
     let in_vectors = |at: Address, [row, column]: [isize; 2]| {
         column == 1 && (row as usize).is_multiple_of(lanes) && at.0.addr().is_multiple_of(16)
@@ -57,7 +57,7 @@ pub(crate) fn sum(
     unsafe { PROGRAMS.kernel(queue, &[kernel], dtype, grid, &args) }
 }
 
-/// On the gradients of a table and of sums, the bags and their numbers of members.
+/// Enqueues the table gradient on (table gradient, output gradient, bags, member counts).
 pub(crate) fn grad(
     queue: &Queue<'_>,
     dtype: DType,
@@ -73,7 +73,7 @@ pub(crate) fn grad(
     sizes.entries().add(queue, what, (out, None, places), [g, indices], &more, workspace)
 }
 
-/// On the gradients of weights, with their step, and of sums, a table and its bags.
+/// Enqueues the gradient of weights on (weight gradient and its stride, output gradient, table, bags).
 pub(crate) fn weights_grad(
     queue: &Queue<'_>,
     dtype: DType,

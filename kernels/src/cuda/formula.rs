@@ -1,4 +1,4 @@
-//! Formulas of rules as source of kernels: one statement for each operation, which is rounded by itself, as on the CPU.
+//! Generates kernel source from an optimizer rule's formula: one statement per operation, each rounded separately, as on the CPU.
 
 use std::any::TypeId;
 use std::cell::RefCell;
@@ -7,15 +7,15 @@ use std::ops::{Add, Div, Mul, Sub};
 
 use crate::rules::{Rule, RuleValue};
 
-/// What is known of a rule's formula once its type is forgotten.
+/// Type-erased formula of a rule.
 #[derive(Clone, Copy)]
 pub(crate) struct Formula {
-    /// The type of the rule and how many it has of each kind, which tell formulas apart.
+    /// Identifies the formula: type of the rule, and its numbers of operands and hyperparameters.
     pub(super) id: fn() -> TypeId,
-    /// The name that its kernels begin with.
+    /// Prefix of its kernels' names.
     pub(super) name: fn() -> String,
     pub(super) states: usize,
-    /// The struct that its kernels are made of.
+    /// Source of the rule's struct.
     pub(super) source: fn() -> String,
 }
 
@@ -32,13 +32,13 @@ impl Formula {
         }
     }
 
-    /// Whether two are the same rule's.
+    /// Whether both belong to the same rule.
     pub(crate) fn is(&self, other: &Formula) -> bool {
         (self.id)() == (other.id)()
     }
 }
 
-/// Rules of one op differ in what they keep.
+/// Rules of one op differ in their states.
 fn name<R, const STATES: usize, const NUMBERS: usize, const FLAGS: usize>() -> String
 where
     R: Rule<STATES, NUMBERS, FLAGS>,
@@ -56,7 +56,7 @@ where
     let [p, g] = [0, 1].map(|k| term(Term::Operand(k)));
     let states = std::array::from_fn(|k| term(Term::Operand(k + 2)));
     let (p, states) = R::step(numbers, std::array::from_fn(|k| k), p, g, states);
-    // All results are known before the first operand is replaced.
+    // All results are computed before the first operand is overwritten.
     let results = states.map(|state| trace.assign(format_args!("{state}")));
     trace.line(format_args!("values[0] = {p};"));
     for (k, result) in results.iter().enumerate() {
@@ -71,7 +71,7 @@ where
     )
 }
 
-/// The statements of a formula so far, and how many variables they make.
+/// Statements of a formula so far, and the number of variables that they define.
 #[derive(Default)]
 struct Trace {
     body: RefCell<(String, usize)>,
@@ -79,7 +79,7 @@ struct Trace {
 
 impl Trace {
     fn line(&self, statement: fmt::Arguments<'_>) {
-        // A string takes all that is written to it.
+        // Writing to a string cannot fail.
         let _ = writeln!(self.body.borrow_mut().0, "        {statement}");
     }
 
@@ -92,7 +92,7 @@ impl Trace {
     }
 }
 
-/// What a kernel computes with.
+/// A variable or constant of the kernel.
 #[derive(Clone, Copy)]
 enum Term {
     Number(usize),

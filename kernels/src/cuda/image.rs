@@ -1,4 +1,4 @@
-//! Image kernels.
+//! Image augmentation.
 
 use device::cuda::{Arg, Grid, Program, Queue};
 use device::{Error, Result};
@@ -11,13 +11,13 @@ use crate::geometry::{Images, Sampling};
 pub(super) static IMAGE: Program =
     Program::new("image", concat!(include_str!("prelude.cuh"), include_str!("image.cu")));
 
-/// `Images` of the program. The launchers have checked that pixels are counted in 31 bits.
+/// `Images` of the program; callers have checked that there are fewer than 2^31 pixels.
 fn sizes_of(images: &Images) -> [u32; 4] {
     let Images { samples, channels, rows, columns } = *images;
     [samples, channels, rows, columns].map(|size| size as u32)
 }
 
-/// On images, matrices and output.
+/// Enqueues an affine warp on (images, matrices, output).
 pub(crate) fn warp(
     queue: &Queue<'_>,
     sampling: Sampling,
@@ -34,7 +34,7 @@ pub(crate) fn warp(
     enqueue(queue, (kernel, grid), operands, &[from.arg(), to.arg()])
 }
 
-/// On images, weights and output.
+/// Enqueues blur and normalization on (images, weights, output).
 pub(crate) fn blur(
     queue: &Queue<'_>,
     images: &Images,
@@ -54,12 +54,12 @@ pub(crate) fn blur(
     enqueue(queue, ("blur", grid), operands, &[sizes.arg(), taps, high, Arg::F32(mean), Arg::F32(std)])
 }
 
-/// Columns of a tile of [`blur`], as in the program; its rows, at most, and the elements of its sums.
+/// Tile of [`blur`], as in the program: columns, most rows, and most elements in shared memory.
 const BLUR_COLUMNS: usize = 64;
 const BLUR_ROWS: usize = 16;
 const BLUR_SHARED: usize = (48 << 10) / size_of::<f32>();
 
-/// Enqueues a kernel on operands, the last of which is written, and numbers.
+/// Enqueues a kernel on operands, the last of which is the output, and numbers.
 fn enqueue(
     queue: &Queue<'_>,
     (kernel, grid): (&str, Grid),

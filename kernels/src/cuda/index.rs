@@ -1,4 +1,4 @@
-//! Reading and adding at indices, which the kernels check.
+//! gather, index_select, index_add and scatter_add; kernels check indices.
 
 use device::cuda::{Arg, Program, Queue};
 use device::{DType, Result};
@@ -20,7 +20,7 @@ pub(crate) fn gather(queue: &Queue<'_>, size: usize, gather: &Gather, operands: 
     let [part, whole, index] = operands.map(|at| at.0.cast_const());
     let mut walk =
         Walk::of(queue.op(), loops)?.vectors(lanes, [(part, size), (whole, size), (index, size_of::<i64>())]);
-    // A vector has one index, and begins where a vector may begin in the whole.
+    // A vector has a single index, and vectors of input and output must be aligned.
     if !(walk.stands(2) && !walk.stands(1) && (*step as usize).is_multiple_of(lanes)) {
         walk = walk.single();
     }
@@ -33,7 +33,7 @@ pub(crate) fn gather(queue: &Queue<'_>, size: usize, gather: &Gather, operands: 
     }
 }
 
-/// Sums of a base and of what entries, with their values and indices, have for each row.
+/// Enqueues base + sum of the entries' values of each row; `operands`: values and indices.
 pub(crate) fn add(
     queue: &Queue<'_>,
     dtype: DType,

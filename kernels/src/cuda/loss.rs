@@ -1,4 +1,4 @@
-//! Cross-entropy. The kernels are those of softmax, and check the labels.
+//! Launchers of cross-entropy, whose kernels are in `softmax.cu` and check labels.
 
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
@@ -8,7 +8,7 @@ use crate::command::Address;
 use crate::layout::{LoopAxis, Loops};
 use crate::loops::Classes;
 
-/// On logits, labels, losses and the logarithms of sums.
+/// Enqueues the losses on (logits, labels, losses, log-sums).
 pub(crate) fn cross_entropy(
     queue: &Queue<'_>,
     dtype: DType,
@@ -21,7 +21,7 @@ pub(crate) fn cross_entropy(
     cross_entropy_both(queue, dtype, (&c, of_losses), operands)
 }
 
-/// On the gradient of the logits; the logits, the gradient of the losses and the logarithms of sums; and labels.
+/// Enqueues the gradient on (logit gradient; logits, loss gradient, log-sums; labels).
 pub(crate) fn cross_entropy_grad(
     queue: &Queue<'_>,
     dtype: DType,
@@ -31,8 +31,8 @@ pub(crate) fn cross_entropy_grad(
     cross_entropy_both(queue, dtype, (c, 0), [out, logits, labels, g, Address::NULL, log_sums])
 }
 
-/// Both at once, on the gradient of the logits, the logits, labels, the gradient of the losses, the losses, whose step follows
-/// the classes of the gradient, and the logarithms of sums. The gradient or the losses are not made where their address is null.
+/// Enqueues both in one kernel, on logit gradient, logits, labels, loss gradient, losses and log-sums. The gradient or the losses are not computed if
+/// their address is null.
 pub(crate) fn cross_entropy_both(
     queue: &Queue<'_>,
     dtype: DType,

@@ -1,4 +1,4 @@
-//! Products of matrices: BLAS for those that it has, a plain kernel for the others.
+//! Matrix products: BLAS where it can express them, otherwise a plain kernel.
 
 use device::cuda::{Arg, Grid, Queue, Workspace};
 use device::{DType, Result};
@@ -14,13 +14,13 @@ use crate::matrices::{MatrixBatch, MatrixLayout};
 
 pub(super) static PROGRAMS: Family = family!("matmul", FLOATS, "matmul.cu");
 
-/// Side of the tile of C that a block of the plain kernel computes, and its threads; as in the program.
+/// Plain kernel, as in the program: side of a thread block's tile of C, and threads.
 const SIDE: usize = 64;
 const THREADS: u32 = 256;
-/// Calls of BLAS for batches that one step does not describe, beyond which the plain kernel takes over.
+/// Most BLAS calls for a batch without a constant stride; beyond that the plain kernel is used.
 const MAX_CALLS: usize = 256;
 
-/// Whether BLAS has to transpose a matrix, and its leading dimension: one axis without gaps, columns that do not overlap.
+/// Whether BLAS must transpose a matrix, and its leading dimension; requires one contiguous axis and no overlap.
 fn leading(matrix: MatrixLayout) -> Option<(bool, usize)> {
     let stored = |m: MatrixLayout| {
         let dense = m.row == 1 || m.rows == 1;
@@ -30,12 +30,12 @@ fn leading(matrix: MatrixLayout) -> Option<(bool, usize)> {
     stored(matrix).map(|ld| (false, ld)).or_else(|| stored(matrix.transposed()).map(|ld| (true, ld)))
 }
 
-/// Products of a batch, and what they are made of.
+/// A batch of matrix products.
 pub(super) struct Product<'a> {
     pub(super) batch: &'a MatrixBatch,
-    /// Of A and B.
+    /// Type of A and B.
     pub(super) dtype: DType,
-    /// Of C: the same, or what that is computed in.
+    /// Type of C: the same, or its compute type.
     pub(super) c_dtype: DType,
     pub(super) onto: Onto,
     /// Whether the positive parts of the sums are what is stored.
@@ -46,13 +46,13 @@ pub(super) struct Product<'a> {
     pub(super) workspace: Workspace,
 }
 
-/// What products are added to.
+/// What products are added to (beta of GEMM).
 #[derive(Clone, Copy)]
 pub(super) enum Onto {
     Nothing,
-    /// What C holds.
+    /// The previous contents of C.
     Held,
-    /// A row for all rows of C, with the step from element to element.
+    /// A bias row for all rows of C, with its stride.
     Row(Address, isize),
 }
 
@@ -68,10 +68,10 @@ struct Numbers {
 // SAFETY: nine words of 64 bits and two of 32, so `repr(C)` adds no padding.
 unsafe impl ByValue for Numbers {}
 
-/// What becomes of products, and how they are made.
+/// Epilogue and precision of the products.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
-    /// Whether they are added to what C holds.
+    /// Whether they are added to the previous contents of C.
     pub(crate) add: bool,
     /// Whether the positive parts of the sums are what is stored.
     pub(crate) relu: bool,
@@ -79,7 +79,7 @@ pub(crate) struct How {
     pub(crate) tf32: bool,
 }
 
-/// The products of a batch at the addresses of C, A and B, added to a row and its step, with this workspace.
+/// Enqueues the products of a batch on (C, A, B), with an optional bias row and its stride.
 pub(crate) fn products(
     queue: &Queue<'_>,
     dtype: DType,
@@ -99,7 +99,7 @@ impl Product<'_> {
     /// The matrices of the batch lie within buffers that the command writes and reads, at the addresses of C, A and B, and so
     /// does the row.
     pub(super) unsafe fn enqueue(&self, queue: &Queue<'_>, at: [Address; 3]) -> Result<()> {
-        // The largest axis becomes the batch of one call, the others are gone through here.
+        // The largest axis is the batch of a call; the others are looped over here.
         let axes = Loops::from_axes(self.batch.axes.iter().copied()).axes;
         let largest = (0..axes.len()).max_by_key(|&i| axes[i].size);
         let inner = largest.map_or(LoopAxis { size: 1, strides: [0; 3] }, |i| axes[i]);
@@ -133,8 +133,7 @@ impl Product<'_> {
         Ok(())
     }
 
-    /// Enqueues the products of a batch along one axis by BLAS, or by the plain kernel where that has none; says whether positive parts
-    /// are taken, if they are wanted.
+    /// Enqueues the products of a batch along one axis by BLAS or by the plain kernel. Returns whether a requested ReLU was applied.
     ///
     /// # Safety
     /// As for [`enqueue`](Self::enqueue).
@@ -151,7 +150,7 @@ impl Product<'_> {
         let bias = match self.onto {
             Onto::Row(row, step) => {
                 let fits = self.row_major() && (step == 1 || self.batch.c.columns == 1);
-                // Results of 16 bits are rounded before the library adds the bias, and once more.
+                // For 16-bit results the library would round twice: before and after adding the bias.
                 Some(row.0).filter(|_| fits && !self.c_dtype.is_half())
             }
             Onto::Nothing | Onto::Held => None,
@@ -177,12 +176,12 @@ impl Product<'_> {
         Ok(true)
     }
 
-    /// Whether products are added to what C holds, once it was [started](Self::start).
+    /// Whether products are added to the contents of C, after [`start`](Self::start).
     fn accumulates(&self) -> bool {
         !matches!(self.onto, Onto::Nothing)
     }
 
-    /// Copies the row that products are added to, if it is one, to all rows of the matrices C of these axes.
+    /// Copies the bias row, if there is one, to all rows of the matrices C of these axes.
     ///
     /// # Safety
     /// As for [`enqueue`](Self::enqueue).
@@ -197,12 +196,12 @@ impl Product<'_> {
         unsafe { enqueue_copy(queue, self.c_dtype.size_bytes(), &loops, [at, row]) }
     }
 
-    /// Whether BLAS, which is column-major, is asked for the transposed product.
+    /// Whether the transposed product is computed, since BLAS is column-major.
     fn row_major(&self) -> bool {
         self.batch.c.column == 1 || self.batch.c.columns == 1
     }
 
-    /// The call for a batch along one axis, without addresses; `None` if BLAS cannot express it.
+    /// The BLAS call for a batch along one axis, without addresses; `None` if BLAS cannot express it.
     fn gemm(&self, batch: &LoopAxis<3>) -> Option<Gemm> {
         // C' = B' A' for a row-major C.
         let MatrixBatch { c, a, b, .. } = *self.batch;

@@ -1,4 +1,4 @@
-//! Optimizer steps over any number of tensors, a launch for each 64 of them. Kernels are made of the rules' formulas.
+//! Optimizer steps over any number of tensors, 64 per launch. Kernels are generated from the rules' formulas.
 
 use std::any::TypeId;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use crate::command::Address;
 use crate::rule_step::Stepped;
 use crate::rules::{MAX_NUMBERS, OPERANDS, ROUNDED, StepNumbers};
 
-/// Kernels for F32 and F64, or for parameters of a half with masters.
+/// Kernels for F32 and F64, or for 16-bit parameters with F32 masters.
 pub(crate) fn source(formulas: &[Formula], half: Option<&str>) -> String {
     let half = half.map(|half| format!("#define STORED {half}\n")).unwrap_or_default();
     let kernels = concat!(
@@ -41,8 +41,8 @@ pub(crate) fn program_of(formula: &Formula, stored: DType) -> &'static Program {
 
 const THREADS: u32 = 256;
 
-/// Enqueues steps that are all like `first`. With `adds`, the last operand of each is what is added to the gradient first, and
-/// all are [dense](Stepped::is_dense).
+/// Enqueues steps of the same kind as `first`. If `adds`, the last operand of each is added to the gradient first, and all steps are
+/// [dense](Stepped::is_dense).
 pub(crate) fn enqueue<'a>(
     queue: &Queue<'_>,
     first: &Stepped,
@@ -71,28 +71,28 @@ pub(crate) fn enqueue<'a>(
     }
 }
 
-/// The kernels of a step.
+/// Kind and parameters of a step.
 struct Kernels {
     program: &'static Program,
     name: String,
-    /// The type of the parameters and their gradients; another than that of what is stepped if that is their masters.
+    /// Type of parameters and gradients; differs from the type of the masters, if there are any.
     stored: DType,
     /// Whether the last operand is added to the gradient.
     adds: bool,
-    /// Whether the last operand is another one than what is stepped.
+    /// Whether the last operand is a parameter with a separate master.
     has_last: bool,
-    /// `StepNumbers` of the program: the flags, then numbers as bits of the type that is computed in.
+    /// `StepNumbers` of the program: flags, then hyperparameters as bits of the compute type.
     numbers: [u64; 1 + MAX_NUMBERS],
 }
 
 impl Kernels {
-    /// Enqueues one kernel for 64 tensors whose operands lie alike, and another one for each that is left.
+    /// Enqueues one kernel per 64 dense tensors, and one for each other tensor.
     fn run<'a, const N: usize>(
         &self,
         queue: &Queue<'_>,
         tensors: impl Iterator<Item = (&'a Stepped, [Address; OPERANDS])> + Clone,
     ) -> Result<()> {
-        // It follows the last state.
+        // The parameter follows the last state.
         let place = |k| if self.has_last && k + 1 == N { ROUNDED } else { k };
         let first = |all: &[Address; OPERANDS]| -> [Address; N] { std::array::from_fn(|k| all[place(k)]) };
         let alone = |(stepped, _): &(&Stepped, _)| !stepped.is_dense() && stepped.loops.elements > 0;
@@ -116,7 +116,7 @@ impl Kernels {
         })
     }
 
-    /// The name of the kernel of this kind.
+    /// The kernel's name.
     fn kernel(&self, kind: &str) -> String {
         [&self.name, kind, "_", self.stored.name()].concat()
     }

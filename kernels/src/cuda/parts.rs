@@ -1,4 +1,4 @@
-//! Parts of one shape, joined in their order.
+//! Reduction of tensors of one shape, in order.
 
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
@@ -12,12 +12,11 @@ pub(super) static PROGRAMS: Family = family!("parts", NUMBERS, "parts.cu");
 /// Threads of a block; as in the program.
 const THREADS: u32 = 256;
 
-/// Enqueues `out = ((part 0 + part 1) + part 2) + ..`, or as `how` says: `count` parts of `elements` elements each, which lie one
-/// behind the other from `parts` on. Halves are joined in F32 and rounded once. The bits are those of a CPU that joins in this
-/// order. For commands of another crate that enqueue several things.
+/// Enqueues `out = ((part 0 + part 1) + part 2) + ..`, or another reduction `how`, of `count` contiguous parts of `elements` elements each. 16-bit
+/// types are reduced in F32 and rounded once. The bits equal the CPU's in this order. For commands of other crates that enqueue several things.
 ///
 /// # Safety
-/// The command reads as many elements of this type at `parts`, and writes them at `out`, which may be part 0.
+/// The command reads `count * elements` elements of this type at `parts` and writes `elements` at `out`, which may be part 0.
 ///
 /// # Errors
 /// As for [`Queue::kernel`].

@@ -1,4 +1,4 @@
-//! Pooling: a thread for each place or each pixel.
+//! Launchers of pooling and upsampling: one thread per output position or per pixel.
 
 use device::cuda::{Arg, Queue};
 use device::{DType, Error, Result};
@@ -12,7 +12,7 @@ use crate::window::{Window, words};
 
 static PROGRAMS: Family = family!("pool", FLOATS, "window.cuh", "pool.cu");
 
-/// Planes that a thread averages at once, as in the program, if each multiprocessor has more elements than this.
+/// Planes that a thread averages together, as in the program, if a multiprocessor has more than BUSY elements.
 const GROUP: usize = 4;
 const BUSY: u32 = 8192;
 
@@ -71,7 +71,7 @@ impl Pool {
         })
     }
 
-    /// Enqueues a kernel on operands, the first of which is written; threads share out groups of planes of `size` elements.
+    /// Enqueues a kernel on operands, the first of which is the output, over groups of planes of `size` elements.
     fn enqueue(
         &self,
         queue: &Queue<'_>,
@@ -89,8 +89,8 @@ impl Pool {
     }
 }
 
-/// Enqueues a kernel of maxima: `max_pool` on values, indices and images, `max_pool_pick` on values, images and indices, or
-/// `max_pool_grad` on the gradients of images and values, and indices.
+/// Enqueues a max pooling kernel: `max_pool` on (output, indices, input), `max_pool_pick` on (output, input, indices), or `max_pool_grad` on
+/// (input gradient, output gradient, indices).
 pub(crate) fn maxima(
     queue: &Queue<'_>,
     kernel: &str,
@@ -102,7 +102,7 @@ pub(crate) fn maxima(
     Pool::of(queue.op(), planes, window)?.enqueue(queue, dtype, &[kernel, index.name()], size, &operands)
 }
 
-/// On values and images or, for the gradient, on the gradients of images and values.
+/// Enqueues average pooling or resizing on (output, input), or its gradient on (input gradient, output gradient).
 pub(crate) fn mean(
     queue: &Queue<'_>,
     (gradient, dtype): (bool, DType),

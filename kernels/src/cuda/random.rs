@@ -13,7 +13,7 @@ use crate::loops::Loops;
 
 pub(super) static PROGRAMS: Family = family!("random", NUMBERS, "philox.cuh", "random.cu");
 
-/// Elements that a thread makes of one counter.
+/// Elements per counter.
 const LANES: usize = 4;
 const THREADS: u32 = 256;
 
@@ -50,7 +50,7 @@ pub(crate) fn dropout(
     random(queue, dropout.key, "dropout", dtype, loops, operands, &numbers)
 }
 
-/// The largest number of the type below `high`, which rounding could lead to.
+/// The largest number of the type below `high`; results are limited to it, since rounding could reach `high`.
 fn last_below(dtype: DType, high: f64) -> f64 {
     match dtype {
         DType::F32 => f64::from((high as f32).next_down()),
@@ -60,7 +60,7 @@ fn last_below(dtype: DType, high: f64) -> f64 {
     }
 }
 
-/// Enqueues a kernel on `(output, inputs ..)`. Elements are counted in row-major order.
+/// Enqueues a kernel on `(output, inputs ..)`. Elements are numbered in row-major order.
 fn random<const N: usize>(
     queue: &Queue<'_>,
     key: RandomKey,

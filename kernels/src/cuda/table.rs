@@ -1,10 +1,10 @@
-//! Many operands in one launch, see `table.cuh`.
+//! Many operands per launch; see `table.cuh`.
 
 use device::Result;
 
 use super::walk::ByValue;
 
-/// Operands of a launch; as in the program.
+/// Most operands of a launch, as in the program.
 const OPERANDS: usize = 64;
 
 /// `Table` of the program.
@@ -21,7 +21,7 @@ pub(super) struct Table<O> {
 unsafe impl<O: ByValue> ByValue for Table<O> {}
 
 impl<O: ByValue + Copy> Table<O> {
-    /// Calls `launch` with tables of all operands, of which each has so many parts. Those without are left out.
+    /// Calls `launch` with tables of all operands and their numbers of parts. Operands without parts are skipped.
     pub(super) fn each(
         operands: impl IntoIterator<Item = (O, usize)>,
         mut launch: impl FnMut(&Table<O>) -> Result<()>,

@@ -1,4 +1,4 @@
-//! Many tensors in one launch, see `tensors.cuh`.
+//! Many tensors per launch; see `tensors.cuh`.
 
 use super::walk::ByValue;
 use crate::command::Address;
@@ -16,7 +16,7 @@ pub(super) struct Tensor<const N: usize> {
 unsafe impl<const N: usize> ByValue for Tensor<N> {}
 
 impl<const N: usize> Tensor<N> {
-    /// A tensor of so many elements, and its parts.
+    /// A tensor with its number of elements, split into parts.
     pub(super) fn with_parts(operands: [Address; N], elements: usize) -> (Tensor<N>, usize) {
         let operands = operands.map(|at| at.0.addr() as u64);
         (Tensor { operands, elements: elements as u64 }, elements.div_ceil(PART))

@@ -1,4 +1,4 @@
-//! Loop nests and numbers as kernels take them: structs by value.
+//! Kernel parameters passed by value: loop nests over strided operands, and numbers.
 
 use device::cuda::{Arg, Grid, Program, Queue};
 use device::{DType, Error, Result};
@@ -7,25 +7,25 @@ use smallvec::SmallVec;
 use crate::command::Address;
 use crate::layout::{LoopAxis, Loops};
 
-/// Axes that a walk can have once neighbours are merged.
+/// Most axes of a walk after adjacent axes are merged.
 const MAX_AXES: usize = 8;
-/// With several axes, a walk counts elements in 31 bits.
+/// Most elements of a walk with several axes.
 const MAX_ELEMENTS: usize = i32::MAX as usize;
-/// Threads of a block in kernels that share out elements.
+/// Threads of a block of elementwise kernels.
 pub(super) const THREADS: u32 = 256;
 /// Threads of a warp.
 pub(super) const WARP: u32 = 32;
-/// Blocks for each multiprocessor beyond which threads take several elements each.
+/// Most thread blocks per multiprocessor; larger launches loop.
 const WAVES: u32 = 16;
-/// Blocks along y that every device has.
+/// Largest grid size along y.
 pub(super) const MAX_Y: usize = 65_535;
 
-/// A struct that the program declares alike, or the words of one.
+/// A struct with the same layout in the program, or its words.
 ///
 /// # Safety
 /// `repr(C)` without padding.
 pub(crate) unsafe trait ByValue: Sized {
-    /// The argument of a kernel.
+    /// As a kernel argument.
     fn arg(&self) -> Arg<'_> {
         // SAFETY: `ByValue` promises a type without padding, so all of its bytes are initialised. The slice borrows
         // `self`.
@@ -80,7 +80,7 @@ impl<const N: usize> Walk<N> {
         Ok(Walk { elements: loops.elements as u64, axes: loops.axes.len().max(1) as u32, vector: 0, axis })
     }
 
-    /// The walk in vectors of `lanes` elements, if the operands, given as address and bytes of an element, allow that.
+    /// The walk in vectors of `lanes` elements, if the operands (address and bytes of an element) allow it.
     pub(super) fn vectors(mut self, lanes: usize, operands: [(*const u8, usize); N]) -> Walk<N> {
         let inner = self.axis[0];
         let outer = &self.axis[1..self.axes as usize];
@@ -98,39 +98,39 @@ impl<const N: usize> Walk<N> {
         self
     }
 
-    /// Whether operand `k` stands still along the innermost axis.
+    /// Whether operand `k` is constant along the innermost axis.
     pub(super) fn stands(&self, k: usize) -> bool {
         self.axis[0].strides[k] == 0
     }
 
-    /// Whether it goes in vectors.
+    /// Whether it is vectorized.
     pub(super) fn is_vector(&self) -> bool {
         self.vector != 0
     }
 
-    /// Takes back [`vectors`](Self::vectors).
+    /// Undoes [`vectors`](Self::vectors).
     pub(super) fn single(mut self) -> Walk<N> {
         self.vector = 0;
         self
     }
 
-    /// Blocks that share out the items: vectors of `lanes` elements, or elements.
+    /// The grid for all items: vectors of `lanes` elements, or single elements.
     pub(super) fn grid(&self, queue: &Queue<'_>, lanes: usize) -> Grid {
         let items = if self.vector != 0 { self.elements.div_ceil(lanes as u64) } else { self.elements };
         blocks(queue, items.div_ceil(u64::from(THREADS)), THREADS)
     }
 }
 
-/// As many blocks of `threads` threads as are wanted, up to what keeps the device busy.
+/// A grid of blocks of `threads` threads: as many as wanted, up to what fills the device.
 pub(super) fn blocks(queue: &Queue<'_>, wanted: u64, threads: u32) -> Grid {
     let most = queue.properties().multiprocessors * WAVES * (THREADS / threads).max(1);
     Grid::linear(wanted.clamp(1, u64::from(most)) as u32, threads)
 }
 
-/// Blocks that share out the elements of planes of `size` elements: along y the planes, along x a plane's elements.
+/// The grid for planes of `size` elements: planes along y, elements along x.
 pub(super) fn plane_blocks(queue: &Queue<'_>, size: usize, planes: usize) -> Grid {
     let wanted = (size as u64).div_ceil(u64::from(THREADS)).max(1);
-    // Even blocks of whole warps leave few threads without an element; small planes share a block where there are many.
+    // Equal blocks of whole warps leave few threads idle; small planes share a thread block if there are many.
     let threads = (size as u64).div_ceil(wanted).max(1) as u32;
     let many = planes.div_ceil(queue.properties().multiprocessors as usize).clamp(1, THREADS as usize);
     let together = (THREADS / threads).clamp(1, many as u32);
@@ -143,7 +143,7 @@ pub(super) fn plane_blocks(queue: &Queue<'_>, size: usize, planes: usize) -> Gri
 
 impl<const N: usize> Axis<N> {
     pub(super) fn of(axis: &LoopAxis<N>) -> Axis<N> {
-        // The size of a single axis may not fit, and is not used.
+        // The size of a single axis may not fit into 32 bits; it is not used then.
         let size = u32::try_from(axis.size).unwrap_or(u32::MAX).max(1);
         let shift = size.next_power_of_two().trailing_zeros().min(31);
         // n / size = (n magic / 2^32 + n) / 2^shift, for n and size below 2^31 (Granlund and Montgomery, "Division by
@@ -154,7 +154,7 @@ impl<const N: usize> Axis<N> {
     }
 }
 
-/// The multiplier and the shift that divide by `size`, in a word.
+/// Multiplier and shift for division by `size`, in one word.
 pub(super) fn divisor(size: usize) -> usize {
     let Axis { magic, shift, .. } = Axis::of(&LoopAxis { size, strides: [] });
     magic as usize | (shift as usize) << 32
@@ -172,13 +172,13 @@ fn too_large(op: &'static str, axes: usize, elements: usize) -> Error {
     Error::invalid(op, "layouts", expected, format_args!("{axes} axes of {elements} elements"))
 }
 
-/// A kernel over operands of one shape, of which the first is the output. It goes in vectors of 16 bytes of the largest elements.
+/// An elementwise kernel; the first operand is the output. Vectors have 16 bytes of the largest element type.
 pub(super) struct Map<'a, const N: usize> {
     pub(super) program: &'static Program,
     pub(super) kernel: &'a str,
     /// Bytes of an element of each operand.
     pub(super) sizes: [usize; N],
-    /// What the kernel takes behind the walk, as bits.
+    /// Further kernel arguments, as bits.
     pub(super) numbers: &'a [u64],
 }
 
@@ -198,8 +198,7 @@ impl<const N: usize> Map<'_, N> {
     }
 }
 
-/// Cuts a nest along its outermost axes into parts that a [`Walk`] can take, and calls `body` with each, and with where
-/// it begins in each operand.
+/// Splits a loop nest along its outermost axes into parts that fit a [`Walk`], and calls `body` with each part and its offsets in the operands.
 pub(super) fn for_parts<const N: usize>(
     loops: &Loops<N>,
     body: &mut dyn FnMut(&Loops<N>, [isize; N]) -> Result<()>,
@@ -229,7 +228,7 @@ fn parts_of<const N: usize>(
     Ok(())
 }
 
-/// The bits of a number of the type that is computed in, in the low bytes; for integers rounded towards 0 and saturated.
+/// The bits of a number in the compute type, in the low bytes. Integers are rounded towards 0 and saturated.
 pub(super) fn number_bits(dtype: DType, value: f64) -> u64 {
     match dtype {
         DType::F32 | DType::BF16 | DType::F16 => u64::from((value as f32).to_bits()),

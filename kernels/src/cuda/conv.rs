@@ -1,5 +1,5 @@
-//! Convolutions: products on tensor cores, direct kernels for filters of one channel and where channels are few, or patches in the
-//! workspace and products by BLAS. A workspace holds the patches of some images, which are gone through in as many turns as it takes.
+//! Convolutions: implicit GEMM on tensor cores, direct kernels for depthwise convolutions and for few channels, or im2col with GEMMs by BLAS. The
+//! workspace holds the patches of some images at a time; images are processed in several turns.
 
 mod few;
 mod halo;
@@ -35,26 +35,26 @@ static IMPLICIT: Family =
     family!("implicit", FACTORS, "rows.cuh", "tensor_core.cuh", "window.cuh", "conv.cuh", "implicit.cu");
 static PROGRAMS: Family = family!("conv", FLOATS, "rows.cuh", "window.cuh", "conv.cuh", "conv.cu");
 
-/// What decides which algorithm makes a convolution.
+/// Properties of a convolution that select its algorithm.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConvSpec {
     pub(crate) pass: ConvPass,
     pub(crate) geometry: ConvGeometry,
     pub(crate) dtype: DType,
-    /// Whether it is in F32 without TF32.
+    /// Whether operands are F32 and TF32 is not allowed.
     pub(crate) exact: bool,
     pub(crate) bias: bool,
 }
 
 impl ConvSpec {
-    /// Whether channels and filters are multiples of 16 bytes, as the tensor core kernels of cuDNN want them.
+    /// Whether channels and filters fill multiples of 16 bytes, as cuDNN's tensor core kernels require.
     pub(crate) fn has_vectors(&self) -> bool {
         let (g, lanes) = (&self.geometry, 16 / self.dtype.size_bytes());
         g.all_channels().is_multiple_of(lanes) && g.all_filters().is_multiple_of(lanes)
     }
 
-    /// Whether products by cuBLASLt, of stored patches or of images that a window covers, are faster than tensor core kernels and
-    /// cuDNN: those have tiles of many rows, columns and summands, most of which would be empty.
+    /// Whether GEMMs by cuBLASLt, on stored patches or on images that a single window covers, are faster than tensor core kernels and cuDNN, whose
+    /// tiles would be mostly empty.
     fn suits_patches(&self) -> bool {
         let ConvSpec { pass, geometry: ref g, dtype, exact, .. } = *self;
         let most_points = match pass {
@@ -74,26 +74,26 @@ impl ConvSpec {
     }
 }
 
-/// Whether a window covers each image, and there is something to multiply.
+/// Whether a single window covers each image, and no size is 0.
 fn is_one_place(g: &ConvGeometry) -> bool {
     g.is_tiled() && g.all_places() == 1 && g.images.min(g.filter()).min(g.filters) > 0
 }
 
-/// How a convolution is made here.
+/// Algorithm of a convolution without cuDNN.
 #[derive(Clone, Debug)]
 pub(crate) enum Way {
-    /// Filters of one channel.
+    /// Direct kernels for depthwise convolutions.
     Depthwise,
     Direct(Direct),
     Few(Few),
     Halo(Halo),
     Implicit(Implicit),
-    /// Patches, and products.
+    /// im2col and GEMMs.
     Patches,
 }
 
 impl Way {
-    /// Kernels for contiguous operands, or for such with their channels last, if there are any.
+    /// The algorithm for contiguous or channels-last operands, if there is one.
     pub(crate) fn of(stream: &Stream, spec: &ConvSpec, channels_last: bool) -> Option<Way> {
         let ConvSpec { ref geometry, pass, dtype, exact, .. } = *spec;
         let tensor_cores = stream.has_tensor_cores();
@@ -108,9 +108,9 @@ impl Way {
         depthwise.or_else(direct).or_else(few).or_else(implicit).or(Some(Way::Patches))
     }
 
-    /// Whether these kernels are faster than cuDNN's: 9.14 and 9.19, on an H100 and an H200, measured on 54 layers of common
-    /// networks. In F32 without TF32 cuDNN computes gradients of filters at a sixth of the device's speed; otherwise it copies
-    /// operands whose channels are no multiple of a vector.
+    /// Whether this algorithm is faster than cuDNN (9.14 and 9.19, measured on an H100 and an H200 with 54 layers of common networks). In F32 without
+    /// TF32, cuDNN computes filter gradients at a sixth of the device's speed; otherwise it copies operands whose channels are not multiples of a
+    /// vector.
     pub(crate) fn is_faster_than_library(&self, spec: &ConvSpec) -> bool {
         let ConvSpec { geometry: ref g, pass, exact, bias, .. } = *spec;
         let widest = if g.groups == 1 { g.channels.max(g.filters) } else { usize::MAX };
@@ -125,7 +125,7 @@ impl Way {
             Way::Implicit(_) if widest < 32 && pass == ConvPass::InputGrad => true,
             Way::Implicit(implicit) => {
                 let is_strided = g.taps() == 1 && pass == ConvPass::Forward;
-                // Of long sums the copies of operands are a small part.
+                // With long sums, copying operands costs little.
                 let is_copied = !spec.has_vectors()
                     && g.filter() <= 512
                     && (pass != ConvPass::WeightGrad || spec.dtype.is_half());
@@ -146,12 +146,12 @@ impl Way {
         matches!(self, Way::Direct(_) | Way::Halo(_) | Way::Implicit(_))
     }
 
-    /// Whether cuBLASLt makes products for it, which may need memory of their own behind that of the way.
+    /// Whether it uses cuBLASLt, which may need a workspace of its own behind this algorithm's.
     pub(crate) fn has_products(&self) -> bool {
         matches!(self, Way::Patches)
     }
 
-    /// Elements of the workspace, of what floats are computed in, without what products need.
+    /// Elements of the workspace, in the compute type, without that of GEMMs.
     pub(crate) fn workspace(&self, g: &ConvGeometry) -> usize {
         let filters = g.all_filters() * g.filter();
         match self {
@@ -165,7 +165,7 @@ impl Way {
     }
 }
 
-/// Parts of the sums of a filters' gradient, which are added in turn.
+/// Split of a filter gradient's sum into parts, which are added in order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parts {
     all: usize,
@@ -174,18 +174,18 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Of what is no filters' gradient.
+    /// For other passes.
     const NONE: Parts = Parts { all: 0, each: 0, is_whole: true };
 
-    /// About `parts` of so many steps of a sum, with `least` steps each. One part is the result, if it is of the type that is
-    /// computed in.
+    /// Splits `steps` steps into about `parts` parts of at least `least` steps. A single part is written directly to the output if that has the
+    /// compute type.
     fn of(steps: usize, parts: usize, least: usize, dtype: DType) -> Parts {
         let each = steps.div_ceil(parts.max(1)).max(least);
         let all = steps.div_ceil(each);
         Parts { all, each, is_whole: all == 1 && dtype == dtype.compute_dtype() }
     }
 
-    /// Those that a workspace has, each of the gradient's size and of the type that is computed in.
+    /// Number of parts in the workspace, each of the gradient's size and of the compute type.
     fn stored(self) -> usize {
         if self.is_whole { 0 } else { self.all }
     }
@@ -213,20 +213,20 @@ pub(crate) unsafe fn by_library(
     unsafe { algorithm.enqueue(queue, operands.map(|at| at.0), bias.map(|at| at.0), workspace.0) }
 }
 
-/// Images that a thread of filters of one channel goes through at a time; as in the program.
+/// Images that a thread of depthwise kernels processes together; as in the program.
 const TOGETHER: usize = 4;
 
-/// Elements of a workspace, where one image does not need more.
+/// Elements of the workspace, unless one image needs more.
 const WORKSPACE: usize = 1 << 24;
 
-/// What a turn of one image needs: its patches, and its part of the filters' gradient.
+/// Workspace elements per image: its patches and its part of the filter gradient.
 fn of_one_image(geometry: &ConvGeometry) -> usize {
     let filters = geometry.all_filters() * geometry.filter();
     let patches = geometry.groups * geometry.filter() * geometry.all_places();
     filters.saturating_add(patches)
 }
 
-/// Images in a turn.
+/// Images per turn.
 fn together(geometry: &ConvGeometry) -> usize {
     (WORKSPACE / of_one_image(geometry).max(1)).clamp(1, geometry.images.max(1))
 }
@@ -245,7 +245,7 @@ struct Conv {
 // padding.
 unsafe impl ByValue for Conv {}
 
-/// Matrices that lie one after the other, for each image and each group, or for each group only.
+/// Contiguous matrices, one per image and group, or one per group.
 #[derive(Clone, Copy)]
 struct MatrixStack {
     at: Address,
@@ -265,8 +265,7 @@ impl MatrixStack {
     }
 }
 
-/// A convolution on a queue. What its methods get are operands of its geometry, contiguous, which the command was launched
-/// with.
+/// A convolution to enqueue. Its methods take contiguous operands of its geometry.
 pub(crate) struct Convolution<'a> {
     queue: &'a Queue<'a>,
     geometry: &'a ConvGeometry,
@@ -275,15 +274,15 @@ pub(crate) struct Convolution<'a> {
     /// Whether a ReLU follows, which some algorithms [apply themselves](Way::takes_relu).
     relu: bool,
     pairs: [u32; 12],
-    /// Where patches go.
+    /// Address of the patches.
     columns: Address,
     /// Whether factors in F32 are rounded to TF32.
     tf32: bool,
-    /// Where products work.
+    /// Workspace of GEMMs.
     products: Workspace,
 }
 
-/// How a convolution is made, beside its operands.
+/// Algorithm and options of a convolution.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How<'a> {
     pub(crate) way: &'a Way,
@@ -291,18 +290,18 @@ pub(crate) struct How<'a> {
     pub(crate) relu: bool,
     /// Whether factors in F32 are rounded to TF32.
     pub(crate) tf32: bool,
-    /// Bytes that products need.
+    /// Workspace bytes of GEMMs.
     pub(crate) products: usize,
 }
 
 impl How<'_> {
-    /// Bytes of the workspace before the part for products, which the library wants aligned.
+    /// Bytes of the workspace before that of GEMMs, which must be aligned.
     fn own_bytes(&self, g: &ConvGeometry, dtype: DType) -> usize {
         let bytes = self.way.workspace(g).saturating_mul(dtype.compute_dtype().size_bytes());
         if self.products > 0 { bytes.next_multiple_of(256) } else { bytes }
     }
 
-    /// Elements of the workspace, of what floats are computed in.
+    /// Elements of the workspace, in the compute type.
     pub(crate) fn workspace(&self, g: &ConvGeometry, dtype: DType) -> usize {
         let bytes = self.own_bytes(g, dtype).saturating_add(self.products);
         bytes.div_ceil(dtype.compute_dtype().size_bytes())
@@ -310,7 +309,7 @@ impl How<'_> {
 }
 
 impl<'a> Convolution<'a> {
-    /// With memory for [`How::workspace`] elements of the type that is computed in, if they are any.
+    /// With a workspace of [`How::workspace`] elements of the compute type, if that is not 0.
     ///
     /// # Errors
     /// `InvalidArgument` if the patches of a channel cannot be counted in 31 bits.
@@ -337,7 +336,7 @@ impl<'a> Convolution<'a> {
         Ok(Convolution { queue, geometry, dtype, way, relu, pairs, columns, tf32, products })
     }
 
-    /// Enqueues it: what is written, what is read in the order of [`Conv2d`](crate::Conv2d), and a bias.
+    /// Enqueues the convolution: output, inputs in the order of [`Conv2d`](crate::Conv2d), and bias.
     pub(crate) fn enqueue(
         &self,
         pass: ConvPass,
@@ -355,7 +354,7 @@ impl<'a> Convolution<'a> {
         }
     }
 
-    /// Enqueues a convolution whose window covers each image: one product, in which images and results are rows.
+    /// Enqueues a convolution whose window covers each image, as one GEMM with images and outputs as rows.
     fn one_product(
         &self,
         pass: ConvPass,
@@ -376,7 +375,7 @@ impl<'a> Convolution<'a> {
             self.start(out, [g.images, channels, size], bias)?;
         }
         let stack = |at, each| MatrixStack { at, dtype: self.dtype, each, of_image: false };
-        // The gradient of filters is read from results and images, in this order.
+        // Operands of the filter gradient, in this order: output gradient, images.
         let [a, b] = if pass == ConvPass::WeightGrad { [b, a] } else { [a, b] };
         self.products(0..1, [stack(out, c), stack(a, left), stack(b, right)], bias.is_some())
     }
@@ -466,7 +465,7 @@ impl<'a> Convolution<'a> {
             }
             Way::Direct(_) | Way::Patches => {}
         }
-        // The parts of the sum lie behind the patches.
+        // The parts follow the patches in the workspace.
         let patches = together(g) * g.groups * g.filter() * g.all_places();
         let parts = MatrixStack {
             at: self.columns.offset(patches as isize, computed.size_bytes()),
@@ -477,7 +476,7 @@ impl<'a> Convolution<'a> {
         for (first, count) in self.turns() {
             let patches = self.patches(x, first, count)?.transposed();
             let operands = [parts, self.results(y, first), patches];
-            // The first part of a later turn starts with the sum of those before.
+            // From the second turn on, the first part holds the sum of earlier turns.
             let continued = usize::from(first > 0);
             self.products(0..continued, operands, true)?;
             self.products(continued..count, operands, false)?;
@@ -488,7 +487,7 @@ impl<'a> Convolution<'a> {
         Ok(())
     }
 
-    /// Enqueues a filters' gradient, which `make` enqueues the parts of.
+    /// Enqueues a filter gradient: `make` enqueues its parts, which are then added.
     fn in_parts(&self, w: Address, parts: Parts, make: impl Fn(Address) -> Result<()>) -> Result<()> {
         match parts.stored() {
             0 => make(w),
@@ -499,7 +498,7 @@ impl<'a> Convolution<'a> {
         }
     }
 
-    /// Enqueues the sum of `count` parts of the filters' gradient, of the type that is computed in.
+    /// Enqueues the sum of `count` parts of the filter gradient, which have the compute type.
     fn add_parts(&self, (to, stored): (Address, DType), parts: Address, count: usize) -> Result<()> {
         let (dtype, size) = (self.dtype, self.geometry.all_filters() * self.geometry.filter());
         let args = [to.into(), parts.into(), Arg::U64(count as u64), Arg::U64(size as u64)];
@@ -511,7 +510,7 @@ impl<'a> Convolution<'a> {
         }
     }
 
-    /// The images that a workspace takes at a time: the first of them, and their number.
+    /// The turns: first image and number of images of each.
     fn turns(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (all, together) = (self.geometry.images, together(self.geometry));
         (0..all).step_by(together).map(move |first| (first, together.min(all - first)))
@@ -523,7 +522,7 @@ impl<'a> Convolution<'a> {
         x.offset(elements as isize, self.dtype.size_bytes())
     }
 
-    /// The results from those of image `first` on.
+    /// The outputs from image `first` on.
     fn results(&self, y: Address, first: usize) -> MatrixStack {
         let g = self.geometry;
         let elements = first * g.all_filters() * g.all_places();
@@ -542,7 +541,7 @@ impl<'a> Convolution<'a> {
         MatrixStack { at, dtype, each: row_major(g.filter(), g.all_places()), of_image: true }
     }
 
-    /// The patches of `count` images from `first` on: themselves, or columns, which are enqueued.
+    /// The patches of `count` images from `first` on: the images themselves, or columns from an enqueued im2col.
     fn patches(&self, x: Address, first: usize, count: usize) -> Result<MatrixStack> {
         let (g, images, columns) = (self.geometry, self.image(x, first), self.columns);
         if g.is_pointwise() {
@@ -578,7 +577,7 @@ impl<'a> Convolution<'a> {
         unsafe { product.enqueue(self.queue, at) }
     }
 
-    /// Enqueues a kernel of filters of one channel: of each image it makes `channels` planes of `size` elements, with a bias for each.
+    /// Enqueues a depthwise kernel with outputs [images, channels, size] and an optional bias per channel.
     fn depthwise(
         &self,
         kernel: &str,
@@ -593,7 +592,7 @@ impl<'a> Convolution<'a> {
         self.kernel(kernel, grid, args, 0)
     }
 
-    /// Enqueues a kernel of [`PROGRAMS`] on arguments that the numbers of the convolution follow.
+    /// Enqueues a kernel of [`PROGRAMS`]; the convolution's parameters are appended to the arguments.
     fn kernel<const N: usize>(
         &self,
         name: &str,
@@ -604,7 +603,7 @@ impl<'a> Convolution<'a> {
         self.kernel_of(&PROGRAMS, &[name], type_name(self.dtype, false), grid, args, planes)
     }
 
-    /// The same of a family's program for a type.
+    /// The same for another family and type.
     fn kernel_of<const N: usize>(
         &self,
         family: &'static Family,
@@ -621,7 +620,7 @@ impl<'a> Convolution<'a> {
         unsafe { self.queue.kernel(family.named(element), &kernel_name(name, element), grid, &args) }
     }
 
-    /// Enqueues the bias of each channel as its elements, or zeros: `[images, channels, elements]`.
+    /// Enqueues a fill of `[images, channels, elements]` with the bias of each channel, or with zeros.
     fn start(&self, out: Address, [images, channels, size]: [usize; 3], bias: Option<Address>) -> Result<()> {
         let bytes = self.dtype.size_bytes();
         let Some(bias) = bias else {

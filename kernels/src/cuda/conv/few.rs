@@ -1,4 +1,4 @@
-//! Convolutions of few channels and filters, with steps and dilations of 1: all that a thread block needs lies in its shared memory.
+//! Direct convolutions for few channels and filters, stride 1 and dilation 1; operands of a tile are in shared memory.
 
 use device::Result;
 use device::cuda::{Arg, Grid};
@@ -12,15 +12,15 @@ use crate::cuda::type_name;
 use crate::cuda::walk::{ByValue, MAX_Y};
 use crate::geometry::ConvGeometry;
 
-/// Whether filters see all channels, at all places, without steps.
+/// Whether there is one group, and stride and dilation are 1.
 fn is_dense(g: &ConvGeometry) -> bool {
     g.groups == 1 && g.window.stride == [1; 2] && g.window.dilation == [1; 2]
 }
 
-/// A convolution, or its images' gradient, without patches: a thread block has a tile of an image and a group of filters.
+/// Direct forward pass or input gradient: a thread block computes a tile of an image for a group of filters.
 #[derive(Clone, Debug)]
 pub(crate) struct Direct {
-    /// Filters of a group, and groups.
+    /// Filters per group, and number of groups.
     filters: usize,
     groups: usize,
 }
@@ -30,14 +30,14 @@ const TILE: [usize; 2] = [8, 64];
 const TILE_THREADS: u32 = 128;
 
 impl Direct {
-    /// Channels and filters, at most.
+    /// Most channels and filters.
     const FEW: usize = 32;
-    /// Filters of a group, at most.
+    /// Most filters per group.
     const WIDEST: usize = 16;
-    /// Results of a filter, at least: smaller ones leave a tile empty.
+    /// Least outputs per filter; smaller ones leave tiles mostly empty.
     const LARGE: usize = 64 * 64;
 
-    /// `None` where something else is made, or is made quicker.
+    /// `None` if unsupported, or if another algorithm is faster.
     pub(super) fn of(g: &ConvGeometry, pass: ConvPass) -> Option<Direct> {
         let (made, size) = match pass {
             ConvPass::Forward => (g.filters, g.all_places()),
@@ -60,12 +60,12 @@ impl Direct {
     }
 }
 
-/// How filters' gradients are summed where channels and filters are few: a thread has a row of a filter's channel. See the program.
+/// Filter gradient for few channels and filters: a thread computes a row of one filter and channel; see the program.
 #[derive(Clone, Debug)]
 pub(crate) struct Few {
-    /// Parts of the gradient, each of its size, and a thread block for each; their number is part of the order of additions.
+    /// Parts of the sum, one per thread block. Their number determines the order of additions.
     pub(super) parts: usize,
-    /// Threads of a block: one for each row of a filter's channel, or as many times that as share out the rows of places.
+    /// Threads of a block: one per filter row, or a multiple, which splits the rows of output positions.
     threads: u32,
     /// Elements in shared memory.
     elements: u32,
@@ -87,17 +87,17 @@ unsafe impl ByValue for Cut {}
 
 impl Few {
     const BLOCKS: usize = 256;
-    /// Of those that have parts of images: as many sums as a warp joins.
+    /// Most parts if images are split: as many as one warp combines.
     const MORE_BLOCKS: usize = BLOCK;
     const THREADS: usize = 512;
-    /// Elements of a filter's row, at most.
+    /// Most elements of a filter row.
     const WIDEST: usize = 8;
-    /// Threads of a block that has fewer rows of filters.
+    /// Threads of a block with fewer filter rows.
     const ENOUGH: usize = 256;
-    /// Elements that fit in a block's shared memory, whatever their type.
+    /// Elements of any type that fit into shared memory.
     const SHARED: usize = (48 << 10) / 8;
 
-    /// `None` where they are not few, or there are none.
+    /// `None` if there are too many, or none.
     pub(super) fn of(g: &ConvGeometry) -> Option<Few> {
         let ConvGeometry { images, channels, filters, places, window, .. } = *g;
         let [kh, kw] = window.kernel;
@@ -113,7 +113,7 @@ impl Few {
             let image = channels.saturating_mul(rows + kh).saturating_mul(columns + kw);
             image.saturating_add(filters.saturating_mul(rows).saturating_mul(columns + 1)) + Few::WIDEST
         };
-        // Halves of the longer side, until a tile fits.
+        // Halve the longer side until a tile fits.
         let mut tile = places;
         while elements(tile) > Few::SHARED {
             let longer = usize::from(tile[1] > tile[0]);
@@ -141,7 +141,7 @@ impl Few {
 }
 
 impl Convolution<'_> {
-    /// The results or the images' gradient, of what is read for that and of filters.
+    /// Enqueues the forward pass or the input gradient on (output, input, filters).
     pub(super) fn direct(
         &self,
         direct: &Direct,

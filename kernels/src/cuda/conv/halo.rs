@@ -1,4 +1,4 @@
-//! Convolutions on tensor cores, of tiles of places whose windows share what they see.
+//! Channels-last convolutions on tensor cores; a tile of output positions shares its input pixels in shared memory.
 
 use device::cuda::Grid;
 use device::{DType, Result};
@@ -12,26 +12,25 @@ use crate::cuda::{kernel_name, type_name};
 use crate::geometry::ConvGeometry;
 use crate::window::Window;
 
-/// Filters of a tile; as in the program.
+/// Filters per tile, as in the program.
 const FILTERS: usize = 64;
-/// Places of a tile of sums, as many as threads of a block, and bytes of a row of channels.
+/// Output positions per tile (one per thread), and bytes of a row of channels.
 const PLACES: usize = 256;
 const ROW_BYTES: usize = 80;
-/// The same of filters' gradients, of which a block has some of a row of the window's elements, and elements of a row.
+/// The same for filter gradients, window elements of a row per thread block, and elements of a row.
 const GRAD_PLACES: usize = 128;
 const GRAD_CHANNELS: usize = 64;
 const WIDE_ROW: usize = 72;
 const TAPS: usize = 3;
-/// Shared memory in which the sums of a tile are put in order.
+/// Shared memory for reordering a tile's outputs.
 const BAND_BYTES: usize = PLACES * (FILTERS + 4) * 4;
 
-/// A sum over what windows see, or the gradient of their filters, of operands with their channels last. A block has a tile of places at
-/// a time.
+/// Forward pass, input gradient or filter gradient of a channels-last convolution, by tiles of output positions.
 #[derive(Clone, Debug)]
 pub(crate) struct Halo {
     slide: Slide,
     pub(super) parts: Parts,
-    /// Tiles of filters, and of filters' gradients parts of windows, which are other blocks'.
+    /// Grid size along y: tiles of filters, times groups of window elements for filter gradients.
     down: usize,
     bytes: usize,
 }
@@ -59,24 +58,24 @@ struct Slide {
 // SAFETY: all fields are words of 32 bits, so `repr(C)` adds no padding.
 unsafe impl ByValue for Slide {}
 
-/// How planes of places are cut into tiles.
+/// Tiling of output planes.
 #[derive(Clone, Copy, Debug)]
 struct Tiling {
-    /// Columns of a tile, as a power of 2.
+    /// log2 of a tile's columns.
     log: u32,
     /// Tiles across a plane and down.
     tiles: [usize; 2],
-    /// Rows and columns that a tile's windows see.
+    /// Rows and columns of a tile's input pixels.
     seen: [usize; 2],
     /// Shared memory of a block.
     bytes: usize,
 }
 
 impl Tiling {
-    /// Shared memory of a block, at most, so that a multiprocessor has two.
+    /// Most shared memory per block, so that two blocks fit on a multiprocessor.
     const MOST_BYTES: usize = 99 << 10;
 
-    /// The fewest tiles that see the least; `None` where they have no room, or more than a third of them is empty.
+    /// The tiling with the fewest tiles and input pixels; `None` if none fits, or if more than a third of the positions would be empty.
     fn of(places: [usize; 2], window: &Window, pass: ConvPass, dtype: DType) -> Option<Tiling> {
         let is_grad = pass == ConvPass::WeightGrad;
         let size = if is_grad { GRAD_PLACES } else { PLACES };
@@ -112,15 +111,15 @@ impl Tiling {
 }
 
 impl Halo {
-    /// Channels and filters, at least: fewer leave a product's operands empty.
+    /// Least channels and filters; fewer leave tensor core operands mostly empty.
     pub(super) const LEAST: usize = 16;
-    /// Blocks of a filters' gradient that occupy a device; their number is part of the order of additions.
+    /// Thread blocks of a filter gradient that fill a device. Their number determines the order of additions.
     const ENOUGH: usize = 396;
 
-    /// `None` where something else is made, or is made quicker. F32 is rounded to TF32.
+    /// `None` if unsupported, or if another algorithm is faster. F32 is rounded to TF32.
     pub(super) fn of(g: &ConvGeometry, pass: ConvPass, dtype: DType) -> Option<Halo> {
         let is_reverse = pass == ConvPass::InputGrad;
-        // Sizes that are counted there are counted here.
+        // The program's numbers must stay below 2^29.
         let counted = g.groups == 1 && Implicit::of(g, pass, (dtype, false)).is_some();
         // Vectors of 16 bytes.
         let lanes = 16 / dtype.size_bytes();
@@ -134,7 +133,7 @@ impl Halo {
         let (mut seen, mut made) = ((g.image, g.channels), (g.places, g.filters));
         let mut first = g.window.padding.map(|padding| -(padding as i32));
         if is_reverse {
-            // What sees a pixel are the places before it: windows slide over the results, from before the first of them.
+            // Input gradient: windows slide over the output gradient and begin before its first position.
             (seen, made) = (made, seen);
             first = [0, 1].map(|axis| 1 - g.window.extent(axis) as i32 - first[axis]);
         }
@@ -168,7 +167,7 @@ impl Halo {
 }
 
 impl Convolution<'_> {
-    /// The results or an image's gradient of filters and what they see, or the parts of a filters' gradient of results and images.
+    /// Enqueues the forward pass or input gradient, or the parts of a filter gradient.
     pub(super) fn halo(
         &self,
         halo: &Halo,

@@ -1,4 +1,4 @@
-//! Convolutions as products of matrices on tensor cores, whose patches are not stored.
+//! Implicit GEMM convolutions on tensor cores.
 
 use device::cuda::Grid;
 use device::{DType, Result};
@@ -13,28 +13,27 @@ use crate::geometry::ConvGeometry;
 /// Rows and columns of a tile, and threads of a block; as in the program.
 const TILE: [usize; 2] = [64, 128];
 const TILE_THREADS: u32 = 256;
-/// Bytes of both factors' rows that a step takes.
+/// Bytes of the operands' rows per step.
 const STEP_BYTES: usize = 64;
-/// Rows of a tile that are written at a time; as in the program.
+/// Rows of a tile that are stored together, as in the program.
 const BAND: usize = 32;
-/// What sizes along an axis, and places with those of the padding, stay below.
+/// Exclusive bound of sizes along an axis, and of positions including padding.
 pub(super) const MOST: usize = 1 << 29;
-/// Elements of a window, at most, where some may lie outside of the image.
+/// Most elements of a window that may reach into the padding.
 const MOST_TAPS: usize = 64;
 
-/// A product of which a block has a tile, and for filters' gradients a part of the sums, too.
+/// Parameters of an implicit GEMM. A thread block computes a tile and, for filter gradients, a part of its sum.
 #[derive(Clone, Debug)]
 pub(crate) struct Implicit {
     product: Product,
-    /// The type of factors, and whether those of F32 are rounded.
+    /// Type of the operands, and whether F32 is rounded to TF32.
     element: (DType, bool),
     /// Tiles across and down.
     tiles: [usize; 2],
     pub(super) parts: Parts,
 }
 
-/// What is multiplied. Where windows lie side by side, the gradient of an image has a column for each place, with a row for each
-/// pixel there.
+/// Pass of the convolution. If windows do not overlap, the input gradient has a column per output position and a row per pixel of its window.
 #[derive(Clone, Copy, Debug)]
 enum Product {
     Forward,
@@ -58,16 +57,16 @@ struct Sizes {
 unsafe impl ByValue for Sizes {}
 
 impl Implicit {
-    /// Rows, columns and products of a sum, at least: fewer leave tiles empty.
+    /// Least rows, columns and terms of a sum; fewer leave tiles mostly empty.
     const LEAST: [usize; 3] = [16, 32, 32];
-    /// Blocks that occupy a device; their number is part of the order of additions.
+    /// Thread blocks that fill a device. Their number determines the order of additions.
     const ENOUGH: usize = 256;
-    /// Blocks with which a device is busy enough to be faster than with cuDNN's kernels.
+    /// Thread blocks from which on this is faster than cuDNN.
     const BUSY: usize = 96;
-    /// Steps that make a part worth the sum with the others.
+    /// Least steps per part of a sum.
     const LEAST_STEPS: usize = 8;
 
-    /// `None` where something else is made, or is made quicker.
+    /// `None` if unsupported, or if another algorithm is faster.
     pub(super) fn of(g: &ConvGeometry, pass: ConvPass, (dtype, exact): (DType, bool)) -> Option<Implicit> {
         let points = |size: usize| g.images.saturating_mul(size);
         let product = match pass {
@@ -89,7 +88,7 @@ impl Implicit {
         let planes = [g.channels.saturating_mul(g.pixels()), g.filters.saturating_mul(g.all_places())];
         let reach = [0, 1].map(|axis| g.window.extent(axis).saturating_add(g.window.padding[axis]));
         let fill_tiles = sizes.iter().zip(Implicit::LEAST).all(|(&size, least)| size >= least);
-        // How far a window's elements lie apart in a plane.
+        // Distance of window elements in a plane.
         let apart = reach[0].saturating_mul(g.image[1].max(g.places[1]));
         let counted = sizes
             .into_iter()
@@ -98,7 +97,7 @@ impl Implicit {
             .chain(g.image)
             .chain([apart])
             .all(|size| size < MOST);
-        // Of windows that lie within the image nothing is masked.
+        // Windows that lie within the image need no mask.
         let sees_all = g.is_tiled() && !matches!(product, Product::InputGrad);
         let is_other =
             dtype == DType::F64 || g.is_pointwise() || g.is_depthwise() || g.taps() > MOST_TAPS && !sees_all;
@@ -116,7 +115,7 @@ impl Implicit {
         Some(Implicit { product, element: (dtype, !exact), tiles, parts })
     }
 
-    /// Whether its tiles occupy a device, and multiply with nothing but what a sum has.
+    /// Whether there are enough tiles to fill a device. False for strided input gradients, most of whose terms are masked.
     pub(super) fn is_full(&self, g: &ConvGeometry) -> bool {
         let blocks = self.tiles[0] * self.tiles[1] * self.parts.all.max(1) * g.groups;
         let is_exact = self.element == (DType::F32, false);
@@ -130,7 +129,7 @@ impl Implicit {
 }
 
 impl Convolution<'_> {
-    /// The results, an image's gradient, or the parts of a filters' gradient, of two factors.
+    /// Enqueues the forward pass, the input gradient, or the parts of a filter gradient, from two operands.
     pub(super) fn implicit(
         &self,
         implicit: &Implicit,

@@ -1,4 +1,4 @@
-//! Functions of elements of which one takes what another one gives, as one command.
+//! Fuses elementwise ops with their elementwise consumers and with a reduction of the result.
 
 use device::cuda::Queue;
 use device::{Binder, Fused, Groups, Order, Result};
@@ -15,14 +15,14 @@ use crate::cuda::chain::Kernel;
 use crate::layout::Dst;
 use crate::par::Workers;
 
-/// The op of commands that are several in one.
+/// Op name of fused chains.
 const OP: &str = "fused";
-/// The most functions of one command.
+/// Most functions of a fused chain.
 const STEPS: usize = 24;
-/// From this cost on a command of a CPU is worth a thread of its own, and one that others can help with.
+/// Costs from which a CPU command is worth a thread of its own, and from which several threads can share it.
 const LONG: usize = 1 << 17;
 
-/// Makes one command of functions of which one takes what another gives.
+/// Fuses chains of elementwise functions.
 pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
     let chains = Chains { commands: fuser.commands(), order: fuser.order };
     let joins = |&command: &usize| {
@@ -44,7 +44,7 @@ struct Chains<'a> {
 }
 
 impl Chains<'_> {
-    /// Groups that are worth it: each command joins those that gave it its arguments, if it may.
+    /// Groups to fuse: each command joins the groups of its producers where allowed.
     fn groups(&self, mut groups: Groups) -> Groups {
         for command in 0..self.commands.all.len() {
             for argument in self.arguments(command) {
@@ -72,7 +72,7 @@ impl Chains<'_> {
         self.commands.of(command)
     }
 
-    /// Where what a function or a reduction takes begins.
+    /// Addresses of the arguments of a function or a reduction.
     fn arguments(&self, command: usize) -> SmallVec<[Dst<u8>; 3]> {
         match (self.function(command), self.fold(command)) {
             (Some(function), _) => function.operands[1..].iter().map(|argument| argument.at).collect(),
@@ -81,14 +81,13 @@ impl Chains<'_> {
         }
     }
 
-    /// The function that wrote an argument last.
+    /// The last function that wrote an argument.
     fn producer(&self, command: usize, argument: Dst<u8>) -> Option<usize> {
         let memory = self.commands.memory(command, argument)?;
         self.commands.writer(memory, command).filter(|&writer| self.function(writer).is_some())
     }
 
-    /// Whether commands that could run at once on a CPU, each for long, would come one after the other: those of the two
-    /// groups, and what else waits for the first.
+    /// Whether fusing would serialize long CPU commands that could run concurrently: those of the two groups, and others that wait for the first.
     fn delays(&self, groups: &Groups, earlier: &[usize], later: &[usize]) -> bool {
         let device = self.commands.plan.device();
         if !device.runs_on_host() || device.threads() == 1 {
@@ -107,8 +106,8 @@ impl Chains<'_> {
         others.any(|&other| later.iter().any(|&at| groups.were_unordered(other, at)))
     }
 
-    /// Whether others that take what a reduction takes would wait for that of a CUDA device: they are better off (on an H200 by up
-    /// to a tenth of a step) with functions that end first.
+    /// Whether other consumers of a reduction's argument would have to wait for the reduction on a CUDA device. Separate kernels, where the
+    /// elementwise part ends first, are then faster (on an H200 by up to a tenth of a step).
     fn is_wide(&self, producer: usize, command: usize) -> bool {
         let Some(fold) = self.fold(command) else { return false };
         let memory = self.commands.memory(command, fold.x);
@@ -118,7 +117,7 @@ impl Chains<'_> {
         others && !self.commands.plan.device().runs_on_host()
     }
 
-    /// The commands as one chain; `None` if they are none that keeps the bits, or too large a one.
+    /// The commands as one chain; `None` if fusing would change bits or the chain is too large.
     fn chain(&self, members: &[usize]) -> Option<Chain> {
         let stream = self.commands.plan.stream(members[0]);
         let apart =
@@ -139,7 +138,7 @@ impl Chains<'_> {
             return None;
         }
         let chain = draft.finish(|command, result| {
-            // A CPU folds what is in memory.
+            // CPU reductions read from memory.
             if folded.is_some_and(|fold| on_host && fold.x.0 == result.at.0) {
                 return true;
             }
@@ -154,7 +153,7 @@ impl Chains<'_> {
         fits.then_some(chain)
     }
 
-    /// The command that takes the place of a group.
+    /// The command that replaces a group.
     fn fused(&self, members: &[usize]) -> Option<Fused> {
         let chain = self.chain(members)?;
         let outputs = chain.outputs();
@@ -180,7 +179,7 @@ struct FusedChain {
     body: Body,
 }
 
-/// What a device needs to know of a chain beside it.
+/// Device-specific data of a chain.
 enum Body {
     Cpu(Blocks),
     Cuda(Box<Kernel>),

@@ -1,13 +1,12 @@
-//! What is the same in every replay.
+//! Constant folding: commands whose results are the same in every replay.
 
 use super::Commands;
 
-/// The most bytes of a memory that keeps its content: what is larger would take more than it saves.
+/// Largest memory that is kept; larger ones cost more than they save.
 const BYTES: usize = 1 << 12;
 
-/// The commands that write, of few bytes, what follows from nothing but the commands: values that are filled in, and what is made of
-/// them, unless that may fail. Who reads such a memory before it is changed has to be one of them, since the others find it as it is
-/// in the end.
+/// The commands that write few bytes which depend on constants only: fills, and infallible commands on their results. If such a memory is
+/// overwritten later, all readers of the earlier value must be among these commands, since others see the final value.
 pub(super) fn of(commands: &Commands<'_>) -> Vec<usize> {
     let plan = commands.plan;
     let is_known = |&command: &usize| commands.all[command].is_some() && !plan.may_fail(command);
@@ -18,7 +17,7 @@ pub(super) fn of(commands: &Commands<'_>) -> Vec<usize> {
         }
     };
     (0..plan.len()).filter(|command| !is_known(command)).for_each(|command| refuse(command, &mut other));
-    // A memory that is not constant is none for all of its users.
+    // A memory is constant for all of its users or for none.
     let mut is_open: Vec<bool> = (0..commands.users.len())
         .map(|memory| plan.is_planned(memory) && plan.addresses(memory).len() <= BYTES)
         .collect();

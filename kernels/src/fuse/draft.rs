@@ -1,24 +1,24 @@
-//! Chains as they are put together: which function takes what from where.
+//! Builds a chain: the inputs of each function are operands or results of earlier functions.
 
 use super::{Folded, Mapped};
 use crate::chain::{Chain, Fold, OPERANDS, Operand, Step, Value};
 
-/// What the functions of one command may cost for one element: a kernel's code grows with them.
+/// Most cost per element of a chain, which bounds the size of kernels.
 const STEPS_COST: usize = 128;
 
-/// A chain that is being put together.
+/// A chain under construction.
 #[derive(Default)]
 pub(super) struct Draft {
     inputs: Vec<Operand>,
-    /// What is in memory once the steps are done: which command wrote it, by which step.
+    /// Final contents of memories: writing command and step.
     written: Vec<(Operand, usize, usize)>,
     steps: Vec<Step>,
-    /// What is folded, and how.
+    /// The step that is reduced, and the reduction.
     fold: Option<(Operand, Fold)>,
 }
 
 impl Draft {
-    /// Adds a function; `None` if it takes or replaces what others wrote, or take, at other elements than its own.
+    /// Adds a function; `None` if it reads or overwrites elements of other functions at different positions than its own.
     pub(super) fn push(&mut self, command: usize, part: &Mapped) -> Option<()> {
         let [result, arguments @ ..] = &part.operands[..] else { return None };
         let elements = |draft: &Draft| draft.written.first().map(|(written, ..)| written.places.elements);
@@ -41,7 +41,7 @@ impl Draft {
         Some(())
     }
 
-    /// Adds a reduction of what a function gave; `None` if that is not the result as it is, or there is a reduction already.
+    /// Adds a reduction of a function's result; `None` if its argument is laid out differently, or if there is a reduction already.
     pub(super) fn fold(&mut self, part: &Folded) -> Option<()> {
         let Folded { op, dtype, axes, x, out, workspace } = part;
         let is_folded = |(written, ..): &&(Operand, usize, usize)| {
@@ -72,7 +72,7 @@ impl Draft {
         Some(Value::Operand(known.unwrap_or(self.inputs.len() - 1)))
     }
 
-    /// The chain, which writes those results of commands that are `needed` in memory.
+    /// The finished chain, which writes the results that are `needed` in memory.
     pub(super) fn finish(self, needed: impl Fn(usize, &Operand) -> bool) -> Option<Chain> {
         let Draft { inputs, written, mut steps, fold } = self;
         let elements = written.first()?.0.places.elements;

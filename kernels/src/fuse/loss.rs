@@ -1,4 +1,4 @@
-//! Cross-entropy and its gradient in one command, which reads the logits once.
+//! Fuses cross-entropy with its gradient, so that logits are read once.
 
 use device::cuda::Queue;
 use device::{Binder, DType, Result};
@@ -11,7 +11,7 @@ use crate::cuda::loss as cuda;
 use crate::loops::Classes;
 use crate::par::Workers;
 
-/// Cross-entropy of each row, on logits, labels, losses and the logarithms of sums.
+/// Cross-entropy; operands: logits, labels, losses, log-sums.
 #[derive(Clone)]
 pub(crate) struct Losses {
     pub(crate) dtype: DType,
@@ -19,7 +19,7 @@ pub(crate) struct Losses {
     pub(crate) operands: (Address, Address, Address, Address),
 }
 
-/// The gradient of the logits; the logits, the gradient of the losses and the logarithms of sums; and labels.
+/// Gradient of cross-entropy; operands: logit gradient; logits, loss gradient, log-sums; labels.
 type SlopeOperands = (Address, [Address; 3], Address);
 
 #[derive(Clone)]
@@ -30,7 +30,7 @@ pub(crate) struct LossSlopes {
 }
 
 impl LossSlopes {
-    /// Whether it is the gradient of these losses.
+    /// Whether this is the gradient of the given losses.
     fn is_of(&self, loss: &Losses) -> bool {
         let (own, other) = (&self.classes, &loss.classes);
         let (_, [logits, _, log_sums], labels) = self.operands;
@@ -43,7 +43,7 @@ impl LossSlopes {
     }
 }
 
-/// Lets the losses be made together with their gradient, where nothing that lies between needs them.
+/// Fuses losses with their gradient if no command in between uses them.
 pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
     fuser.pairs(|commands, second| {
         let slopes: &LossSlopes = commands.of(second)?;

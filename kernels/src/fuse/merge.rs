@@ -1,4 +1,4 @@
-//! The gradients of several batches, added up by the optimizer that takes their sum.
+//! Fuses the addition of several batches' gradients into the optimizer step.
 
 use std::collections::{HashMap, HashSet};
 use std::mem::MaybeUninit;
@@ -19,22 +19,22 @@ use crate::par::{Workers, for_range};
 use crate::rule_step::{RuleStep, Stepped};
 use crate::rules::{Accumulated, OPERANDS, ROUNDED};
 
-/// Elements of a part when a step is split over threads, and of the sums that a thread makes at a time.
+/// Elements per part when a step is split over threads, and elements that a thread sums at a time.
 const CHUNK: usize = 1 << 15;
 const BLOCK: usize = 1 << 10;
-/// The operand of a rule that is its gradient.
+/// Index of the gradient among a rule's operands.
 const GRADIENT: usize = 1;
 
-/// A step of one parameter.
+/// The optimizer step of one parameter.
 #[derive(Clone)]
 pub(crate) struct RuleUpdate {
     stepped: Stepped,
     operands: [Address; OPERANDS],
-    /// What is added to the gradient before.
+    /// Second summand of the gradient.
     addend: Option<Address>,
 }
 
-/// Lets the steps of optimizers add the gradients that nobody else takes the sum of.
+/// Fuses additions of gradients into optimizer steps if the sum has no other use.
 pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
     fuser.pairs(|commands, command| {
         let adder = adder(&commands, command)?;
@@ -46,7 +46,7 @@ fn steps<'a>(commands: &Commands<'a>, command: usize) -> Option<&'a [RuleUpdate]
     commands.of::<Vec<RuleUpdate>>(command).map(Vec::as_slice)
 }
 
-/// The command that added up a gradient which `command` takes, if it is a step of an optimizer.
+/// The command that computed a gradient of `command` as a sum, if `command` is an optimizer step.
 fn adder(commands: &Commands<'_>, command: usize) -> Option<usize> {
     let updates = steps(commands, command)?;
     let adds = |&adder: &usize| steps(commands, adder).is_some_and(|all| all.iter().all(RuleUpdate::adds));
@@ -54,7 +54,7 @@ fn adder(commands: &Commands<'_>, command: usize) -> Option<usize> {
     gradients.find_map(|at| commands.writer(commands.memory(command, at)?, command).filter(adds))
 }
 
-/// What the steps of `command` are with the additions of `adder`; `None` if somebody else needs a sum.
+/// The steps of `command` with the additions of `adder`; `None` if a sum has another use.
 fn merged(commands: &Commands<'_>, adder: usize, command: usize) -> Option<Fused> {
     let mut updates = steps(commands, command)?.to_vec();
     let mut takers: HashMap<usize, SmallVec<[usize; 2]>> = HashMap::new();
@@ -76,7 +76,7 @@ fn merged(commands: &Commands<'_>, adder: usize, command: usize) -> Option<Fused
         let alone = commands.plan.is_planned(memory) && later.all(|&user| user == command);
         let [taker] = takers.get(&memory)?[..] else { return None };
         let taker = &mut updates[taker];
-        // What is added must not be what a step of another parameter writes, or another sum.
+        // Summands must not be written by steps of other parameters, nor be other sums.
         if !alone || !taker.takes(add) || written.contains(&other) {
             return None;
         }
@@ -97,12 +97,12 @@ impl RuleUpdate {
         RuleUpdate { stepped, operands, addend: None }
     }
 
-    /// Whether it adds a gradient to another one, element by element.
+    /// Whether it is an elementwise sum of two gradients.
     fn adds(&self) -> bool {
         self.stepped.step.same_rule(&RuleStep::new(Accumulated, [], [])) && self.stepped.is_dense()
     }
 
-    /// Whether its gradient is the sum that `add` makes.
+    /// Whether its gradient is the result of `add`.
     fn takes(&self, add: &RuleUpdate) -> bool {
         let (own, other) = (&self.stepped, &add.stepped);
         self.operands[GRADIENT].0 == add.operands[0].0
@@ -112,7 +112,7 @@ impl RuleUpdate {
             && own.loops.elements == other.loops.elements
     }
 
-    /// The operands of a kernel, the addend last.
+    /// The operands of the kernel, with the second summand last.
     fn addresses(&self) -> [Address; OPERANDS] {
         let mut all = self.operands;
         if let Some(addend) = self.addend {
@@ -156,7 +156,7 @@ impl RuleUpdate {
     }
 }
 
-/// Steps of parameters, of which some add gradients first.
+/// Steps of several parameters; some add gradients first.
 struct Updates(Vec<RuleUpdate>);
 
 impl Fusion for Updates {

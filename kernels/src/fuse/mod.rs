@@ -1,4 +1,4 @@
-//! Fusing: fewer commands for a captured step. Each pass keeps all bits.
+//! Fusion of captured steps. Every pass preserves all bits.
 
 mod chains;
 mod constants;
@@ -27,16 +27,15 @@ pub(crate) use loss::{LossSlopes, Losses};
 use merge::RuleUpdate;
 pub(crate) use norms::NormForward;
 
-/// Makes a captured step one of fewer commands, which computes the same, bit for bit:
-/// - commands whose results nobody uses are left out;
-/// - those that always write the same few bytes run now, on `stream`, in memory by `allocate`;
-/// - functions of elements become one command with those that take what they give, and with a reduction of it; what only they
-///   use is not written any more;
-/// - cross-entropy and its gradient become one command, if the gradient of the losses is known by then;
-/// - a sum and the norm of its rows become one command, and so do the gradient of a norm's rows and what adds it to another one;
-/// - what adds up the gradients of several batches becomes a part of the optimizer's step.
+/// Reduces the number of commands of a captured step without changing its bits:
+/// - removes commands whose results are not used;
+/// - runs commands with small constant results once, now, on `stream`, in memory from `allocate`;
+/// - fuses elementwise functions with their elementwise consumers and with a reduction; intermediate results are not written;
+/// - fuses cross-entropy with its gradient, if the gradient of the losses is known by then;
+/// - fuses a sum with the norm of its rows, and the gradient of a norm with its addition to another gradient;
+/// - fuses the addition of several batches' gradients into the optimizer step.
 ///
-/// With [`Order::Streams`] commands are fused that follow each other in their stream.
+/// With [`Order::Streams`], only commands that follow each other in their stream are fused.
 ///
 /// # Errors
 /// Those of `allocate`, and as for [`Stream::launch`].
@@ -59,17 +58,17 @@ pub fn fuse(
     merge::fuse(&mut fuser)
 }
 
-/// What a command does, as one of the types that this module fuses.
+/// Description of a command, as one of the types that this module fuses.
 pub(crate) struct Fusible(Box<dyn Any>);
 
-/// A function on operands of which the first is its result.
+/// An elementwise function; the first operand is the output.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     function: Function,
     operands: SmallVec<[Operand; 4]>,
 }
 
-/// A reduction of elements that fill a range of memory.
+/// A reduction of a dense operand.
 #[derive(Debug)]
 pub(crate) struct Folded {
     op: ReduceOp,
@@ -81,13 +80,13 @@ pub(crate) struct Folded {
 }
 
 impl Fusible {
-    /// Of one of the types that this module fuses; always some.
+    /// Wraps one of the types that this module fuses; never `None`.
     pub(crate) fn of(what: impl Any) -> Option<Box<dyn Any>> {
         Some(Box::new(Fusible(Box::new(what))))
     }
 
-    /// A function as its command says of itself; `None` where fusing it would cost more than it saves, or is not known to be
-    /// right: the result has to fill its memory without gaps, and the innermost axis of arguments not to jump.
+    /// Describes an elementwise command; `None` if fusing it does not pay or is not supported: the output must be dense, and the innermost axis of
+    /// arguments contiguous or constant.
     pub(crate) fn function<const N: usize>(
         function: Function,
         places: &Places<N>,
@@ -103,7 +102,7 @@ impl Fusible {
         if fits { Fusible::of(Mapped { function, operands }) } else { None }
     }
 
-    /// A reduction of floats as its command says of itself.
+    /// Describes a reduction of floats.
     pub(crate) fn fold(
         how: Reduction,
         dtype: DType,
@@ -121,8 +120,7 @@ impl Fusible {
         Fusible::of(Folded { op, dtype, axes: axes.clone(), x, out, workspace })
     }
 
-    /// Steps of parameters, as their command says of itself; `None` if there are masters, whose parameters are converted on a
-    /// CPU.
+    /// Describes optimizer steps; `None` with master copies, whose parameters are converted on a CPU.
     pub(crate) fn steps(all: &[Stepped], operands: Vec<[Address; OPERANDS]>) -> Option<Box<dyn Any>> {
         let update = |(stepped, operands): (&Stepped, [Address; OPERANDS])| {
             (stepped.dtype == stepped.stored).then(|| RuleUpdate::new(stepped.clone(), operands))
@@ -132,23 +130,23 @@ impl Fusible {
     }
 }
 
-/// A plan whose commands are fused, and what is known of it now.
+/// A plan being fused, and an index of its current commands.
 struct Fuser<'a> {
     plan: &'a mut Plan,
     order: Order,
     known: Known,
 }
 
-/// The commands of a plan, as far as they are known.
+/// Read access to the commands of a plan.
 #[derive(Clone, Copy)]
 struct Commands<'a> {
     plan: &'a Plan,
     known: &'a Known,
 }
 
-/// What passes ask about all commands of a plan.
+/// Index of a plan's commands and memories.
 struct Known {
-    /// For each command, what it does.
+    /// Description of each command.
     all: Vec<Option<Fusible>>,
     /// For each memory, the commands that use it, in program order.
     users: Vec<SmallVec<[usize; 4]>>,
@@ -201,7 +199,7 @@ impl<'a> Fuser<'a> {
         }
     }
 
-    /// Makes one command of two where `pair` has one for a command and an earlier one, which it names.
+    /// Fuses pairs: for a command, `pair` returns an earlier command and the fused one.
     fn pairs(&mut self, pair: impl Fn(Commands<'_>, usize) -> Option<(usize, Fused)>) -> Result<()> {
         let commands = self.commands();
         let is_apart = |first, second| {
@@ -224,7 +222,7 @@ impl<'a> Fuser<'a> {
                 all.push((first, fused));
             }
         }
-        // As groups are gone through.
+        // In the order of groups.
         all.sort_by_key(|(first, _)| *first);
         self.replace(&groups, all.into_iter().map(|(_, fused)| fused).collect());
         Ok(())
@@ -232,7 +230,7 @@ impl<'a> Fuser<'a> {
 }
 
 impl<'a> Commands<'a> {
-    /// What a command does, if it is of this type.
+    /// A command's description, if it has this type.
     fn of<P: Any>(&self, command: usize) -> Option<&'a P> {
         self.known.all[command].as_ref()?.0.downcast_ref()
     }
@@ -242,17 +240,17 @@ impl<'a> Commands<'a> {
         self.plan.uses(command).iter().any(|&(used, _)| used == memory)
     }
 
-    /// Whether a memory is the plan's own and only these commands use it.
+    /// Whether a memory belongs to the plan and is used by these commands only.
     fn is_between(&self, memory: usize, commands: [usize; 2]) -> bool {
         self.plan.is_planned(memory) && self.users[memory].iter().all(|user| commands.contains(user))
     }
 
-    /// Whether a CPU would have to widen the elements, which fused commands do not.
+    /// Whether a CPU would have to widen the elements, which fused commands do not support.
     fn would_widen(&self, dtype: DType) -> bool {
         dtype.is_half() && self.plan.device().runs_on_host()
     }
 
-    /// The command in place of two, with those of their memories that it still uses.
+    /// The command that replaces two, with the memories that it still uses.
     fn fused(
         &self,
         op: &'static str,
@@ -266,7 +264,7 @@ impl<'a> Commands<'a> {
         Fused { op, uses, work: Box::new(FusedCommand { fusion, cost }) }
     }
 
-    /// The memory of a command in which an address lies.
+    /// The memory of a command that contains an address.
     fn memory(&self, command: usize, at: Address) -> Option<usize> {
         let (at, uses) = (at.0.addr(), self.plan.uses(command));
         let after = self.memories.partition_point(|(range, _)| range.start <= at);
@@ -278,18 +276,18 @@ impl<'a> Commands<'a> {
         {
             return Some(*memory);
         }
-        // Memories that the program made of one address may overlap.
+        // Memories that the program created from one address may overlap.
         let mut used = uses.iter().map(|&(memory, _)| memory);
         used.find(|&memory| is_in(&self.plan.addresses(memory)))
     }
 
-    /// The command that wrote a memory last before another one.
+    /// The last command before another one that wrote a memory.
     fn writer(&self, memory: usize, before: usize) -> Option<usize> {
         let writers = &self.writers[memory];
         writers.partition_point(|&writer| writer < before).checked_sub(1).map(|last| writers[last])
     }
 
-    /// The commands that wait for what another one writes to a memory: its users up to the next that writes it.
+    /// The commands that depend on a write to a memory: its users up to the next write.
     fn waiting(&self, memory: usize, writer: usize) -> &[usize] {
         let users = &self.known.users[memory];
         let users = &users[users.partition_point(|&user| user <= writer)..];
@@ -297,19 +295,19 @@ impl<'a> Commands<'a> {
         &users[..users.partition_point(|&user| user <= last)]
     }
 
-    /// The commands after another one that write a memory.
+    /// The commands behind another one that write a memory.
     fn later_writers(&self, memory: usize, after: usize) -> &[usize] {
         let writers = &self.known.writers[memory];
         &writers[writers.partition_point(|&writer| writer <= after)..]
     }
 }
 
-/// What takes the place of several commands.
+/// A fused command.
 trait Fusion: Send + Sync + 'static {
     /// See [`Work::may_fail`].
     const MAY_FAIL: bool = false;
 
-    /// The type that a CPU runs it in, F32 or F64.
+    /// Compute type on a CPU, F32 or F64.
     fn dtype(&self) -> DType {
         DType::F32
     }

@@ -1,4 +1,4 @@
-//! Norms of sums, and gradients of norms that are added to others: one kernel does both and reads each element once.
+//! Fuses a sum with the norm of its rows, and the gradient of a norm with its addition to another gradient. Each element is read once.
 
 use std::any::Any;
 
@@ -18,29 +18,29 @@ use crate::loops::Places;
 use crate::norms::NormRows;
 use crate::par::{Workers, for_range};
 
-/// About how many elements a thread of a CPU adds before it goes on with them.
+/// Elements that a CPU thread adds before it normalizes them, about.
 const CHUNK: usize = 1 << 13;
 
 /// Mean, if there is one, and rstd of the rows.
 type Statistics = (Option<Address>, Address);
-/// Result, elements, weight and bias, and statistics.
+/// Output, input, weight and bias, statistics.
 type NormOperands = (Address, Address, [Option<Address>; 2], Statistics);
-/// The gradient of the result, the elements and the weight; statistics; the gradients of elements, weight and bias; a workspace.
+/// Output gradient, input and weight; statistics; gradients of input, weight and bias; workspace.
 type SlopeOperands =
     (([Address; 2], Option<Address>), Statistics, (Option<Address>, [Option<Address>; 2]), Option<Address>);
 
-/// A norm of each row.
+/// A row normalization.
 #[derive(Clone)]
 pub(crate) struct NormForward {
     pub(crate) op: &'static str,
-    /// Of elements, and of weights.
+    /// Types of elements and of weights.
     pub(crate) dtypes: [DType; 2],
     pub(crate) rows: (NormRows, usize),
     pub(crate) eps: f64,
     pub(crate) operands: NormOperands,
 }
 
-/// The gradients of a norm, that of the elements among them.
+/// The gradients of a row normalization, including that of the input.
 #[derive(Clone)]
 struct NormSlopes {
     op: &'static str,
@@ -61,12 +61,12 @@ impl Fusible {
     }
 }
 
-/// Elements of all rows.
+/// Number of elements of all rows.
 fn elements((rows, count): (NormRows, usize)) -> usize {
     rows.row() * count
 }
 
-/// Lets norms add first, and gradients of norms then, where nothing that lies between needs one of the two.
+/// Fuses sums into norms, and additions into gradients of norms, if no command in between interferes.
 pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
     fuser.pairs(|commands, second| {
         let norm: &NormForward = commands.of(second)?;
@@ -75,7 +75,7 @@ pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
     })?;
     fuser.pairs(|commands, second| {
         let sum = Sum::of(commands.of(second)?)?;
-        // The one that comes last has the others before it.
+        // Only the last writer has all others before it.
         let mut firsts = sum.terms.map(|term| commands.writer(commands.memory(second, term.at)?, second));
         firsts.sort_unstable();
         let fused = |first| Some((first, added_gradient(&commands, [first, second], &sum)?));
@@ -83,7 +83,7 @@ pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
     })
 }
 
-/// Two tensors and where their sum goes, element by element.
+/// An elementwise sum of two tensors.
 struct Sum<'a> {
     dtype: DType,
     out: &'a Operand,
@@ -100,7 +100,7 @@ impl<'a> Sum<'a> {
     }
 }
 
-/// Behind how many rows of `len` elements an operand that has no gaps begins again; `None` if it lies otherwise.
+/// Number of rows of `len` elements after which a dense operand repeats; `None` for other layouts.
 fn period(operand: &Operand, len: usize) -> Option<usize> {
     let places = &operand.places;
     let elements = match &places.axes[..] {
@@ -111,13 +111,13 @@ fn period(operand: &Operand, len: usize) -> Option<usize> {
     (len > 0 && elements > 0 && elements.is_multiple_of(len)).then_some(elements / len)
 }
 
-/// A sum and the norm of its rows as one command; `None` if they are something else, or one touches what is the other's.
+/// A sum fused with the norm of its rows; `None` if the commands do not match or their memories conflict.
 fn norm_of_sum(commands: &Commands<'_>, pair: [usize; 2], norm: &NormForward) -> Option<Fused> {
     let [first, second] = pair;
     let Sum { dtype, out, terms } = Sum::of(commands.of(first)?)?;
     let (_, sum, affine, _) = norm.operands;
     let is_its = out.at.0 == sum.0 && dtype == norm.dtypes[0] && out.places.elements == elements(norm.rows);
-    // Rows of groups have weights in turn.
+    // Rows of several groups have different weights.
     if !is_its || norm.rows.0.groups != 1 || commands.would_widen(dtype) {
         return None;
     }
@@ -127,19 +127,19 @@ fn norm_of_sum(commands: &Commands<'_>, pair: [usize; 2], norm: &NormForward) ->
     if reads_sum || later.any(|&(memory, write)| write && commands.uses(first, memory)) {
         return None;
     }
-    // An element of a term that is none of the sum's own must stay until all rows have read it.
+    // A term that partly aliases the sum would be overwritten before all rows have read it.
     if terms.iter().any(|term| term.meets(out) && !term.is(out)) {
         return None;
     }
     let [a, b] = terms.map(|term| Some((term.at, period(term, norm.rows.0.row())?)));
     let inner = commands.is_between(x, pair) && terms.iter().all(|term| !term.meets(out));
-    // A CPU has it in memory before it goes on.
+    // A CPU writes the sum to memory before it normalizes.
     let written = commands.plan.device().runs_on_host() || !inner;
     let added = Added { norm: norm.clone(), terms: [a?, b?], sum: written.then_some(sum) };
     Some(commands.fused(norm.op, pair, |memory| written || memory != x, added))
 }
 
-/// A gradient of a norm's rows and what adds it to another one as one command; `None` as for [`norm_of_sum`].
+/// The gradient of a norm fused with its addition to another gradient; `None` as for [`norm_of_sum`].
 fn added_gradient(commands: &Commands<'_>, pair: [usize; 2], sum: &Sum<'_>) -> Option<Fused> {
     let [first, second] = pair;
     let slopes: &NormSlopes = commands.of(first)?;
@@ -154,13 +154,13 @@ fn added_gradient(commands: &Commands<'_>, pair: [usize; 2], sum: &Sum<'_>) -> O
     }
     let (own, to) = (commands.memory(first, of_x)?, commands.memory(second, out.at)?);
     let from = commands.memory(second, other.at)?;
-    // Others may take the sum, where it replaces the gradient.
+    // If the sum replaces the gradient in place, other commands may use it.
     let inner = own == to && out.at.0 == dx.at.0 || commands.is_between(own, pair);
     let earlier = commands.plan.uses(first);
     if !inner || own == from || earlier.contains(&(from, true)) || own != to && commands.uses(first, to) {
         return None;
     }
-    // A CPU has the gradient in memory before it goes on.
+    // A CPU writes the gradient to memory before it adds.
     let on_host = commands.plan.device().runs_on_host();
     let is_used = |memory| on_host || own == to || memory != own;
     let after = dx.at.0 == b.at.0;
@@ -168,12 +168,12 @@ fn added_gradient(commands: &Commands<'_>, pair: [usize; 2], sum: &Sum<'_>) -> O
     Some(commands.fused(slopes.op, pair, is_used, merged))
 }
 
-/// A norm of a sum.
+/// A sum fused with a norm.
 struct Added {
     norm: NormForward,
-    /// What is added, and behind how many rows each begins again.
+    /// The terms, and the number of rows after which each repeats.
     terms: [(Address, usize); 2],
-    /// Where the sum goes.
+    /// Address of the sum, if it is written.
     sum: Option<Address>,
 }
 
@@ -229,11 +229,11 @@ impl Fusion for Added {
     }
 }
 
-/// The gradients of a norm, of which that of the elements is added to another one.
+/// The gradients of a norm, with the input gradient added to another gradient.
 struct Merged {
     slopes: NormSlopes,
     other: Address,
-    /// Whether the other one comes first in the sum.
+    /// Whether the other gradient is the first summand.
     after: bool,
     out: Address,
 }

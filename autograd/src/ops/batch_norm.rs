@@ -5,7 +5,6 @@
 use tensor::fused::{self, Activation};
 use tensor::{BatchStatistics, CompareOp, Result, Tensor, grad};
 
-use super::normalize::parameter;
 use super::{Draw, Sample};
 use crate::{Save, Var, Vjp, is_recording, record};
 
@@ -41,6 +40,15 @@ impl Var {
     ) -> Result<Var> {
         Ok(batch_norm(self, Some([mean, var]), [weight, bias], eps, Activation::None)?.0)
     }
+}
+
+/// A parameter of an op on `x` in the type that is computed in, if it is of the elements' type.
+fn parameter(x: &Var, parameter: Option<&Var>) -> Result<Option<Var>> {
+    let widened = |parameter: &Var| match parameter.dtype() {
+        dtype if dtype == x.dtype() => parameter.to_dtype(dtype.compute_dtype()),
+        _ => Ok(parameter.clone()),
+    };
+    parameter.map(widened).transpose()
 }
 
 /// [`Var::batch_norm`], or [`Var::batch_norm_with`] for a `given` mean and variance, and an activation in the same pass, forward and

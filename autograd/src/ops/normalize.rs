@@ -7,15 +7,6 @@ use tensor::{DType, Norm, Result};
 use super::Dims;
 use crate::{Grads, Save, Var, Vjp, is_recording, record};
 
-/// A parameter of an op on `x` in the type that is computed in, if it is of the elements' type.
-pub(super) fn parameter(x: &Var, parameter: Option<&Var>) -> Result<Option<Var>> {
-    let widened = |parameter: &Var| match parameter.dtype() {
-        dtype if dtype == x.dtype() => parameter.to_dtype(dtype.compute_dtype()),
-        _ => Ok(parameter.clone()),
-    };
-    parameter.map(widened).transpose()
-}
-
 /// Normalizes `x` and records it. The first gradient is made by one kernel; a recorded one is made of ops, so that it can
 /// be differentiated again.
 pub(super) fn normalize(norm: Norm, x: &Var, weight: Option<&Var>, bias: Option<&Var>) -> Result<Var> {

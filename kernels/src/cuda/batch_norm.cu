@@ -48,7 +48,7 @@ __device__ inline void statistics(ToStatistics to, const S* x, const Channels& c
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_statistics_columns, DTYPE)(
     T* mean, T* var, const S* x, u64 channels, u64 pixels, Deviation<T>* states, const __grid_constant__ Units cut) {
     auto of = [&](u64 first, const BlockLane& block) {
-        auto load = [&](u64 pixel) { return pack_of(x + first, pixel, channels); };
+        auto load = [&](u64 pixel) { return row_pack(x + first, pixel, channels); };
         auto all = Each<Deviations<T>>::empty();
         T sums[PACK] = {};
         for_rows_ahead(block, load, [&](const Pack<S, PACK>& pack) {
@@ -147,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(batch_norm_sums_c
         struct Pixel {
             Pack<S, PACK> x, g;
         };
-        auto load = [&](u64 pixel) -> Pixel { return {pack_of(x + first, pixel, channels), pack_of(g + first, pixel, channels)}; };
+        auto load = [&](u64 pixel) -> Pixel { return {row_pack(x + first, pixel, channels), row_pack(g + first, pixel, channels)}; };
         auto sums = Each<TwoSums<T>>::empty();
         Affine affine[PACK];
 #pragma unroll

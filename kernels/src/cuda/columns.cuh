@@ -38,4 +38,4 @@ template <class Load, class Body> __device__ inline void for_rows_ahead(const Bl
     }
 }
 // The pack at `at` in a row of a matrix with `columns` columns.
-__device__ inline Pack<S, PACK> pack_of(const S* at, i64 row, i64 columns) { return *(const Pack<S, PACK>*)(at + row * columns); }
+__device__ inline Pack<S, PACK> row_pack(const S* at, i64 row, i64 columns) { return *(const Pack<S, PACK>*)(at + row * columns); }

@@ -32,7 +32,7 @@ struct WeightColumns {
     __device__ Each<TwoSums<T>>::State operator()(u64 first, const BlockLane& block) const {
         auto sums = Each<TwoSums<T>>::empty();
         auto load = [&](u64 row) -> Row {
-            return {pack_of(x + first, row, channels), pack_of(g + first, row, channels), mean ? mean[row] : 0, rstd[row]};
+            return {row_pack(x + first, row, channels), row_pack(g + first, row, channels), mean ? mean[row] : 0, rstd[row]};
         };
         for_rows_ahead(block, load, [&](const Row& row) {
 #pragma unroll

@@ -7,7 +7,7 @@ __device__ inline void reduce_columns(O* out, const S* x, typename What::Fold::S
     using Fold = typename What::Fold;
     auto of = [&](u64 first, const BlockLane& block) {
         auto state = Each<Fold>::empty();
-        auto load = [&](u64 row) { return pack_of(x + first, (i64)row, along); };
+        auto load = [&](u64 row) { return row_pack(x + first, (i64)row, along); };
         for_rows_ahead(block, load, [&](const Pack<S, PACK>& pack) {
 #pragma unroll
             for (int v = 0; v < PACK; ++v) {

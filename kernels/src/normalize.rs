@@ -2,11 +2,10 @@
 
 use device::{Error, Result, Stream};
 
-use crate::command::{Command, for_float, no_scalars};
+use crate::command::{Command, for_float};
 use crate::cpu::normalize as cpu;
 use crate::cuda::needs;
 use crate::cuda::normalize as cuda;
-use crate::fuse::{Fusible, NormForward};
 use crate::layout::View;
 use crate::norms::NormRows;
 
@@ -63,17 +62,15 @@ pub fn normalize(
         let weights = weight.or(bias).map_or(dtype, |view| view.dtype);
         let affine = [weight, bias].map(|view| view.map(|view| view.read::<T>().exact_if(weights != dtype)));
         let statistics = (mean.map(|view| view.write::<T>().exact()), rstd.write::<T>().exact());
-        Command::new(op, (out.write::<T>(), x.read::<T>(), affine, statistics)).cost(elements, 4).launch(
+        Command::new(op, (out.write::<T>(), x.read::<T>(), affine, statistics)).cost(elements, 4).run(
             stream,
             (rows, count),
-            no_scalars,
-            move |&rows, operands| Fusible::of(NormForward { op, dtypes: [dtype, weights], rows, eps, operands }),
-            // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::launch`.
+            // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::run`.
             move |rows, workers, (out, x, affine, statistics)| unsafe {
                 cpu::forward(rows, workers, eps, (out, x), affine, statistics);
             },
             move |rows, queue, (out, x, affine, statistics)| {
-                cuda::normalize(queue, [dtype, weights], rows, eps, (out, (x, rows.1), None, None), affine, statistics)
+                cuda::normalize(queue, [dtype, weights], rows, eps, [out, x], affine, statistics)
             },
         )
     })
@@ -126,17 +123,15 @@ pub fn normalize_grad(
         let sums = [to.weight, to.bias].map(|view| view.map(|view| view.write::<T>().exact_if(is_exact)));
         let grads = (to.x.map(View::write::<T>), sums);
         let read = ([g, x].map(View::read::<T>), weight.map(|view| view.read::<T>().exact_if(is_exact)));
-        Command::new(op, (read, statistics, grads, workspace)).cost(elements, 8).launch(
+        Command::new(op, (read, statistics, grads, workspace)).cost(elements, 8).run(
             stream,
             (rows, count),
-            no_scalars,
-            move |rows, operands| Fusible::norm_grad(op, [dtype, weights], *rows, operands),
-            // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::launch`.
+            // SAFETY: `rows` was made from the shapes of these contiguous operands; see `Command::run`.
             |rows, workers, (read, statistics, grads, _)| unsafe {
                 cpu::backward(rows, workers, read, statistics, grads);
             },
             move |rows, queue, (read, statistics, (dx, sums), workspace)| {
-                cuda::gradient(queue, [dtype, weights], rows, read, statistics, (dx, None, sums), workspace)
+                cuda::gradient(queue, [dtype, weights], rows, read, statistics, (dx, sums), workspace)
             },
         )
     })

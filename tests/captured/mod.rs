@@ -7,7 +7,6 @@ mod graphs;
 mod indexed;
 mod losses;
 mod merged;
-mod norms;
 mod optimizers;
 mod outputs;
 mod plans;

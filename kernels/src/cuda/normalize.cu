@@ -92,13 +92,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(normal
 
 // Rows of elements are contiguous; the elements of a weight may be strided.
 ROW_KERNELS(normalize,
-            (S* out, S* sum, const S* first, const S* second, u64 first_rows, u64 second_rows, const void* weight,
-             const void* bias, T* mean, T* rstd, const __grid_constant__ RowNorm norm, f64 eps, u32 lanes),
-            normalize<Group>(out, Terms{first, second, first_rows, second_rows, sum}, weight, bias, mean, rstd, norm, eps, lanes))
+            (S* out, const S* x, const void* weight, const void* bias, T* mean, T* rstd, const __grid_constant__ RowNorm norm,
+             f64 eps, u32 lanes),
+            normalize<Group>(out, x, weight, bias, mean, rstd, norm, eps, lanes))
 ROW_KERNELS(normalize_grad,
             (S* dx, const S* g, const S* x, const void* weight, const T* mean, const T* rstd,
-             const __grid_constant__ RowNorm norm, u32 lanes, const S* other),
-            gradient<Group>(dx, other, g, x, weight, mean, rstd, norm, lanes))
+             const __grid_constant__ RowNorm norm, u32 lanes),
+            gradient<Group>(dx, g, x, weight, mean, rstd, norm, lanes))
 WEIGHT_KERNELS(normalize_weights,
              (void* dweight, void* dbias, u32 stored, const S* g, const S* x, const T* mean, const T* rstd,
               const __grid_constant__ RowNorm norm, Two<T>* states, const __grid_constant__ Units cut, u32 lanes),

@@ -50,54 +50,15 @@ __device__ inline Pack<T, PACK> weights_of(const Weights& from, const RowNorm& n
     });
 }
 
-__device__ inline u64 remainder(u64 a, u64 b) { return a - quotient(a, b) * b; }
-
-// Input rows: `first`, or `first + second` if `second` is not null. The sum is rounded to S, as if it went through memory, and written to
-// `sum` if that is not null; `sum` may alias a term. Each term repeats after its number of rows.
-struct Terms {
-    const S* first;
-    const S* second;
-    u64 first_rows;
-    u64 second_rows;
-    S* sum;
-
-    struct Row {
-        Line<const S> first, second;
-
-        __device__ Held<S> read(const BlockLane& block, S) const {
-            Held<S> sums = first.read(block);
-            if (second.at) {
-                Held<S> others = second.read(block);
-#pragma unroll
-                for (int slot = 0; slot < EACH; ++slot) {
-                    S sum;
-                    sum = add_rounded(sums[slot], others[slot]);
-                    sums[slot] = sum;
-                }
-            }
-            return sums;
-        }
-    };
-    __device__ Row row(const RowNorm& norm, u64 row) const {
-        u64 first_row = second ? remainder(row, first_rows) : row, second_row = second ? remainder(row, second_rows) : 0;
-        return {norm.line(first, first_row), norm.line(second, second_row)};
-    }
-    __device__ void write(const RowNorm& norm, u64 row, const BlockLane& block, const Held<S>& x) const {
-        if (sum) {
-            norm.line(sum, row).write(block, [&](int slot) { return x[slot]; });
-        }
-    }
-};
-
 // out = (x - mean) rstd weight + bias; `mean`, `weight` and `bias` may be null.
 template <class Group>
-__device__ inline void normalize(S* out, const Terms& from, const void* weight, const void* bias, T* mean, T* rstd,
+__device__ inline void normalize(S* out, const S* x, const void* weight, const void* bias, T* mean, T* rstd,
                                  const RowNorm& norm, f64 eps, u32 lanes) {
     for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
         row = exists ? row : 0;
         Line<S> to = norm.line(out, row);
-        RowOf<Group, S, Terms::Row> xs(group, from.row(norm, row), len);
+        RowOf<Group, S> xs(group, norm.line(x, row), len);
         T centre = 0;
         if (mean && Group::HOLDS) {
             T sum = group.template fold_blocks<Sum<T>>(all, len, [&](const BlockLane& block) {
@@ -133,7 +94,6 @@ __device__ inline void normalize(S* out, const Terms& from, const void* weight, 
         Weights weights = norm.weights(weight, row), biases = norm.weights(bias, row);
         group.each_block(len, [&](const BlockLane& block) {
             const Held<S>& x = xs.read(block);
-            from.write(norm, row, block, x);
             Pack<T, PACK> w, b;
             to.write(block, [&](int slot) {
                 if (slot % PACK == 0) {
@@ -145,10 +105,9 @@ __device__ inline void normalize(S* out, const Terms& from, const void* weight, 
     });
 }
 
-// dx = rstd (d - mean(d) - h mean(d h)) with h = (x - mean) rstd and d = g weight; the term mean(d) is dropped if `mean` is null. If `other`
-// is not null, it is added to dx rounded to S; dx may alias it.
+// dx = rstd (d - mean(d) - h mean(d h)) with h = (x - mean) rstd and d = g weight; the term mean(d) is dropped if `mean` is null.
 template <class Group>
-__device__ inline void gradient(S* dx, const S* other, const S* g, const S* x, const void* weight, const T* mean, const T* rstd,
+__device__ inline void gradient(S* dx, const S* g, const S* x, const void* weight, const T* mean, const T* rstd,
                                 const RowNorm& norm, u32 lanes) {
     for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
@@ -173,15 +132,11 @@ __device__ inline void gradient(S* dx, const S* other, const S* g, const S* x, c
         group.each_block(len, [&](const BlockLane& block) {
             const Held<S>&x = row_x.read(block), &g = row_g.read(block);
             Pack<T, PACK> w;
-            Pack<S, PACK> others;
             to.write(block, [&](int slot) {
                 if (slot % PACK == 0) {
                     w = weights_of(weights, norm, block, slot / PACK, 1);
-                    others = other ? norm.line(other, row).read(block, slot / PACK, S()) : others;
                 }
-                S dx;
-                dx = mul_rounded(g[slot] * w.at[slot % PACK] - shift - (x[slot] - centre) * scale * slope, scale);
-                return other ? add_rounded((T)dx, (T)others.at[slot % PACK]) : (T)dx;
+                return mul_rounded(g[slot] * w.at[slot % PACK] - shift - (x[slot] - centre) * scale * slope, scale);
             });
         });
     });

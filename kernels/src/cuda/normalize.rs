@@ -55,47 +55,39 @@ pub(crate) fn workspace(rows: &(NormRows, usize)) -> usize {
     of(weight_threads(rows).1).max(columns(rows).map_or(0, of))
 }
 
-/// A term of a sum, and the number of rows after which it repeats.
-type Term = (Address, usize);
-
-/// Normalizes the first term, or the sum of both terms, which is also written to `sum`. `dtypes`: of elements and of weights.
+/// Normalizes `x`. `dtypes`: of elements and of weights.
 pub(crate) fn normalize(
     queue: &Queue<'_>,
     dtypes @ [dtype, _]: [DType; 2],
     rows: &(NormRows, usize),
     eps: f64,
-    (out, first, second, sum): (Address, Term, Option<Term>, Option<Address>),
+    [out, x]: [Address; 2],
     affine: [Option<Address>; 2],
     (mean, rstd): (Option<Address>, Address),
 ) -> Result<()> {
-    let (first, first_rows) = first;
-    let (second, second_rows) = (second.map(|(at, _)| at), second.map_or(1, |(_, rows)| rows));
-    let norm = numbers(queue.op(), rows, dtypes, &[Some(out), Some(first), second, sum], &affine)?;
+    let norm = numbers(queue.op(), rows, dtypes, &[Some(out), Some(x)], &affine)?;
     let len = rows.0.row();
     let threads = RowThreads::holding(rows.1, len, 1, len as isize, dtype);
     let [weight, bias] = affine.map(Arg::from);
-    let [first_rows, second_rows] = [first_rows, second_rows].map(|rows| Arg::U64(rows as u64));
     let (eps, lanes) = (Arg::F64(eps), Arg::U32(threads.lanes));
-    let (out, sum, first, second) = (Arg::from(out), Arg::from(sum), Arg::from(first), Arg::from(second));
-    let (mean, rstd, norm) = (mean.into(), rstd.into(), norm.arg());
-    let args = [out, sum, first, second, first_rows, second_rows, weight, bias, mean, rstd, norm, eps, lanes];
+    let args = [out.into(), x.into(), weight, bias, mean.into(), rstd.into(), norm.arg(), eps, lanes];
     let kernel = ["normalize", threads.group.name()];
     // SAFETY: the kernel takes these arguments, and the rows are those of the operands. A thread reads an element
     // before it writes one at the same address.
     unsafe { PROGRAMS.kernel(queue, &kernel, dtype, threads.grid(queue, Units::WHOLE), &args) }
 }
 
-/// The gradients. `dtypes`: of elements and of weights. If `other` is given, it is added to `dx`, which may alias it.
+/// The gradients. `dtypes`: of elements and of weights.
 pub(crate) fn gradient(
     queue: &Queue<'_>,
     dtypes @ [dtype, _]: [DType; 2],
     all @ &(rows, count): &(NormRows, usize),
     ([g, x], weight): ([Address; 2], Option<Address>),
     (mean, rstd): (Option<Address>, Address),
-    (dx, other, [dweight, dbias]): (Option<Address>, Option<Address>, [Option<Address>; 2]),
+    (dx, [dweight, dbias]): (Option<Address>, [Option<Address>; 2]),
     workspace: Option<Address>,
 ) -> Result<()> {
-    let norm = numbers(queue.op(), all, dtypes, &[dx, other, Some(g), Some(x)], &[weight])?;
+    let norm = numbers(queue.op(), all, dtypes, &[dx, Some(g), Some(x)], &[weight])?;
     let (len, weights, [.., packed, _, stored]) = (rows.row(), rows.weights(), norm);
     let [g, x, rstd] = [g, x, rstd].map(Arg::from);
     let [weight, mean] = [weight, mean].map(Arg::from);
@@ -103,7 +95,7 @@ pub(crate) fn gradient(
         let threads = RowThreads::holding(count, len, 1, len as isize, dtype);
         let (grid, lanes, group) =
             (threads.grid(queue, Units::WHOLE), Arg::U32(threads.lanes), threads.group.name());
-        let args = [dx.into(), g, x, weight, mean, rstd, norm.arg(), lanes, other.into()];
+        let args = [dx.into(), g, x, weight, mean, rstd, norm.arg(), lanes];
         // SAFETY: the kernel takes these arguments, and the rows are those of the operands. A thread reads an element
         // before it writes one at the same address.
         unsafe { PROGRAMS.kernel(queue, &["normalize_grad", group], dtype, grid, &args)? };

@@ -5,7 +5,6 @@ mod constants;
 mod draft;
 mod loss;
 mod merge;
-mod norms;
 
 use std::any::Any;
 use std::ops::{Deref, Range};
@@ -25,14 +24,12 @@ use crate::rule_step::Stepped;
 use crate::rules::OPERANDS;
 pub(crate) use loss::{LossSlopes, Losses};
 use merge::RuleUpdate;
-pub(crate) use norms::NormForward;
 
 /// Reduces the number of commands of a captured step without changing its bits:
 /// - removes commands whose results are not used;
 /// - runs commands with small constant results once, now, on `stream`, in memory from `allocate`;
 /// - fuses elementwise functions with their elementwise consumers and with a reduction; intermediate results are not written;
 /// - fuses cross-entropy with its gradient, if the gradient of the losses is known by then;
-/// - fuses a sum with the norm of its rows, and the gradient of a norm with its addition to another gradient;
 /// - fuses the addition of several batches' gradients into the optimizer step.
 ///
 /// With [`Order::Streams`], only commands that follow each other in their stream are fused.
@@ -54,7 +51,6 @@ pub fn fuse(
     }
     chains::fuse(&mut fuser)?;
     loss::fuse(&mut fuser)?;
-    norms::fuse(&mut fuser)?;
     merge::fuse(&mut fuser)
 }
 
@@ -238,11 +234,6 @@ impl<'a> Commands<'a> {
     /// Whether a command uses a memory.
     fn uses(&self, command: usize, memory: usize) -> bool {
         self.plan.uses(command).iter().any(|&(used, _)| used == memory)
-    }
-
-    /// Whether a memory belongs to the plan and is used by these commands only.
-    fn is_between(&self, memory: usize, commands: [usize; 2]) -> bool {
-        self.plan.is_planned(memory) && self.users[memory].iter().all(|user| commands.contains(user))
     }
 
     /// Whether a CPU would have to widen the elements, which fused commands do not support.

@@ -8,7 +8,8 @@ enum : int {
     WARPS = THREADS / LANES,
     ROWS = TILE / WARPS,  // of a tile, per thread
     WIDE = 64,            // output columns per thread block
-    COLUMNS = WIDE / TILE // per thread
+    COLUMNS = WIDE / TILE, // per thread
+    ROW_LANES = 8
 };
 
 struct Tiles {
@@ -154,21 +155,30 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention, DTYPE)(
     });
 }
 
-// products = sum(g out) of each query
+// products = sum(g out) of each query, by ROW_LANES lanes
 extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_products, DTYPE)(
     const S* out, const S* g, T* products, const __grid_constant__ Walk<OPERANDS> batch,
     const __grid_constant__ Problem problem) {
-    for_rows<WarpGroup>(batch.elements * problem.queries, LANES, [&](const WarpGroup& group, u64 row, bool exists) {
+    constexpr int V = 16 / sizeof(S);
+    for_rows<WarpGroup>(batch.elements * problem.queries, ROW_LANES, [&](const WarpGroup& group, u64 row, bool exists) {
         u64 pair = exists ? row / problem.queries : 0;
         u64 query = exists ? row - pair * problem.queries : 0;
         Offsets<OPERANDS> at = offsets(batch, pair);
         Matrix a = matrix(out + at.at[OUT], problem, OUT).from(query, 0);
         Matrix b = matrix(g + at.at[G], problem, G).from(query, 0);
+        auto read = [&](const Matrix& from, int operand, u64 c) {
+            bool packed = problem.vectors >> operand & 1 && c + V <= from.columns;
+            return packed ? load<V>(from.at + c, true) : pack_of<S, V>([&](int v) { return from.get(0, c + v); });
+        };
         T sum = 0;
-        for (u64 c = group.lane(); exists && c < problem.value_width; c += LANES) {
-            sum += a.get(0, c) * b.get(0, c);
+        for (u64 c = group.lane() * V; exists && c < problem.value_width; c += ROW_LANES * V) {
+            Pack<S, V> x = read(a, OUT, c), y = read(b, G, c);
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+                sum += (T)x.at[v] * (T)y.at[v];
+            }
         }
-        sum = join_lanes<Sum<T>>(sum, LANES);
+        sum = join_lanes<Sum<T>>(sum, ROW_LANES);
         if (exists && group.leads()) {
             products[row] = sum;
         }

@@ -14,6 +14,8 @@ static PROGRAMS: Family =
 
 /// Plain kernels, as in the program: threads of a block, rows of a tile, and output columns per thread block.
 const THREADS: u32 = 256;
+/// Rows of output gradients per block.
+const GRADIENTS: usize = 32;
 const TILE: usize = 32;
 const WIDE: usize = 64;
 /// Tensor core kernels: threads per strip of rows, and rows of a strip.
@@ -38,11 +40,15 @@ struct Tiling {
 }
 
 impl Tiling {
+    /// Columns of outputs and of gradients of queries per thread block; `SLICE_OF` of the programs.
+    fn query_slice(&self, dtype: DType) -> usize {
+        if self.width * dtype.size_bytes() > 512 { 128 } else { self.width }
+    }
+
     /// The tiles of a pass, and the number of matrices whose own rows are in shared memory.
     fn tiles(&self, pass: Pass) -> (Tiles, usize) {
         match pass {
             Pass::Forward => (self.forward, 1),
-            Pass::Products => (Tiles { strips: 1, tile: 0 }, 0),
             Pass::GradQ => (self.grad_q, 2),
             Pass::GradKv => (self.grad_kv, 2),
         }
@@ -103,7 +109,7 @@ macro_rules! tiling {
     }};
 }
 
-/// By width, then by number of strips.
+/// By width, then by number of strips, which have the same tiles.
 static HALF: [Tiling; 5] = [
     tiling!("attention_32x1", HALVES, 32, 1 64 3, 1 64 3, 1 64 3, 32),
     tiling!("attention_64x1", HALVES, 64, 1 64 3, 1 64 3, 1 64 2, 64),
@@ -111,16 +117,19 @@ static HALF: [Tiling; 5] = [
     tiling!("attention_128x1", HALVES, 128, 1 64 2, 1 64 2, 1 32 2, 128),
     tiling!("attention_256x1", HALVES, 256, 1 32 2, 1 32 1, 1 32 1, 128),
 ];
-static FLOAT: [Tiling; 4] = [
+static FLOAT: [Tiling; 5] = [
     tiling!("attention_32x1", SINGLE, 32, 1 64 2, 1 64 2, 1 64 2, 32),
-    tiling!("attention_64x1", SINGLE, 64, 1 64 2, 1 32 2, 1 32 2, 64),
-    tiling!("attention_64x2", SINGLE, 64, 2 64 2, 2 32 2, 1 32 2, 64),
+    tiling!("attention_64x1", SINGLE, 64, 1 32 2, 1 32 2, 1 32 2, 64),
+    tiling!("attention_64x2", SINGLE, 64, 2 32 2, 2 32 2, 1 32 2, 64),
     tiling!("attention_128x1", SINGLE, 128, 1 32 2, 1 32 2, 1 32 1, 64),
+    tiling!("attention_256x1", SINGLE, 256, 1 16 1, 1 16 1, 1 16 1, 64),
 ];
 /// For warp groups; without masks.
-static GROUPED: [Tiling; 2] = [
+static GROUPED: [Tiling; 4] = [
     tiling!("attention_64g1", HALVES, 64, 1 64 4, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
     tiling!("attention_64g2", HALVES, 64, 2 64 2, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
+    tiling!("attention_128g1", HALVES, 128, 1 64 2, 1 64 2, 1 64 2, 128, "warp_groups.cuh"),
+    tiling!("attention_256g1", HALVES, 256, 1 64 1, 1 64 1, 1 64 1, 128, "warp_groups.cuh"),
 ];
 /// Largest dropout threshold of tensor core kernels, which compare thresholds as F16: the bits of infinity.
 const MOST_KEPT_FROM: u32 = 0x7c00;
@@ -173,12 +182,11 @@ fn factor(problem: &ScoreBatch) -> f32 {
 #[derive(Clone, Copy)]
 enum Pass {
     Forward,
-    Products,
     GradQ,
     GradKv,
 }
 
-const PASSES: [Pass; 4] = [Pass::Forward, Pass::Products, Pass::GradQ, Pass::GradKv];
+const PASSES: [Pass; 3] = [Pass::Forward, Pass::GradQ, Pass::GradKv];
 
 /// A launch of attention.
 struct Launch<'a> {
@@ -193,7 +201,7 @@ impl Launch<'_> {
     fn shape(&self, pass: Pass) -> (usize, usize) {
         let ScoreSizes { queries, keys, width, value_width } = self.problem.sizes;
         match pass {
-            Pass::Forward | Pass::Products => (queries, value_width),
+            Pass::Forward => (queries, value_width),
             Pass::GradQ => (queries, width),
             Pass::GradKv => (keys, width.max(value_width)),
         }
@@ -210,8 +218,7 @@ impl Launch<'_> {
         let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
         // Kernels with several strips or warp groups have no registers left for masks.
         let direct = !self.masked && factor(problem) > 0.0;
-        let grouped =
-            direct && queue.properties().has_warp_groups && (33..=64).contains(&width.max(value_width));
+        let grouped = direct && queue.properties().has_warp_groups && width.max(value_width) > 32;
         let kept_from = self.kept_from();
         let tilings = match dtype {
             DType::BF16 | DType::F16 if grouped => &GROUPED[..],
@@ -251,7 +258,7 @@ impl Launch<'_> {
         let (program, op, element, grid) = if let Some(tiling) = self.tiling(pass) {
             let element = type_name(dtype, self.queue.tf32());
             let (tiles, own) = tiling.tiles(pass);
-            let slice = if matches!(pass, Pass::GradKv) { tiling.slice } else { tiling.width };
+            let slice = if matches!(pass, Pass::GradKv) { tiling.slice } else { tiling.query_slice(dtype) };
             let shared_bytes = tiles.shared_bytes(own, tiling.width, dtype);
             let blocks = pairs * rows.div_ceil(tiles.strips * STRIP) * columns.div_ceil(slice).max(1);
             let threads = if tiling.grouped { tiles.strips as u32 } else { 1 } * TILED_THREADS;
@@ -259,16 +266,12 @@ impl Launch<'_> {
             let family = &tiling.programs[usize::from(self.kept_from() > 0)];
             (family.named(element), "attention_tiles", element, grid)
         } else {
-            let wanted = match pass {
-                Pass::Products => (pairs * rows).div_ceil(8),
-                _ => pairs * rows.div_ceil(TILE) * columns.div_ceil(WIDE).max(1),
-            };
+            let wanted = pairs * rows.div_ceil(TILE) * columns.div_ceil(WIDE).max(1);
             let grid = blocks(self.queue, wanted as u64, THREADS);
             (PROGRAMS.of(dtype), "attention", type_name(dtype, false), grid)
         };
         let words: &[&str] = match pass {
             Pass::Forward => &[op],
-            Pass::Products => &[op, "products"],
             Pass::GradQ => &[op, "grad_q"],
             Pass::GradKv => &[op, "grad_kv"],
         };
@@ -313,7 +316,13 @@ pub(crate) fn gradient(
         // SAFETY: the kernels take these arguments, and the batch and the steps are those of the operands.
         unsafe { launch.enqueue(pass, args) }
     };
-    enqueue(Pass::Products, &[out, g, products, batch, by_value])?;
+    let rows = problem.batch.elements * problem.sizes.queries;
+    let grid = blocks(queue, rows.div_ceil(GRADIENTS) as u64, THREADS);
+    // SAFETY: the kernel takes these arguments, and the batch and the steps are those of the operands.
+    unsafe {
+        let args = [out, g, products, batch, by_value];
+        PROGRAMS.kernel(queue, &["attention_products"], dtype, grid, &args)?;
+    }
     queue.beside(
         || enqueue(Pass::GradQ, &[q, k, v, mask, g, log_sums, products, dq, batch, by_value]),
         || enqueue(Pass::GradKv, &[q, k, v, mask, g, log_sums, products, dk, dv, batch, by_value]),

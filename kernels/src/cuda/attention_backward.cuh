@@ -1,39 +1,17 @@
 // Backward pass on tensor cores. Weights are recomputed from the log-sums of the forward pass.
 
-// products = sum(g out) of each query; TILE queries per thread block
-template <int WIDTH, int TILE>
-__device__ inline void dot_rows(const S* out, const S* g, f32* products, const Walk<OPERANDS>& batch, const Problem& problem) {
-    Item item(problem.queries, TILE, 0, WIDTH, false);
-    Offsets<OPERANDS> at = offsets(batch, item.pair);
-    Rows<WIDTH, OUT, WARPS<1>> a(out + at.at[OUT], problem);
-    Rows<WIDTH, G, WARPS<1>> b(g + at.at[G], problem);
-    const S *from_a = a.from(item.first), *from_b = b.from(item.first);
-#pragma unroll
-    for (int i = 0; i < TILE; i += a.DOWN, from_a += a.step(), from_b += b.step()) {
-        bool exists = i < a.left(item.first);
-        Pack<S, SIXTEENTH> x = a.read(from_a, exists), y = b.read(from_b, exists);
-        f32 sum = 0;
-#pragma unroll
-        for (int c = 0; c < SIXTEENTH; ++c) {
-            sum += x.at[c] * y.at[c];
-        }
-        sum = join_lanes<Sum<f32>>(sum, a.EACH_ROW);
-        if (exists && a.own_column() == 0) {
-            products[item.pair * problem.queries + item.first + i + a.own_row()] = sum;
-        }
-    }
-}
-
-// Rows of a tile that are processed together; fewer for TF32, to save registers.
-enum : int { PART = IS_SAME<S, tf32> ? 16 : 32 };
+// Rows of a tile that are processed together; fewer for TF32 and for long rows of F32, to save registers.
+template <int WIDTH> constexpr int PART_OF = IS_SAME<S, tf32> || TILE_ROW<WIDTH> > 512 ? 16 : 32;
 
 // The rows that a thread block owns in a gradient pass: queries and output gradients, or keys and values if BY_KEY. `scores` are products with
 // part of a tile and become weights; `slopes` become gradients of the products, or of the scores if the final sums are multiplied by the scale
 // (the gradients of products may overflow F16).
-template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backward {
+template <int WIDTH, int BLOCK_STRIPS, int TILE, int PART, bool KEPT, bool BY_KEY> struct Backward {
+    enum : int { STRIPS = OF_WARP<BLOCK_STRIPS> };
+
     const Problem& problem;
     Scores<(STRIPS > 1 || GROUPED)> kind;
-    Own<WIDTH, STRIPS, KEPT> left, right;
+    Own<WIDTH, BLOCK_STRIPS, KEPT> left, right;
     int first;  // the warp's first row
     Sums<STRIPS, PART / 8> scores, slopes;
 
@@ -55,13 +33,13 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
     // the weights are known; in kernels for warp groups they include dropped ones.
     template <bool WHOLE, int USES, class Seen, class Numbers, class Weighted>
     __device__ void multiply_both(Shared a, Shared b, int start, Seen seen, Numbers numbers, Weighted weighted) {
-        multiply(scores, left, a);
+        multiply<TILE>(scores, left, a);
         f32 scale = WHOLE ? problem.rounded_scale : kind.scale();
         if (!WHOLE) {
             kind.prepare(scores, [&](int row, int column) { return BY_KEY ? start + column : first + row; },
                          [&](int row, int column) { return BY_KEY ? first + row : start + column; });
         }
-        multiply(slopes, right, b);
+        multiply<TILE>(slopes, right, b);
         Kept kept(problem, kind.pair, first, start);
         // Rounded as in the forward pass: a contracted product would differ from a large log-sum.
         auto weight_of = [&](f32 score, f32 log_sum) { return exp2_of((mul_rounded(score, scale) - log_sum) * LOG2_E); };
@@ -126,10 +104,16 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
 };
 
 // dq: a thread block owns queries and loops over keys.
-enum : int { QUERY_PART = GROUPED ? 64 : (int)PART };
-template <int WIDTH, int STRIPS> constexpr bool KEEPS_QUERIES = !GROUPED && STRIPS == 1 && WIDTH * sizeof(S) <= 256;
+template <int WIDTH> constexpr int QUERY_PART = GROUPED ? 64 : PART_OF<WIDTH>;
+template <int WIDTH, int STRIPS> constexpr bool KEEPS_QUERIES = !GROUPED && STRIPS == 1 && TILE_ROW<WIDTH> <= 256;
 
-template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, QUERY_PART, KEEPS_QUERIES<WIDTH, STRIPS>, false> {
+template <int WIDTH, int BLOCK_STRIPS, int KEYS>
+struct GradQ : Backward<WIDTH, BLOCK_STRIPS, KEYS, QUERY_PART<WIDTH>, KEEPS_QUERIES<WIDTH, BLOCK_STRIPS>, false> {
+    using Base = Backward<WIDTH, BLOCK_STRIPS, KEYS, QUERY_PART<WIDTH>, KEEPS_QUERIES<WIDTH, BLOCK_STRIPS>, false>;
+    using Base::Base, Base::problem, Base::kind, Base::first, Base::together, Base::ROWS, Base::STRIPS;
+    using typename Base::Kept;
+    enum : int { PART = QUERY_PART<WIDTH> };
+
     // Log-sum and product of each of this thread's rows.
     struct Numbers {
         f32 log_sums[STRIPS][2], products[STRIPS][2];
@@ -138,22 +122,18 @@ template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, QUERY_PA
         __device__ f32 product(int m, int i) const { return products[m][i / 2]; }
     };
 
-    Sums<STRIPS, WIDTH / 8> sums;
+    Sums<STRIPS, SLICE_OF<WIDTH> / 8> sums;
     Numbers numbers;
-
-    using Base = Backward<WIDTH, STRIPS, QUERY_PART, KEEPS_QUERIES<WIDTH, STRIPS>, false>;
-    using Base::Base, Base::problem, Base::kind, Base::first, Base::together, Base::ROWS;
-    using typename Base::Kept;
 
     // Whether no query attends to keys from `start` on; whether all attend to all keys of the part.
     __device__ bool none(int start) const { return start >= seen_by(problem, together() + ROWS - 1); }
-    __device__ bool whole(int start) const { return kind.direct() && start + QUERY_PART <= seen_by(problem, together()); }
+    __device__ bool whole(int start) const { return kind.direct() && start + PART <= seen_by(problem, together()); }
 
-    template <bool WHOLE> __device__ void add(Shared keys, Shared values, int start) {
+    template <bool WHOLE> __device__ void add(Shared keys, Shared values, int column, int start) {
         this->template multiply_both<WHOLE, 0>(
             keys, values, start, [&](int row, int column) { return column < seen_by(problem, first + row) - start; },
             [&](int) { return numbers; }, [](const Kept&) {});
-        accumulate<WIDTH>(sums, this->slopes, keys, [](int) {}, AllStay());
+        accumulate<WIDTH, KEYS>(sums, this->slopes, keys + column * (int)sizeof(S) * KEYS, [](int) {}, AllStay());
         products_arrive<0>();
         settle(sums);
     }
@@ -162,12 +142,12 @@ template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, QUERY_PA
 template <int WIDTH, int BLOCK_STRIPS, int KEYS>
 __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask, const S* g, const f32* log_sums,
                               const f32* products, S* dq, const Walk<OPERANDS>& batch, const Problem& problem) {
-    constexpr int STRIPS = OF_WARP<BLOCK_STRIPS>, QUERIES = BLOCK_STRIPS * 64;
+    constexpr int STRIPS = OF_WARP<BLOCK_STRIPS>, QUERIES = BLOCK_STRIPS * 64, SLICE = SLICE_OF<WIDTH>;
     extern __shared__ __align__(1024) unsigned char memory[];
-    Shared own = shared_of(memory), tiles = own + 2 * QUERIES * ROW_BYTES<WIDTH>;
-    constexpr int TILE_BYTES = KEYS * ROW_BYTES<WIDTH>;
-    Item item(problem.queries, QUERIES, 0, WIDTH, problem.causal);
-    int first = item.first;
+    Shared own = shared_of(memory), tiles = own + 2 * QUERIES * TILE_ROW<WIDTH>;
+    constexpr int TILE_BYTES = KEYS * TILE_ROW<WIDTH>;
+    Item item(problem.queries, QUERIES, problem.width, SLICE, problem.causal);
+    int first = item.first, column = SLICE < WIDTH ? item.column : 0;
     Offsets<OPERANDS> at = offsets(batch, item.pair);
     Rows<WIDTH, Q, WARPS<BLOCK_STRIPS>> queries(q + at.at[Q], problem);
     Rows<WIDTH, G, WARPS<BLOCK_STRIPS>> gradients(g + at.at[G], problem);
@@ -181,12 +161,13 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
     };
     int end = seen_by(problem, first + QUERIES - 1);
     queries.template stage<QUERIES>(own, first);
-    gradients.template stage<QUERIES>(own + QUERIES * ROW_BYTES<WIDTH>, first);
+    gradients.template stage<QUERIES>(own + QUERIES * TILE_ROW<WIDTH>, first);
     if (end > 0) {
         fetch(0);
     }
-    GradQ<WIDTH, STRIPS> pass(problem, mask ? mask + at.at[MASK] : mask, item.pair, own,
-                              own + QUERIES * ROW_BYTES<WIDTH>, first + warp() * STRIPS * 16);
+    using Pass = GradQ<WIDTH, BLOCK_STRIPS, KEYS>;
+    Pass pass(problem, mask ? mask + at.at[MASK] : mask, item.pair, own,
+                              own + QUERIES * TILE_ROW<WIDTH>, first + warp() * STRIPS * 16);
     clear(pass.sums);
 #pragma unroll
     for (int m = 0; m < STRIPS; ++m) {
@@ -209,21 +190,27 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
             pass.right.keep();
         }
 #pragma unroll 1
-        for (int part = start; part < start + KEYS; part += QUERY_PART) {
-            Shared tile = uniform(tile_of(start) + part % KEYS * ROW_BYTES<WIDTH>);
+        for (int part = start; part < start + KEYS; part += Pass::PART) {
+            Shared tile = uniform(tile_of(start) + part % KEYS * PANEL_ROW<WIDTH>);
             if (pass.whole(part)) {
-                pass.template add<true>(tile, tile + TILE_BYTES, part);
+                pass.template add<true>(tile, tile + TILE_BYTES, column, part);
             } else if (!pass.none(part)) {
-                pass.template add<false>(tile, tile + TILE_BYTES, part);
+                pass.template add<false>(tile, tile + TILE_BYTES, column, part);
             }
         }
     }
     scale(pass.sums, pass.late());
-    write<DQ>(dq + at.at[DQ], problem, pass.first, 0, pass.sums);
+    write<DQ>(dq + at.at[DQ], problem, pass.first, column, pass.sums);
 }
 
 // dk, dv: a thread block owns keys and SLICE columns of their gradients, and loops over queries. Scores are transposed.
-template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRIPS, PART, false, true> {
+template <int WIDTH, int BLOCK_STRIPS, int QUERIES, int SLICE>
+struct GradKv : Backward<WIDTH, BLOCK_STRIPS, QUERIES, PART_OF<WIDTH>, false, true> {
+    using Base = Backward<WIDTH, BLOCK_STRIPS, QUERIES, PART_OF<WIDTH>, false, true>;
+    using Base::Base, Base::problem, Base::kind, Base::first, Base::together, Base::ROWS, Base::STRIPS;
+    using typename Base::Kept;
+    enum : int { PART = PART_OF<WIDTH> };
+
     // Log-sums and products of this thread's two columns.
     struct Numbers {
         f32 log_sums[2], products[2];
@@ -233,10 +220,6 @@ template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRI
     };
 
     Sums<STRIPS, SLICE / 8> key_sums, value_sums;
-
-    using Base = Backward<WIDTH, STRIPS, PART, false, true>;
-    using Base::Base, Base::problem, Base::kind, Base::first, Base::together, Base::ROWS;
-    using typename Base::Kept;
 
     // Whether no query from `start` on attends to a key; whether all exist and attend to all keys.
     __device__ bool none(int start) const { return problem.causal && start + PART <= together(); }
@@ -258,14 +241,15 @@ template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRI
                 return numbers;
             },
             [&](const Kept& kept) {
-                Shared rows = gradients + column * (int)sizeof(S);
+                Shared rows = gradients + column * (int)sizeof(S) * QUERIES;
                 if constexpr (GROUPED) {
-                    accumulate<WIDTH>(value_sums, this->scores, rows, [](int) {}, kept);
+                    accumulate<WIDTH, QUERIES>(value_sums, this->scores, rows, [](int) {}, kept);
                 } else {  // dropout was applied already
-                    accumulate<WIDTH>(value_sums, this->scores, rows, [](int) {}, AllStay());
+                    accumulate<WIDTH, QUERIES>(value_sums, this->scores, rows, [](int) {}, AllStay());
                 }
             });
-        accumulate<WIDTH>(key_sums, this->slopes, queries + column * (int)sizeof(S), [](int) {}, AllStay());
+        Shared rows = queries + column * (int)sizeof(S) * QUERIES;
+        accumulate<WIDTH, QUERIES>(key_sums, this->slopes, rows, [](int) {}, AllStay());
         products_arrive<0>();
         settle(value_sums);
         settle(key_sums);
@@ -277,8 +261,8 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
                                const f32* products, S* dk, S* dv, const Walk<OPERANDS>& batch, const Problem& problem) {
     constexpr int STRIPS = OF_WARP<BLOCK_STRIPS>, KEYS = BLOCK_STRIPS * 64;
     extern __shared__ __align__(1024) unsigned char memory[];
-    Shared own = shared_of(memory), tiles = own + 2 * KEYS * ROW_BYTES<WIDTH>;
-    constexpr int TILE_BYTES = QUERIES * ROW_BYTES<WIDTH>, NUMBER_BYTES = QUERIES * (int)sizeof(f32);
+    Shared own = shared_of(memory), tiles = own + 2 * KEYS * TILE_ROW<WIDTH>;
+    constexpr int TILE_BYTES = QUERIES * TILE_ROW<WIDTH>, NUMBER_BYTES = QUERIES * (int)sizeof(f32);
     u64 columns = problem.width > problem.value_width ? problem.width : problem.value_width;
     Item item(problem.keys, KEYS, columns, SLICE, false);
     int first = item.first, column = SLICE < WIDTH ? item.column : 0;
@@ -299,12 +283,13 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
     };
     int begin = problem.causal ? first / QUERIES * QUERIES : 0;
     keys.template stage<KEYS>(own, first);
-    values.template stage<KEYS>(own + KEYS * ROW_BYTES<WIDTH>, first);
+    values.template stage<KEYS>(own + KEYS * TILE_ROW<WIDTH>, first);
     if (begin < (int)problem.queries) {
         fetch(begin);
     }
-    GradKv<WIDTH, STRIPS, SLICE> pass(problem, mask ? mask + at.at[MASK] : mask, item.pair, own,
-                                      own + KEYS * ROW_BYTES<WIDTH>, first + warp() * STRIPS * 16);
+    using Pass = GradKv<WIDTH, BLOCK_STRIPS, QUERIES, SLICE>;
+    Pass pass(problem, mask ? mask + at.at[MASK] : mask, item.pair, own,
+                                      own + KEYS * TILE_ROW<WIDTH>, first + warp() * STRIPS * 16);
     clear(pass.key_sums);
     clear(pass.value_sums);
 #pragma unroll 1
@@ -314,8 +299,8 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
             fetch(start + QUERIES);
         }
 #pragma unroll 1
-        for (int part = start; part < start + QUERIES; part += PART) {
-            Shared tile = uniform(tile_of(start) + part % QUERIES * ROW_BYTES<WIDTH>);
+        for (int part = start; part < start + QUERIES; part += Pass::PART) {
+            Shared tile = uniform(tile_of(start) + part % QUERIES * PANEL_ROW<WIDTH>);
             Shared logs = numbers_of(start) + part % QUERIES * (int)sizeof(f32);
             if (pass.whole(part)) {
                 pass.template add<true>(tile, tile + TILE_BYTES, logs, logs + NUMBER_BYTES, column, part);

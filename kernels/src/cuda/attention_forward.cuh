@@ -1,12 +1,14 @@
 // Forward pass on tensor cores with online softmax: a thread block owns queries and loops over keys. When the running maximum grows, sums are
 // rescaled.
 
-template <int WIDTH, int STRIPS, int KEYS> struct Forward {
+template <int WIDTH, int BLOCK_STRIPS, int KEYS> struct Forward {
+    enum : int { STRIPS = OF_WARP<BLOCK_STRIPS>, SLICE = SLICE_OF<WIDTH> };
+
     const Problem& problem;
     Scores<(STRIPS > 1 || GROUPED)> kind;
-    Own<WIDTH, STRIPS, STRIPS * WIDTH * sizeof(S) <= 256> queries;
+    Own<WIDTH, BLOCK_STRIPS, STRIPS * TILE_ROW<WIDTH> <= 256> queries;
     int first;  // the warp's first query
-    Sums<STRIPS, WIDTH / 8> sums;
+    Sums<STRIPS, SLICE / 8> sums;
     f32 best[STRIPS][2];   // running maximum of each of this thread's rows
     f32 total[STRIPS][2];  // sum of weights over this thread's columns
 
@@ -47,7 +49,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
                 best[m][half] = largest;
                 total[m][half] *= before;
 #pragma unroll
-                for (int n = 0; n < WIDTH / 8; ++n) {
+                for (int n = 0; n < SLICE / 8; ++n) {
                     sums.at[m][n][half * 2] *= before;
                     sums.at[m][n][half * 2 + 1] *= before;
                 }
@@ -56,10 +58,10 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
     }
 
     // Processes the keys and values of a tile.
-    template <bool WHOLE> __device__ void add(Shared tile, int start) {
+    template <bool WHOLE> __device__ void add(Shared keys, Shared values, int start) {
         Kept<false, STRIPS, KEYS / 8> kept(problem, kind.pair, first, start);
         Sums<STRIPS, KEYS / 8> scores;
-        multiply(scores, queries, tile);
+        multiply<KEYS>(scores, queries, keys);
         products_arrive<0>();
         settle(scores);
         f32 factor = WHOLE ? problem.factor : kind.factor();
@@ -85,7 +87,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
                 }
             }
         };
-        accumulate<WIDTH>(sums, scores, tile + KEYS * ROW_BYTES<WIDTH>, weights, kept);
+        accumulate<WIDTH, KEYS>(sums, scores, values, weights, kept);
         products_arrive<0>();
         settle(sums);
     }
@@ -103,7 +105,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
                 bool seen = all != 0;
                 f32 share = seen ? kind.kept_scale() / all : 0;
 #pragma unroll
-                for (int n = 0; n < WIDTH / 8; ++n) {
+                for (int n = 0; n < SLICE / 8; ++n) {
                     sums.at[m][n][half * 2] *= share;
                     sums.at[m][n][half * 2 + 1] *= share;
                 }
@@ -117,12 +119,12 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
 template <int WIDTH, int BLOCK_STRIPS, int KEYS>
 __device__ inline void forward(const S* q, const S* k, const S* v, const S* mask, S* out, f32* log_sums,
                                const Walk<OPERANDS>& batch, const Problem& problem) {
-    constexpr int STRIPS = OF_WARP<BLOCK_STRIPS>, QUERIES = BLOCK_STRIPS * 64;
+    constexpr int STRIPS = OF_WARP<BLOCK_STRIPS>, QUERIES = BLOCK_STRIPS * 64, SLICE = SLICE_OF<WIDTH>;
     extern __shared__ __align__(1024) unsigned char memory[];
-    Shared own = shared_of(memory), tiles = own + QUERIES * ROW_BYTES<WIDTH>;
-    constexpr int TILE_BYTES = KEYS * ROW_BYTES<WIDTH>;
-    Item item(problem.queries, QUERIES, 0, WIDTH, problem.causal);
-    int first = item.first;
+    Shared own = shared_of(memory), tiles = own + QUERIES * TILE_ROW<WIDTH>;
+    constexpr int TILE_BYTES = KEYS * TILE_ROW<WIDTH>;
+    Item item(problem.queries, QUERIES, problem.value_width, SLICE, problem.causal);
+    int first = item.first, column = SLICE < WIDTH ? item.column : 0;
     Offsets<OPERANDS> at = offsets(batch, item.pair);
     Rows<WIDTH, Q, WARPS<BLOCK_STRIPS>> queries(q + at.at[Q], problem);
     Rows<WIDTH, K, WARPS<BLOCK_STRIPS>> keys(k + at.at[K], problem);
@@ -138,7 +140,7 @@ __device__ inline void forward(const S* q, const S* k, const S* v, const S* mask
     if (end > 0) {
         fetch(0);
     }
-    Forward<WIDTH, STRIPS, KEYS> pass(problem, mask ? mask + at.at[MASK] : mask, item.pair, own,
+    Forward<WIDTH, BLOCK_STRIPS, KEYS> pass(problem, mask ? mask + at.at[MASK] : mask, item.pair, own,
                                       first + warp() * STRIPS * 16);
 #pragma unroll 1
     for (int start = 0; start < end; start += KEYS) {
@@ -149,17 +151,18 @@ __device__ inline void forward(const S* q, const S* k, const S* v, const S* mask
         if (start == 0) {
             pass.queries.keep();
         }
+        Shared tile = tile_of(start), columns = tile + TILE_BYTES + column * (int)sizeof(S) * KEYS;
         if (pass.whole(start)) {
-            pass.template add<true>(tile_of(start), start);
+            pass.template add<true>(tile, columns, start);
         } else if (!pass.none(start)) {
-            pass.template add<false>(tile_of(start), start);
+            pass.template add<false>(tile, columns, start);
         }
     }
     pass.finish([&](int query, f32 log) {
-        if (lane() % 4 == 0 && query < (int)problem.queries) {
+        if (column == 0 && lane() % 4 == 0 && query < (int)problem.queries) {
             log_sums[item.pair * problem.queries + query] = log;
         }
     });
     // Recomputed to save a register.
-    write<OUT>(out + offsets(batch, item.pair).at[OUT], problem, pass.first, 0, pass.sums);
+    write<OUT>(out + offsets(batch, item.pair).at[OUT], problem, pass.first, column, pass.sums);
 }

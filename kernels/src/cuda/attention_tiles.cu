@@ -9,12 +9,6 @@
         const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {                         \
         forward<width, f_strips, f_tile>(q, k, v, mask, out, log_sums, batch, problem);                                  \
     }                                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(WARPS<1> * LANES)                                                       \
-        NAMED(attention_tiles_products, DTYPE)(                                                                          \
-        const S* out, const S* g, f32* products, const __grid_constant__ Walk<OPERANDS> batch,                           \
-        const __grid_constant__ Problem problem) {                                                                       \
-        dot_rows<width, 64>(out, g, products, batch, problem);                                                           \
-    }                                                                                                                    \
     extern "C" __global__ void __launch_bounds__(WARPS<q_strips> * LANES, q_blocks)                                      \
         NAMED(attention_tiles_grad_q, DTYPE)(                                                                            \
         const S* q, const S* k, const S* v, const S* mask, const S* g, const f32* log_sums, const f32* products, S* dq,  \

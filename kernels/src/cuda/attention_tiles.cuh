@@ -26,12 +26,18 @@ __device__ inline Shared uniform(Shared x) { return GROUPED ? __shfl_sync(FULL, 
 __device__ inline int own_row() { return lane() / 4; }
 __device__ inline int own_column() { return lane() % 4 * 2; }
 
-template <int WIDTH> constexpr int ROW_BYTES = WIDTH * (int)sizeof(S);
+// A tile consists of panels of 128 bytes (or fewer, if rows are shorter) of each of its rows.
+template <int WIDTH> constexpr int TILE_ROW = WIDTH * (int)sizeof(S);
+template <int WIDTH> constexpr int PANEL_ROW = TILE_ROW<WIDTH> < 128 ? TILE_ROW<WIDTH> : 128;
+enum : int { PANEL_COLUMNS = 8 * SIXTEENTH };
+// Columns of outputs and gradients of queries that a thread block computes.
+template <int WIDTH> constexpr int SLICE_OF = TILE_ROW<WIDTH> > 512 ? 128 : WIDTH;
 
 // Byte offset of element (row, column + further) of a tile. 16-byte units are swizzled so that a column of eight rows touches different banks.
-template <int WIDTH> __device__ inline int place(int row, int column, int further = 0) {
-    int turned = column / SIXTEENTH ^ (WIDTH / SIXTEENTH == 4 ? row / 2 % 4 : row % 8), steps = further / SIXTEENTH;
-    return row * ROW_BYTES<WIDTH> + ((turned ^ steps % 8) + steps / 8 * 8) * 16 + column % SIXTEENTH * (int)sizeof(S);
+template <int WIDTH, int ROWS> __device__ inline int place(int row, int column, int further = 0) {
+    int turned = column / SIXTEENTH % 8 ^ (WIDTH / SIXTEENTH == 4 ? row / 2 % 4 : row % 8) ^ further / SIXTEENTH % 8;
+    int panel = column / PANEL_COLUMNS + further / PANEL_COLUMNS;
+    return (panel * ROWS + row) * PANEL_ROW<WIDTH> + turned * 16 + column % SIXTEENTH * (int)sizeof(S);
 }
 
 // Copies rows of an operand to shared memory; each thread of WARPS warps copies 16 bytes of every DOWN-th row.
@@ -70,9 +76,6 @@ template <int WIDTH, int OPERAND, int WARPS> struct Rows {
         }
         return pack;
     }
-    __device__ Pack<S, SIXTEENTH> read(const S* from, bool exists) const {
-        return vectors() && exists && columns == SIXTEENTH ? load<SIXTEENTH>(from, true) : gather(from, exists);
-    }
 
     // Starts copying COUNT rows from row `first` on to a tile.
     template <int COUNT> __device__ void stage(Shared tile, int first) const {
@@ -81,14 +84,14 @@ template <int WIDTH, int OPERAND, int WARPS> struct Rows {
         if (vectors()) {
 #pragma unroll
             for (int i = 0; i < COUNT; i += DOWN, from += step()) {
-                copy_async<16>(tile + place<WIDTH>(own_row() + i, own_column()), from,
+                copy_async<16>(tile + place<WIDTH, COUNT>(own_row() + i, own_column()), from,
                                i < left ? columns * (int)sizeof(S) : 0);
             }
             return;
         }
 #pragma unroll 1
         for (int i = 0; i < COUNT; i += DOWN, from += step()) {
-            store(pointer_of<S>(tile + place<WIDTH>(own_row() + i, own_column())), gather(from, i < left));
+            store(pointer_of<S>(tile + place<WIDTH, COUNT>(own_row() + i, own_column())), gather(from, i < left));
         }
     }
 };
@@ -109,34 +112,36 @@ __device__ inline void load_numbers(f32 (&to)[2], Shared at) {
 }
 
 // Right operand from a transposed tile: 16 rows by STEP columns.
-template <int WIDTH> __device__ inline void rows_fragment(u32 (&to)[4], Shared rows, int column) {
-    load_matrices(to, rows + place<WIDTH>(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2 * SIXTEENTH, column));
+template <int WIDTH, int ROWS> __device__ inline void rows_fragment(u32 (&to)[4], Shared rows, int column) {
+    load_matrices(to, rows + place<WIDTH, ROWS>(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2 * SIXTEENTH, column));
 }
 // Right operand from a tile: STEP rows in the order of `left_of`, by 16 columns.
-template <int WIDTH> __device__ inline void columns_fragment(u32 (&to)[4], Shared rows, int column) {
+template <int WIDTH, int ROWS> __device__ inline void columns_fragment(u32 (&to)[4], Shared rows, int column) {
     if constexpr (EACH_WORD == 2) {
-        load_transposed(to, rows + place<WIDTH>(lane() % 16, lane() / 16 * 8, column));
+        load_transposed(to, rows + place<WIDTH, ROWS>(lane() % 16, lane() / 16 * 8, column));
     } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            to[i] = load_word(rows + place<WIDTH>(own_column() + i % 2, i / 2 * 8 + own_row(), column));
+            to[i] = load_word(rows + place<WIDTH, ROWS>(own_column() + i % 2, i / 2 * 8 + own_row(), column));
         }
     }
 }
 
-// A warp's strips of 16 rows as left operands: in registers if KEPT, else loaded at each use.
-template <int WIDTH, int STRIPS, bool KEPT> struct Own {
+// A warp's strips of 16 rows of a tile as left operands: in registers if KEPT, else loaded at each use.
+template <int WIDTH, int BLOCK_STRIPS, bool KEPT> struct Own {
+    enum : int { STRIPS = OF_WARP<BLOCK_STRIPS>, ROWS = BLOCK_STRIPS * 64 };
+
     Shared rows;
     Shared together;  // rows of all warps of a group
     u32 kept[KEPT ? STRIPS : 1][KEPT ? WIDTH / STEP : 1][4];
 
     __device__ explicit Own(Shared tile)
-        : rows(tile + warp() * STRIPS * 16 * ROW_BYTES<WIDTH>),
-          together(uniform(rows - warp() % TOGETHER * STRIPS * 16 * ROW_BYTES<WIDTH>)) {}
+        : rows(tile + warp() * STRIPS * 16 * PANEL_ROW<WIDTH>),
+          together(uniform(rows - warp() % TOGETHER * STRIPS * 16 * PANEL_ROW<WIDTH>)) {}
 
     __device__ void read(u32 (&to)[4], int strip, int step) const {
-        int at = place<WIDTH>(lane() % 16, lane() / 16 * SIXTEENTH, step * STEP);
-        load_matrices(to, rows + at + strip * 16 * ROW_BYTES<WIDTH>);
+        int at = place<WIDTH, ROWS>(lane() % 16, lane() / 16 * SIXTEENTH, step * STEP);
+        load_matrices(to, rows + at + strip * 16 * PANEL_ROW<WIDTH>);
     }
     __device__ void keep() {
         if constexpr (KEPT) {
@@ -183,6 +188,30 @@ template <int STRIPS, int EIGHTS, class Body> __device__ inline void for_sums(Su
 template <int STRIPS, int EIGHTS> __device__ inline void clear(Sums<STRIPS, EIGHTS>& sums) {
     for_sums(sums, [](f32& sum, int, int, int) { sum = 0; });
 }
+template <int STRIPS, int EIGHTS>
+__device__ inline void add(Sums<STRIPS, EIGHTS>& sums, const Sums<STRIPS, EIGHTS>& others) {
+#pragma unroll
+    for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+        for (int n = 0; n < EIGHTS; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                sums.at[m][n][i] += others.at[m][n][i];
+            }
+        }
+    }
+}
+// Calls `make(to)`, which adds products to `to`. Tensor cores truncate when they accumulate, so those of F32 are added to the sums with rounding.
+template <int STRIPS, int EIGHTS, class Make> __device__ inline void add_products(Sums<STRIPS, EIGHTS>& sums, Make make) {
+    if constexpr (IS_SAME<S, f32>) {
+        Sums<STRIPS, EIGHTS> made;
+        clear(made);
+        make(made);
+        add(sums, made);
+    } else {
+        make(sums);
+    }
+}
 template <int STRIPS, int EIGHTS> __device__ inline void scale(Sums<STRIPS, EIGHTS>& sums, f32 by) {
     for_sums(sums, [&](f32& sum, int, int, int) { sum *= by; });
 }
@@ -206,41 +235,48 @@ __device__ inline void tiles_arrive() {
     __syncthreads();
 }
 
-// sums = own rows of a tile, times rows of another one
-template <int WIDTH, int STRIPS, int EIGHTS, bool KEPT>
-__device__ inline void multiply(Sums<STRIPS, EIGHTS>& sums, const Own<WIDTH, STRIPS, KEPT>& own, Shared rows) {
+// sums = own rows of a tile, times rows of another one with ROWS rows
+template <int ROWS, int WIDTH, int STRIPS, int BLOCK_STRIPS, int EIGHTS, bool KEPT>
+__device__ inline void multiply(Sums<STRIPS, EIGHTS>& sums, const Own<WIDTH, BLOCK_STRIPS, KEPT>& own, Shared rows) {
 #if BY_GROUPS
     settle(sums);
     products_begin();
 #pragma unroll
     for (int k = 0; k < WIDTH / STEP; ++k) {
-        u64 right = described(rows, k * STEP * (int)sizeof(S));
+        int panel = k * STEP / PANEL_COLUMNS * 128, further = k * STEP % PANEL_COLUMNS * (int)sizeof(S);
+        u64 right = described(rows, panel * ROWS + further);
         if constexpr (KEPT) {
             multiply_group<false>(sums.at[0], own.kept[0][k], right, k);
         } else {
-            multiply_group(sums.at[0], described(own.together, k * STEP * (int)sizeof(S)), right, k);
+            multiply_group(sums.at[0], described(own.together, panel * own.ROWS + further), right, k);
         }
     }
     products_end();
 #else
     clear(sums);
-#pragma unroll 8  // all at once would take more registers than there are
-    for (int k = 0; k < WIDTH / STEP; ++k) {
-        u32 a[STRIPS][4];
+    constexpr int STEPS = WIDTH / STEP, CHUNK = STEPS < 8 ? STEPS : 8;  // longer ones would take more registers than there are
 #pragma unroll
-        for (int m = 0; m < STRIPS; ++m) {
-            own.get(a[m], m, k);
-        }
+    for (int start = 0; start < STEPS; start += CHUNK) {
+        add_products(sums, [&](Sums<STRIPS, EIGHTS>& to) {
 #pragma unroll
-        for (int n = 0; n < EIGHTS; n += 2) {
-            u32 b[4];
-            rows_fragment<WIDTH>(b, rows + n * 8 * ROW_BYTES<WIDTH>, k * STEP);
+            for (int k = start; k < start + CHUNK; ++k) {
+                u32 a[STRIPS][4];
 #pragma unroll
-            for (int m = 0; m < STRIPS; ++m) {
-                multiply_add(sums.at[m][n], a[m], b[0], b[1]);
-                multiply_add(sums.at[m][n + 1], a[m], b[2], b[3]);
+                for (int m = 0; m < STRIPS; ++m) {
+                    own.get(a[m], m, k);
+                }
+#pragma unroll
+                for (int n = 0; n < EIGHTS; n += 2) {
+                    u32 b[4];
+                    rows_fragment<WIDTH, ROWS>(b, rows + n * 8 * PANEL_ROW<WIDTH>, k * STEP);
+#pragma unroll
+                    for (int m = 0; m < STRIPS; ++m) {
+                        multiply_add(to.at[m][n], a[m], b[0], b[1]);
+                        multiply_add(to.at[m][n + 1], a[m], b[2], b[3]);
+                    }
+                }
             }
-        }
+        });
     }
 #endif
 }
@@ -250,40 +286,45 @@ struct AllStay {
     __device__ void operator()(u32 (&)[4], int, int) const {}
 };
 
-// sums += rounded factors, of which there are as many columns, times rows of a tile. `prepare(n)` comes before the columns from
+// sums += rounded factors, of which there are as many columns, times rows of a tile with ROWS rows. `prepare(n)` comes before the columns from
 // 8 n on are read, and `leave_out(a, m, n)` changes what they are as left operands.
-template <int WIDTH, int STRIPS, int COLUMNS, int EIGHTS, class Prepare, class LeaveOut>
+template <int WIDTH, int ROWS, int STRIPS, int COLUMNS, int EIGHTS, class Prepare, class LeaveOut>
 __device__ inline void accumulate(Sums<STRIPS, EIGHTS>& sums, const Sums<STRIPS, COLUMNS>& factors, Shared rows,
                                   Prepare prepare, const LeaveOut& leave_out) {
     settle(sums);
+    add_products(sums, [&](Sums<STRIPS, EIGHTS>& to) {
 #pragma unroll
-    for (int k = 0; k < COLUMNS; k += STEP / 8) {
-        u32 a[STRIPS][4];
+        for (int k = 0; k < COLUMNS; k += STEP / 8) {
+            u32 a[STRIPS][4];
 #pragma unroll
-        for (int n = k; n < k + STEP / 8; ++n) {
-            prepare(n);
-        }
-#pragma unroll
-        for (int m = 0; m < STRIPS; ++m) {
-            left_of(a[m], factors.at[m][k], factors.at[m][k + STEP / 8 - 1]);
-            leave_out(a[m], m, k);
-        }
-#if BY_GROUPS
-        products_begin();
-        multiply_group<true>(sums.at[0], a[0], described(rows, k * 8 * ROW_BYTES<WIDTH>), 1);
-#else
-#pragma unroll
-        for (int n = 0; n < EIGHTS; n += 2) {
-            u32 b[4];
-            columns_fragment<WIDTH>(b, rows + k * 8 * ROW_BYTES<WIDTH>, n * 8);
+            for (int n = k; n < k + STEP / 8; ++n) {
+                prepare(n);
+            }
 #pragma unroll
             for (int m = 0; m < STRIPS; ++m) {
-                multiply_add(sums.at[m][n], a[m], b[0], b[1]);
-                multiply_add(sums.at[m][n + 1], a[m], b[2], b[3]);
+                left_of(a[m], factors.at[m][k], factors.at[m][k + STEP / 8 - 1]);
+                leave_out(a[m], m, k);
             }
-        }
+#if BY_GROUPS
+            products_begin();
+#pragma unroll
+            for (int n = 0; n < EIGHTS; n += 8) {
+                multiply_group<true>(*(f32(*)[8][4])to.at[0][n], a[0], described(rows, (n / 8 * ROWS + k * 8) * 128), 1);
+            }
+#else
+#pragma unroll
+            for (int n = 0; n < EIGHTS; n += 2) {
+                u32 b[4];
+                columns_fragment<WIDTH, ROWS>(b, rows + k * 8 * PANEL_ROW<WIDTH>, n * 8);
+#pragma unroll
+                for (int m = 0; m < STRIPS; ++m) {
+                    multiply_add(to.at[m][n], a[m], b[0], b[1]);
+                    multiply_add(to.at[m][n + 1], a[m], b[2], b[3]);
+                }
+            }
 #endif
-    }
+        }
+    });
 #if BY_GROUPS
     products_end();
 #endif

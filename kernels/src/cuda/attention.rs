@@ -124,7 +124,7 @@ static FLOAT: [Tiling; 5] = [
     tiling!("attention_128x1", SINGLE, 128, 1 32 2, 1 32 2, 1 32 1, 64),
     tiling!("attention_256x1", SINGLE, 256, 1 16 1, 1 16 1, 1 16 1, 64),
 ];
-/// For warp groups; without masks.
+/// For warp groups.
 static GROUPED: [Tiling; 4] = [
     tiling!("attention_64g1", HALVES, 64, 1 64 4, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
     tiling!("attention_64g2", HALVES, 64, 2 64 2, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
@@ -216,9 +216,9 @@ impl Launch<'_> {
     fn tiling(&self, pass: Pass) -> Option<&'static Tiling> {
         let (queue, dtype, problem) = (self.queue, self.dtype, self.problem);
         let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
-        // Kernels with several strips or warp groups have no registers left for masks.
+        // Kernels with several strips have no registers left for masks.
         let direct = !self.masked && factor(problem) > 0.0;
-        let grouped = direct && queue.properties().has_warp_groups && width.max(value_width) > 32;
+        let grouped = queue.properties().has_warp_groups && width.max(value_width) > 32;
         let kept_from = self.kept_from();
         let tilings = match dtype {
             DType::BF16 | DType::F16 if grouped => &GROUPED[..],

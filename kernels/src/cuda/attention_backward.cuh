@@ -10,7 +10,7 @@ template <int WIDTH, int BLOCK_STRIPS, int TILE, int PART, bool KEPT, bool BY_KE
     enum : int { STRIPS = OF_WARP<BLOCK_STRIPS> };
 
     const Problem& problem;
-    Scores<(STRIPS > 1 || GROUPED)> kind;
+    Scores<(BLOCK_STRIPS > 1)> kind;
     Own<WIDTH, BLOCK_STRIPS, KEPT> left, right;
     int first;  // the warp's first row
     Sums<STRIPS, PART / 8> scores, slopes;
@@ -33,11 +33,15 @@ template <int WIDTH, int BLOCK_STRIPS, int TILE, int PART, bool KEPT, bool BY_KE
     // the weights are known; in kernels for warp groups they include dropped ones.
     template <bool WHOLE, int USES, class Seen, class Numbers, class Weighted>
     __device__ void multiply_both(Shared a, Shared b, int start, Seen seen, Numbers numbers, Weighted weighted) {
-        multiply<TILE>(scores, left, a);
         f32 scale = WHOLE ? problem.rounded_scale : kind.scale();
-        if (!WHOLE) {
-            kind.prepare(scores, [&](int row, int column) { return BY_KEY ? start + column : first + row; },
-                         [&](int row, int column) { return BY_KEY ? first + row : start + column; });
+        auto prepare = [&] {
+            if (!WHOLE) {
+                kind.template prepare<BY_KEY>(scores, first, start);
+            }
+        };
+        multiply<TILE>(scores, left, a);
+        if constexpr (!GROUPED) {
+            prepare();
         }
         multiply<TILE>(slopes, right, b);
         Kept kept(problem, kind.pair, first, start);
@@ -50,6 +54,7 @@ template <int WIDTH, int BLOCK_STRIPS, int TILE, int PART, bool KEPT, bool BY_KE
         if constexpr (GROUPED) {
             products_arrive<1>();
             settle(scores);
+            prepare();
             for_eights(numbers, [&](int m, int n, const Each& each) {
                 kept.draw(m, n);
                 for_each<WHOLE>(m, n, seen, each, [&](f32& score, f32&, f32 log_sum, f32, bool exists) {
@@ -104,8 +109,8 @@ template <int WIDTH, int BLOCK_STRIPS, int TILE, int PART, bool KEPT, bool BY_KE
 };
 
 // dq: a thread block owns queries and loops over keys.
-template <int WIDTH> constexpr int QUERY_PART = GROUPED ? 64 : PART_OF<WIDTH>;
-template <int WIDTH, int STRIPS> constexpr bool KEEPS_QUERIES = !GROUPED && STRIPS == 1 && TILE_ROW<WIDTH> <= 256;
+template <int WIDTH> constexpr int QUERY_PART = GROUPED && !DROPS ? 64 : PART_OF<WIDTH>;
+template <int WIDTH, int STRIPS> constexpr bool KEEPS_QUERIES = !GROUPED && STRIPS == 1 && TILE_ROW<WIDTH> <= (DROPS ? 128 : 256);
 
 template <int WIDTH, int BLOCK_STRIPS, int KEYS>
 struct GradQ : Backward<WIDTH, BLOCK_STRIPS, KEYS, QUERY_PART<WIDTH>, KEEPS_QUERIES<WIDTH, BLOCK_STRIPS>, false> {

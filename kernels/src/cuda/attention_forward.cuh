@@ -5,7 +5,7 @@ template <int WIDTH, int BLOCK_STRIPS, int KEYS> struct Forward {
     enum : int { STRIPS = OF_WARP<BLOCK_STRIPS>, SLICE = SLICE_OF<WIDTH> };
 
     const Problem& problem;
-    Scores<(STRIPS > 1 || GROUPED)> kind;
+    Scores<(BLOCK_STRIPS > 1)> kind;
     Own<WIDTH, BLOCK_STRIPS, STRIPS * TILE_ROW<WIDTH> <= 256> queries;
     int first;  // the warp's first query
     Sums<STRIPS, SLICE / 8> sums;
@@ -66,7 +66,7 @@ template <int WIDTH, int BLOCK_STRIPS, int KEYS> struct Forward {
         settle(scores);
         f32 factor = WHOLE ? problem.factor : kind.factor();
         if (!WHOLE) {
-            kind.prepare(scores, [&](int row, int) { return first + row; }, [&](int, int column) { return start + column; });
+            kind.template prepare<false>(scores, first, start);
             for_sums(scores, [&](f32& score, int, int row, int column) {
                 if (column >= seen_by(problem, first + row) - start) {
                     score = lowest<f32>();

@@ -24,18 +24,29 @@ template <bool DIRECT> struct Scores {
     // Dropout factor of kept weights; applied once to the final sums.
     __device__ f32 kept_scale() const { return DROPS ? (f32)problem.kept_scale : 1; }
 
-    // Applies scale and mask to a tile; `query(row, column)` and `key(row, column)` return the indices of an element.
-    template <int STRIPS, int EIGHTS, class Query, class Key>
-    __device__ void prepare(Sums<STRIPS, EIGHTS>& products, Query query, Key key) const {
+    // Applies scale and mask to products of a tile whose first element is (row, column). BY_KEY: rows are keys.
+    template <bool BY_KEY, int STRIPS, int EIGHTS>
+    __device__ void prepare(Sums<STRIPS, EIGHTS>& products, int row, int column) const {
         if (direct()) {
             return;
         }
-        for_sums(products, [&](f32& product, int, int row, int column) {
-            product = mul_rounded(product, problem.rounded_scale);
-            int i = query(row, column), j = key(row, column);
-            if (mask && i < (int)problem.queries && j < (int)problem.keys) {
-                product += mask[i * problem.steps[MASK][0] + j * problem.steps[MASK][1]];
+        const i64(&steps)[2] = problem.steps[MASK];
+#pragma unroll
+        for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int own = row + m * 16 + own_row() + i / 2 * 8, other = column + own_column() + i % 2;
+                int query = BY_KEY ? other : own, key = BY_KEY ? own : other;
+                const S* at = mask + query * steps[0] + key * steps[1];
+#pragma unroll
+                for (int n = 0; n < EIGHTS; ++n, at += 8 * steps[!BY_KEY]) {
+                    f32& product = products.at[m][n][i];
+                    product = mul_rounded(product, problem.rounded_scale);
+                    if (mask && query + (BY_KEY ? n * 8 : 0) < (int)problem.queries && key + (BY_KEY ? 0 : n * 8) < (int)problem.keys) {
+                        product += *at;
+                    }
+                }
             }
-        });
+        }
     }
 };

@@ -126,7 +126,7 @@ static FLOAT: [Tiling; 5] = [
 ];
 /// For warp groups.
 static GROUPED: [Tiling; 4] = [
-    tiling!("attention_64g1", HALVES, 64, 1 64 4, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
+    tiling!("attention_64g1", HALVES, 64, 1 64 3, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
     tiling!("attention_64g2", HALVES, 64, 2 64 2, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
     tiling!("attention_128g1", HALVES, 128, 1 64 2, 1 64 2, 1 64 2, 128, "warp_groups.cuh"),
     tiling!("attention_256g1", HALVES, 256, 1 64 1, 1 64 1, 1 64 1, 128, "warp_groups.cuh"),

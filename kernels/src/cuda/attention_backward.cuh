@@ -33,12 +33,8 @@ template <int WIDTH, int BLOCK_STRIPS, int TILE, int PART, bool KEPT, bool BY_KE
     // the weights are known; in kernels for warp groups they include dropped ones.
     template <bool WHOLE, int USES, class Seen, class Numbers, class Weighted>
     __device__ void multiply_both(Shared a, Shared b, int start, Seen seen, Numbers numbers, Weighted weighted) {
-        f32 scale = WHOLE ? problem.rounded_scale : kind.scale();
-        auto prepare = [&] {
-            if (!WHOLE) {
-                kind.template prepare<BY_KEY>(scores, first, start);
-            }
-        };
+        f32 scale = kind.scale();
+        auto prepare = [&] { kind.template prepare<BY_KEY>(scores, first, start); };
         multiply<TILE>(scores, left, a);
         if constexpr (!GROUPED) {
             prepare();
@@ -132,7 +128,7 @@ struct GradQ : Backward<WIDTH, BLOCK_STRIPS, KEYS, QUERY_PART<WIDTH>, KEEPS_QUER
 
     // Whether no query attends to keys from `start` on; whether all attend to all keys of the part.
     __device__ bool none(int start) const { return start >= seen_by(problem, together() + ROWS - 1); }
-    __device__ bool whole(int start) const { return kind.direct() && start + PART <= seen_by(problem, together()); }
+    __device__ bool whole(int start) const { return start + PART <= seen_by(problem, together()); }
 
     template <bool WHOLE> __device__ void add(Shared keys, Shared values, int column, int start) {
         this->template multiply_both<WHOLE, 0>(
@@ -229,7 +225,7 @@ struct GradKv : Backward<WIDTH, BLOCK_STRIPS, QUERIES, PART_OF<WIDTH>, false, tr
     // Whether no query from `start` on attends to a key; whether all exist and attend to all keys.
     __device__ bool none(int start) const { return problem.causal && start + PART <= together(); }
     __device__ bool whole(int start) const {
-        return kind.direct() && start + PART <= (int)problem.queries &&
+        return start + PART <= (int)problem.queries &&
                (!problem.causal || start >= together() + ROWS - 1);
     }
 

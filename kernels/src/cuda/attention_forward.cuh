@@ -28,7 +28,7 @@ template <int WIDTH, int BLOCK_STRIPS, int KEYS> struct Forward {
     // First query of the warps that multiply together; whether none of them attends to keys from `start` on; whether all attend to the whole tile.
     __device__ int together() const { return first_together(first, STRIPS * 16); }
     __device__ bool none(int start) const { return start >= seen_by(problem, together() + TOGETHER * STRIPS * 16 - 1); }
-    __device__ bool whole(int start) const { return kind.direct() && start + KEYS <= seen_by(problem, together()); }
+    __device__ bool whole(int start) const { return start + KEYS <= seen_by(problem, together()); }
 
     // Updates the running maximum, returns it in `shift`, and rescales the sums; the factor is exactly 1 if the maximum is unchanged.
     __device__ void grow(const Sums<STRIPS, KEYS / 8>& scores, f32 factor, f32 (&shift)[STRIPS][2]) {
@@ -64,9 +64,9 @@ template <int WIDTH, int BLOCK_STRIPS, int KEYS> struct Forward {
         multiply<KEYS>(scores, queries, keys);
         products_arrive<0>();
         settle(scores);
-        f32 factor = WHOLE ? problem.factor : kind.factor();
+        f32 factor = kind.factor();
+        kind.template prepare<false>(scores, first, start);
         if (!WHOLE) {
-            kind.template prepare<false>(scores, first, start);
             for_sums(scores, [&](f32& score, int, int row, int column) {
                 if (column >= seen_by(problem, first + row) - start) {
                     score = lowest<f32>();

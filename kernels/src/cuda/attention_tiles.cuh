@@ -62,10 +62,6 @@ template <int WIDTH, int OPERAND, int WARPS> struct Rows {
 
     // Whether 16-byte copies are possible.
     __device__ bool vectors() const { return problem.vectors >> OPERAND & 1; }
-    // Number of rows from this thread's first row on, in a tile that begins at row `first`.
-    __device__ int left(int first) const { return (int)rows_of(problem, OPERAND) - first - own_row(); }
-    __device__ const S* from(int first) const { return at + first * problem.steps[OPERAND][0]; }
-    __device__ i64 step() const { return DOWN * problem.steps[OPERAND][0]; }
 
     // 16 bytes, element by element; missing elements are 0.
     __device__ Pack<S, SIXTEENTH> gather(const S* from, bool exists) const {
@@ -79,18 +75,19 @@ template <int WIDTH, int OPERAND, int WARPS> struct Rows {
 
     // Starts copying COUNT rows from row `first` on to a tile.
     template <int COUNT> __device__ void stage(Shared tile, int first) const {
-        const S* from = this->from(first);
-        int left = this->left(first);
+        i64 step = problem.steps[OPERAND][0];
+        const S* from = at + first * step;
+        int left = (int)rows_of(problem, OPERAND) - first - own_row();
         if (vectors()) {
 #pragma unroll
-            for (int i = 0; i < COUNT; i += DOWN, from += step()) {
+            for (int i = 0; i < COUNT; i += DOWN, from += DOWN * step) {
                 copy_async<16>(tile + place<WIDTH, COUNT>(own_row() + i, own_column()), from,
                                i < left ? columns * (int)sizeof(S) : 0);
             }
             return;
         }
 #pragma unroll 1
-        for (int i = 0; i < COUNT; i += DOWN, from += step()) {
+        for (int i = 0; i < COUNT; i += DOWN, from += DOWN * step) {
             store(pointer_of<S>(tile + place<WIDTH, COUNT>(own_row() + i, own_column())), gather(from, i < left));
         }
     }
@@ -255,7 +252,7 @@ __device__ inline void multiply(Sums<STRIPS, EIGHTS>& sums, const Own<WIDTH, BLO
 #else
     clear(sums);
     constexpr int STEPS = WIDTH / STEP, CHUNK = STEPS < 8 ? STEPS : 8;  // longer ones would take more registers than there are
-#pragma unroll
+#pragma unroll(STEPS > 16 ? 1 : 2)
     for (int start = 0; start < STEPS; start += CHUNK) {
         add_products(sums, [&](Sums<STRIPS, EIGHTS>& to) {
 #pragma unroll

@@ -28,10 +28,6 @@ fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
     Ok(tensor.to_dtype(DType::F64)?.to_vec::<f64>()?.into_iter().map(f64::to_bits).collect())
 }
 
-fn all_bits(tensors: &[Tensor]) -> Result<Vec<Vec<u64>>> {
-    tensors.iter().map(bits).collect()
-}
-
 fn values(tensor: &Tensor) -> Result<Vec<f32>> {
     tensor.to_vec()
 }

@@ -1,6 +1,7 @@
-// Attention without tensor cores, forward and backward, in tiles of 32 queries by 32 keys. A thread block owns 32 rows by 64 columns of the output
-// and loops over the tiles that they depend on, in order. Scores are recomputed where needed; each output element belongs to one thread. Operands
-// are stored as S, scores and sums as T. Warp w computes rows w, w + 8, .. of a tile, lane l column l.
+// Attention without tensor cores, forward and backward, in tiles of 32 queries by 32 keys, and `attention_products` for all gradients. A thread
+// block owns 32 rows by 64 columns of the output and loops over the tiles that they depend on, in order. Scores are recomputed where needed; each
+// output element belongs to one thread. Operands are stored as S, scores and sums as T. Warp w computes rows w, w + 8, .. of a tile, lane l
+// column l.
 
 constexpr u32 THREADS = 256;
 enum : int {

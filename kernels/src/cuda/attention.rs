@@ -14,10 +14,10 @@ static PROGRAMS: Family =
 
 /// Plain kernels, as in the program: threads of a block, rows of a tile, and output columns per thread block.
 const THREADS: u32 = 256;
-/// Rows of output gradients per block.
-const GRADIENTS: usize = 32;
 const TILE: usize = 32;
 const WIDE: usize = 64;
+/// Rows of `attention_products` per block.
+const GRADIENTS: usize = 32;
 /// Tensor core kernels: threads per strip of rows, and rows of a strip.
 const TILED_THREADS: u32 = 128;
 const STRIP: usize = 64;
@@ -109,7 +109,7 @@ macro_rules! tiling {
     }};
 }
 
-/// By width, then by number of strips, which have the same tiles.
+/// By width, then by number of strips. Tilings of one width have the same tiles in the forward pass, whose F32 sums depend on them.
 static HALF: [Tiling; 5] = [
     tiling!("attention_32x1", HALVES, 32, 1 64 3, 1 64 3, 1 64 3, 32),
     tiling!("attention_64x1", HALVES, 64, 1 64 3, 1 64 3, 1 64 2, 64),

@@ -29,7 +29,7 @@ template <int WIDTH, int BLOCK_STRIPS, int TILE, int PART, bool KEPT, bool BY_KE
     __device__ int together() const { return first_together(first, STRIPS * 16); }
 
     // Processes rows of both matrices of a tile from `start` on; `numbers(n)` returns log-sums and products of the queries for eight columns. WHOLE:
-    // all queries attend to all keys (else see `seen(row, column)`) and scores are direct. Calls `weighted`, which starts USES products, as soon as
+    // all queries attend to all keys (else see `seen(row, column)`). Calls `weighted`, which starts USES products, as soon as
     // the weights are known; in kernels for warp groups they include dropped ones.
     template <bool WHOLE, int USES, class Seen, class Numbers, class Weighted>
     __device__ void multiply_both(Shared a, Shared b, int start, Seen seen, Numbers numbers, Weighted weighted) {

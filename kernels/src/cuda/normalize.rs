@@ -72,8 +72,7 @@ pub(crate) fn normalize(
     let (eps, lanes) = (Arg::F64(eps), Arg::U32(threads.lanes));
     let args = [out.into(), x.into(), weight, bias, mean.into(), rstd.into(), norm.arg(), eps, lanes];
     let kernel = ["normalize", threads.group.name()];
-    // SAFETY: the kernel takes these arguments, and the rows are those of the operands. A thread reads an element
-    // before it writes one at the same address.
+    // SAFETY: the kernel takes these arguments, and the rows are those of the operands.
     unsafe { PROGRAMS.kernel(queue, &kernel, dtype, threads.grid(queue, Units::WHOLE), &args) }
 }
 
@@ -96,8 +95,7 @@ pub(crate) fn gradient(
         let (grid, lanes, group) =
             (threads.grid(queue, Units::WHOLE), Arg::U32(threads.lanes), threads.group.name());
         let args = [dx.into(), g, x, weight, mean, rstd, norm.arg(), lanes];
-        // SAFETY: the kernel takes these arguments, and the rows are those of the operands. A thread reads an element
-        // before it writes one at the same address.
+        // SAFETY: the kernel takes these arguments, and the rows are those of the operands.
         unsafe { PROGRAMS.kernel(queue, &["normalize_grad", group], dtype, grid, &args)? };
     }
     if weights == 0 || dweight.or(dbias).is_none() {

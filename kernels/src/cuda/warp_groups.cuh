@@ -1,12 +1,12 @@
 // wgmma: products by groups of four warps with right operands in shared memory. Compute capability 9.0 only.
 //
-// Each warp holds 16 of a group's 64 rows, in the fragment layout of mma. Tiles have rows of 128 bytes, swizzled as by `place`, and are aligned to
-// 1024 bytes. Results are available after `products_arrive`.
+// Each warp holds 16 of a group's 64 rows, in the fragment layout of mma. The panels of tiles have rows of 128 bytes, swizzled as by `place`, and
+// are aligned to 1024 bytes. Results are available after `products_arrive`.
 #define GROUPED 1
 
 #ifndef CUDA_EMULATOR  // which uses mma instead
 
-// Matrix descriptor of a tile, `further` bytes behind its start. Addresses of shared memory have at most 18 bits.
+// Matrix descriptor of a panel, `further` bytes behind the start of a tile. Addresses of shared memory have at most 18 bits.
 __device__ inline u64 described(Shared tile, u32 further) {
     constexpr u64 EIGHT_ROWS = 1024 / 16, SWIZZLED_128 = 1;
     return (u64)((tile >> 4) + further / 16) | EIGHT_ROWS << 32 | SWIZZLED_128 << 62;

@@ -32,6 +32,7 @@ const TILED_SHAPES: [(&[usize], [usize; 4]); 7] = [
 struct Options {
     causal: bool,
     masked: bool,
+    scale: f64,
     dropout: Option<Dropout>,
     stored: Stored,
 }
@@ -46,15 +47,17 @@ enum Stored {
     Heads,
 }
 
-const PLAIN: Options = Options { causal: false, masked: false, dropout: None, stored: Stored::Dense };
+const PLAIN: Options =
+    Options { causal: false, masked: false, scale: 0.7, dropout: None, stored: Stored::Dense };
 const DROPOUT: Option<Dropout> = Some(Dropout { p: 0.3, key: RandomKey { seed: 3, op: 1 << 33 } });
-const OPTIONS: [Options; 6] = [
+const OPTIONS: [Options; 7] = [
     PLAIN,
     Options { causal: true, stored: Stored::Heads, ..PLAIN },
     Options { masked: true, stored: Stored::Transposed, ..PLAIN },
     Options { causal: true, masked: true, ..PLAIN },
+    Options { scale: -0.7, ..PLAIN },
     Options { dropout: DROPOUT, ..PLAIN },
-    Options { causal: true, masked: true, dropout: DROPOUT, stored: Stored::Heads },
+    Options { causal: true, masked: true, dropout: DROPOUT, stored: Stored::Heads, ..PLAIN },
 ];
 
 /// Results of one run.
@@ -92,7 +95,7 @@ fn run<T: Real>(
     let mask = options.masked.then(|| mask.view());
     let input = AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask };
     let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
-    let kind = AttentionKind { causal: options.causal, scale: 0.7, dropout: options.dropout };
+    let kind = AttentionKind { causal: options.causal, scale: options.scale, dropout: options.dropout };
     attention(stream, kind, input, result)?;
     let to = AttentionGrads { q: dq.view(), k: dk.view(), v: dv.view() };
     attention_grad(stream, kind, input, result, (g.view(), products.view()), to)?;

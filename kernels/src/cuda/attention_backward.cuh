@@ -134,7 +134,7 @@ struct GradQ : Backward<WIDTH, BLOCK_STRIPS, KEYS, QUERY_PART<WIDTH>, KEEPS_QUER
         this->template multiply_both<WHOLE, 0>(
             keys, values, start, [&](int row, int column) { return column < seen_by(problem, first + row) - start; },
             [&](int) { return numbers; }, [](const Kept&) {});
-        accumulate<WIDTH, KEYS>(sums, this->slopes, keys + column * (int)sizeof(S) * KEYS, [](int) {}, AllStay());
+        accumulate<WIDTH, KEYS>(sums, this->slopes, from_column<KEYS>(keys, column), [](int) {}, AllStay());
         products_arrive<0>();
         settle(sums);
     }
@@ -168,7 +168,7 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
     }
     using Pass = GradQ<WIDTH, BLOCK_STRIPS, KEYS>;
     Pass pass(problem, mask ? mask + at.at[MASK] : mask, item.pair, own,
-                              own + QUERIES * TILE_ROW<WIDTH>, first + warp() * STRIPS * 16);
+              own + QUERIES * TILE_ROW<WIDTH>, first + warp() * STRIPS * 16);
     clear(pass.sums);
 #pragma unroll
     for (int m = 0; m < STRIPS; ++m) {
@@ -225,8 +225,7 @@ struct GradKv : Backward<WIDTH, BLOCK_STRIPS, QUERIES, PART_OF<WIDTH>, false, tr
     // Whether no query from `start` on attends to a key; whether all exist and attend to all keys.
     __device__ bool none(int start) const { return problem.causal && start + PART <= together(); }
     __device__ bool whole(int start) const {
-        return start + PART <= (int)problem.queries &&
-               (!problem.causal || start >= together() + ROWS - 1);
+        return start + PART <= (int)problem.queries && (!problem.causal || start >= together() + ROWS - 1);
     }
 
     template <bool WHOLE>
@@ -242,14 +241,14 @@ struct GradKv : Backward<WIDTH, BLOCK_STRIPS, QUERIES, PART_OF<WIDTH>, false, tr
                 return numbers;
             },
             [&](const Kept& kept) {
-                Shared rows = gradients + column * (int)sizeof(S) * QUERIES;
+                Shared rows = from_column<QUERIES>(gradients, column);
                 if constexpr (GROUPED) {
                     accumulate<WIDTH, QUERIES>(value_sums, this->scores, rows, [](int) {}, kept);
                 } else {  // dropout was applied already
                     accumulate<WIDTH, QUERIES>(value_sums, this->scores, rows, [](int) {}, AllStay());
                 }
             });
-        Shared rows = queries + column * (int)sizeof(S) * QUERIES;
+        Shared rows = from_column<QUERIES>(queries, column);
         accumulate<WIDTH, QUERIES>(key_sums, this->slopes, rows, [](int) {}, AllStay());
         products_arrive<0>();
         settle(value_sums);
@@ -290,7 +289,7 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
     }
     using Pass = GradKv<WIDTH, BLOCK_STRIPS, QUERIES, SLICE>;
     Pass pass(problem, mask ? mask + at.at[MASK] : mask, item.pair, own,
-                                      own + KEYS * TILE_ROW<WIDTH>, first + warp() * STRIPS * 16);
+              own + KEYS * TILE_ROW<WIDTH>, first + warp() * STRIPS * 16);
     clear(pass.key_sums);
     clear(pass.value_sums);
 #pragma unroll 1

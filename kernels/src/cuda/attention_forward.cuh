@@ -151,7 +151,7 @@ __device__ inline void forward(const S* q, const S* k, const S* v, const S* mask
         if (start == 0) {
             pass.queries.keep();
         }
-        Shared tile = tile_of(start), columns = tile + TILE_BYTES + column * (int)sizeof(S) * KEYS;
+        Shared tile = tile_of(start), columns = from_column<KEYS>(tile + TILE_BYTES, column);
         if (pass.whole(start)) {
             pass.template add<true>(tile, columns, start);
         } else if (!pass.none(start)) {

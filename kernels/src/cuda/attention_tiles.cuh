@@ -39,6 +39,8 @@ template <int WIDTH, int ROWS> __device__ inline int place(int row, int column, 
     int panel = column / PANEL_COLUMNS + further / PANEL_COLUMNS;
     return (panel * ROWS + row) * PANEL_ROW<WIDTH> + turned * 16 + column % SIXTEENTH * (int)sizeof(S);
 }
+// A tile of ROWS rows from a column on that begins a panel.
+template <int ROWS> __device__ inline Shared from_column(Shared tile, int column) { return tile + column * (int)sizeof(S) * ROWS; }
 
 // Copies rows of an operand to shared memory; each thread of WARPS warps copies 16 bytes of every DOWN-th row.
 template <int WIDTH, int OPERAND, int WARPS> struct Rows {
@@ -168,35 +170,28 @@ template <int STRIPS, int EIGHTS> struct Sums {
     f32 at[STRIPS][EIGHTS][4];
 };
 
-// Calls `body(sum, strip, row, column)` for each accumulator of this thread.
-template <int STRIPS, int EIGHTS, class Body> __device__ inline void for_sums(Sums<STRIPS, EIGHTS>& sums, Body body) {
+// Calls `body(sum, m, n, i)` for each accumulator `sums.at[m][n][i]` of this thread.
+template <int STRIPS, int EIGHTS, class Body> __device__ inline void for_each_sum(Sums<STRIPS, EIGHTS>& sums, Body body) {
 #pragma unroll
     for (int m = 0; m < STRIPS; ++m) {
 #pragma unroll
         for (int n = 0; n < EIGHTS; ++n) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                body(sums.at[m][n][i], m, m * 16 + own_row() + i / 2 * 8, n * 8 + own_column() + i % 2);
+                body(sums.at[m][n][i], m, n, i);
             }
         }
     }
+}
+// Calls `body(sum, strip, row, column)` for each accumulator of this thread.
+template <int STRIPS, int EIGHTS, class Body> __device__ inline void for_sums(Sums<STRIPS, EIGHTS>& sums, Body body) {
+    for_each_sum(sums, [&](f32& sum, int m, int n, int i) {
+        body(sum, m, m * 16 + own_row() + i / 2 * 8, n * 8 + own_column() + i % 2);
+    });
 }
 
 template <int STRIPS, int EIGHTS> __device__ inline void clear(Sums<STRIPS, EIGHTS>& sums) {
     for_sums(sums, [](f32& sum, int, int, int) { sum = 0; });
-}
-template <int STRIPS, int EIGHTS>
-__device__ inline void add(Sums<STRIPS, EIGHTS>& sums, const Sums<STRIPS, EIGHTS>& others) {
-#pragma unroll
-    for (int m = 0; m < STRIPS; ++m) {
-#pragma unroll
-        for (int n = 0; n < EIGHTS; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sums.at[m][n][i] += others.at[m][n][i];
-            }
-        }
-    }
 }
 // Calls `make(to)`, which adds products to `to`. Tensor cores truncate when they accumulate, so those of F32 are added to the sums with rounding.
 template <int STRIPS, int EIGHTS, class Make> __device__ inline void add_products(Sums<STRIPS, EIGHTS>& sums, Make make) {
@@ -204,7 +199,7 @@ template <int STRIPS, int EIGHTS, class Make> __device__ inline void add_product
         Sums<STRIPS, EIGHTS> made;
         clear(made);
         make(made);
-        add(sums, made);
+        for_each_sum(sums, [&](f32& sum, int m, int n, int i) { sum += made.at[m][n][i]; });
     } else {
         make(sums);
     }

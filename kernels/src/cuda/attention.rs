@@ -317,7 +317,7 @@ pub(crate) fn gradient(
         unsafe { launch.enqueue(pass, args) }
     };
     let rows = problem.batch.elements * problem.sizes.queries;
-    let grid = blocks(queue, rows.div_ceil(GRADIENTS) as u64, THREADS);
+    let grid = super::rows::exactly(rows.div_ceil(GRADIENTS) as u64, THREADS);
     // SAFETY: the kernel takes these arguments, and the batch and the steps are those of the operands.
     unsafe {
         let args = [out, g, products, batch, by_value];

@@ -4,7 +4,7 @@ use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};
 use smallvec::SmallVec;
 
-use super::rows::{PACK, RowReduction, RowThreads, Units};
+use super::rows::{PACK, RowGroup, RowReduction, RowThreads, Units};
 use super::walk::{ByValue, MAX_Y, THREADS, Walk, blocks, divisor};
 use super::{Family, family};
 use crate::command::Address;
@@ -13,8 +13,8 @@ use crate::norms::Channels;
 
 static PROGRAMS: Family = family!("batch_norm", FLOATS, "rows.cuh", "columns.cuh", "batch_norm.cu");
 
-/// Largest size of a channel's two sums in bytes.
-const SUMS: usize = 16;
+/// Packs of channels per thread block of the elementwise kernel on columns.
+const ACROSS: usize = 32;
 
 /// Parameters of the normalization: `NORM` of the program.
 #[derive(Clone, Copy)]
@@ -50,51 +50,44 @@ fn threads(channels: &Channels) -> (RowThreads, Units) {
     RowThreads::folding(count, channels.each(), along, size as isize)
 }
 
-/// Images of one element (channels last): a thread has several neighbouring channels.
-struct Columns {
-    cut: Units,
-    /// Channels and pixels.
-    counts: [usize; 2],
+/// Threads of the kernels that hold a channel in registers; `None` for long or strided channels.
+fn holding(channels: &Channels, dtype: DType) -> Option<RowThreads> {
+    let Channels { images, channels: count, size } = *channels;
+    let mut threads = RowThreads::holding(count, images * size, 1, size as isize, dtype);
+    let holds = threads.group != RowGroup::Block && images > 0 && count > 0 && size > 1;
+    threads.group = RowGroup::Wide;
+    holds.then_some(threads)
 }
 
-impl Columns {
-    /// Packs of channels per thread block of the elementwise kernel.
-    const ACROSS: usize = 32;
+/// Images of one element (channels last), where a thread has several neighbouring channels: how their elements are split, and the numbers of channels
+/// and pixels. `None` for larger images and if channels are not whole packs.
+fn columns(channels: &Channels) -> Option<(Units, [usize; 2])> {
+    let Channels { images: pixels, channels: count, size } = *channels;
+    let are_columns = size == 1 && pixels > 0 && count > 0 && count.is_multiple_of(16 / size_of::<u16>());
+    are_columns.then(|| (Units::beside(count, pixels), [count, pixels]))
+}
 
-    /// `None` for larger images and if channels are not whole packs.
-    fn of(channels: &Channels) -> Option<Columns> {
-        let Channels { images: pixels, channels: count, size } = *channels;
-        let packed = count.is_multiple_of(16 / size_of::<u16>());
-        let cut = Units::beside(count, pixels);
-        (size == 1 && packed && pixels > 0 && count > 0).then_some(Columns { cut, counts: [count, pixels] })
-    }
+/// The same; `None` if an address is not aligned.
+fn aligned(channels: &Channels, dtype: DType, images: &[Address]) -> Option<(Units, [usize; 2])> {
+    let bytes = 16.max(PACK * dtype.size_bytes());
+    columns(channels).filter(|_| images.iter().all(|at| at.0.addr().is_multiple_of(bytes)))
+}
 
-    /// The same; `None` if an address is not aligned.
-    fn aligned(channels: &Channels, dtype: DType, images: &[Address]) -> Option<Columns> {
-        let bytes = 16.max(PACK * dtype.size_bytes());
-        let aligned = images.iter().all(|at| at.0.addr().is_multiple_of(bytes));
-        Columns::of(channels).filter(|_| aligned)
-    }
-
-    /// The grid of the elementwise kernel.
-    fn grid(&self, queue: &Queue<'_>, dtype: DType) -> Grid {
-        let [channels, pixels] = self.counts;
-        let packs = channels / lanes(dtype);
-        let across = packs.next_power_of_two().min(Columns::ACROSS) as u32;
-        let down = THREADS / across;
-        let beside = packs.div_ceil(across as usize) as u32;
-        let all =
-            blocks(queue, u64::from(beside) * (pixels as u64).div_ceil(u64::from(down)), THREADS).blocks[0];
-        let blocks = [beside, (all / beside).clamp(1, MAX_Y as u32), 1];
-        Grid { blocks, threads: [across, down, 1], shared_bytes: 0 }
-    }
+/// The grid of the elementwise kernel on columns.
+fn columns_grid(queue: &Queue<'_>, dtype: DType, [channels, pixels]: [usize; 2]) -> Grid {
+    let packs = channels / lanes(dtype);
+    let across = packs.next_power_of_two().min(ACROSS) as u32;
+    let down = THREADS / across;
+    let beside = packs.div_ceil(across as usize) as u32;
+    let all = blocks(queue, u64::from(beside) * (pixels as u64).div_ceil(u64::from(down)), THREADS).blocks[0];
+    let blocks = [beside, (all / beside).clamp(1, MAX_Y as u32), 1];
+    Grid { blocks, threads: [across, down, 1], shared_bytes: 0 }
 }
 
 /// Bytes of the workspace of both passes.
 pub(crate) fn workspace(channels: &Channels) -> usize {
-    let count = channels.channels;
-    let columns = Columns::of(channels).map_or(0, |columns| columns.cut.workspace(count));
-    threads(channels).1.workspace(count).max(columns).saturating_add(count.saturating_mul(SUMS))
+    let of = |cut: Units| cut.workspace(channels.channels);
+    of(threads(channels).1).max(columns(channels).map_or(0, |(cut, _)| of(cut)))
 }
 
 /// All elements of the images, and the channel of each.
@@ -104,9 +97,8 @@ fn elements(queue: &Queue<'_>, channels: &Channels, dtype: DType, images: &[Addr
         |size: usize, step: usize, channel: isize| LoopAxis { size, strides: [step as isize, channel] };
     let axes = [axis(count, channels * size, 0), axis(channels, size, 1), axis(size, 1, 0)];
     let walk = Walk::of(queue.op(), &Loops::from_axes(axes))?;
-    let lanes = lanes(dtype);
-    let aligned = images.iter().all(|at| at.0.addr().is_multiple_of(16));
-    Ok(walk.vectors(if aligned { lanes } else { 1 }, [(std::ptr::null(), dtype.size_bytes()); 2]))
+    let lanes = if images.iter().all(|at| at.0.addr().is_multiple_of(16)) { lanes(dtype) } else { 1 };
+    Ok(walk.vectors(lanes, [(std::ptr::null(), dtype.size_bytes()); 2]))
 }
 
 /// Elements per 16 bytes.
@@ -122,7 +114,8 @@ pub(crate) fn forward(
     norm: ChannelNorm,
     workspace: Option<Address>,
 ) -> Result<()> {
-    if training {
+    let held = holding(channels, dtype).filter(|_| training);
+    if training && held.is_none() {
         let reduction = RowReduction {
             programs: &PROGRAMS,
             name: "batch_statistics",
@@ -136,7 +129,7 @@ pub(crate) fn forward(
         // states of all units.
         unsafe { reduce(queue, &reduction, channels, &[x, out])? }
     }
-    enqueue_all(queue, "batch_norm", dtype, channels, &[out, x], &norm.args())
+    enqueue_all(queue, "batch_norm", (dtype, held), channels, &[out, x], &norm.args())
 }
 
 pub(crate) fn backward(
@@ -148,29 +141,26 @@ pub(crate) fn backward(
     (grad, sums): (Address, [Address; 2]),
     workspace: Option<Address>,
 ) -> Result<()> {
-    let ([x, g], [weight_sum, bias_sum]) = (images, sums.map(Arg::from));
-    // The sums of all channels come first, then the states of units.
-    let both = Arg::from(workspace);
+    let ([x, g], sums) = (images, sums.map(Arg::from));
+    // In evaluation the input gradient does not depend on the sums.
+    let count = if training { channels.each() as f64 } else { 0.0 };
+    let more: SmallVec<[_; 16]> = norm.args().into_iter().chain(sums).chain([Arg::F64(count)]).collect();
+    let held = holding(channels, dtype);
     let inputs: SmallVec<[_; 8]> = images.map(Arg::from).into_iter().chain(norm.args()).collect();
     let reduction = RowReduction {
         programs: &PROGRAMS,
         name: "batch_norm_sums",
         dtype,
         rows: channels.channels,
-        outputs: &[both, weight_sum, bias_sum],
+        outputs: &sums,
         inputs: &inputs,
-        states: workspace.map(|at| at.offset(channels.channels as isize, SUMS)).into(),
+        states: workspace.into(),
     };
     // SAFETY: the kernels take these arguments, the channels are those of the operands, and the workspace has room
-    // for the sums of all channels and the states of all units.
-    unsafe { reduce(queue, &reduction, channels, &[x, g, grad])? }
-    if channels.each() == 0 {
-        return Ok(());
-    }
-    // In evaluation the input gradient does not depend on the sums.
-    let count = if training { channels.each() as f64 } else { 0.0 };
-    let more: SmallVec<[_; 8]> = norm.args().into_iter().chain([both, Arg::F64(count)]).collect();
-    enqueue_all(queue, "batch_norm_grad", dtype, channels, &[grad, x, g], &more)
+    // for the states of all units.
+    let reduce = || unsafe { reduce(queue, &reduction, channels, &[x, g, grad]) };
+    held.map_or_else(reduce, |_| Ok(()))?;
+    enqueue_all(queue, "batch_norm_grad", (dtype, held), channels, &[grad, x, g], &more)
 }
 
 /// Enqueues a reduction over each channel; by columns if all images are aligned.
@@ -183,31 +173,40 @@ unsafe fn reduce(
     channels: &Channels,
     images: &[Address],
 ) -> Result<()> {
-    let read = &images[..images.len() - 1];
-    let numbers = numbers(channels, reduction.dtype, read);
-    let columns =
-        Columns::aligned(channels, reduction.dtype, images).map(|columns| (columns.cut, columns.counts));
+    let numbers = numbers(channels, reduction.dtype, &images[..images.len() - 1]);
+    let columns = aligned(channels, reduction.dtype, images);
     // SAFETY: the caller's promise.
     unsafe { reduction.enqueue(queue, columns, threads(channels), numbers.arg()) }
 }
 
-/// Enqueues a kernel on all elements of the images, with arguments behind these.
+/// Enqueues a kernel on all elements of the images, with arguments behind these; if `held`, the kernel that also reduces.
 fn enqueue_all(
     queue: &Queue<'_>,
     name: &str,
-    dtype: DType,
+    (dtype, held): (DType, Option<RowThreads>),
     channels: &Channels,
     images: &[Address],
     more: &[Arg<'_>],
 ) -> Result<()> {
     let walk;
+    let numbers = numbers(channels, dtype, images);
     let mut args: SmallVec<[Arg<'_>; 16]> = images.iter().map(|&at| at.into()).collect();
     args.extend_from_slice(more);
     // SAFETY: the kernels take these arguments, and the channels are those of the operands.
     unsafe {
-        if let Some(columns) = Columns::aligned(channels, dtype, images) {
-            args.extend(columns.counts.map(|count| Arg::U64(count as u64)));
-            return PROGRAMS.kernel(queue, &[name, "columns"], dtype, columns.grid(queue, dtype), &args);
+        if let Some(threads) = held {
+            args.push(numbers.arg());
+            return PROGRAMS.kernel(queue, &[name, "wide"], dtype, threads.grid(Units::WHOLE), &args);
+        }
+        if let Some((_, counts)) = aligned(channels, dtype, images) {
+            args.extend(counts.map(|count| Arg::U64(count as u64)));
+            return PROGRAMS.kernel(
+                queue,
+                &[name, "columns"],
+                dtype,
+                columns_grid(queue, dtype, counts),
+                &args,
+            );
         }
         walk = elements(queue, channels, dtype, images)?;
         args.push(walk.arg());

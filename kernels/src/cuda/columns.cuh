@@ -39,3 +39,28 @@ template <class Load, class Body> __device__ inline void for_rows_ahead(const Bl
 }
 // The pack at `at` in a row of a matrix with `columns` columns.
 __device__ inline Pack<S, PACK> row_pack(const S* at, i64 row, i64 columns) { return *(const Pack<S, PACK>*)(at + row * columns); }
+
+// Images [n, channels, ..] with `size` elements in a channel of an image.
+struct Channels {
+    u64 images, channels, size;
+    // Whether a channel's elements can be loaded as packs.
+    u64 packed;
+    // Divides by `size`, see `divided`; 0 if a channel has 2^31 elements or more.
+    u32 magic, shift;
+
+    __device__ u64 each() const { return images * size; }
+    __device__ u64 image(u64 i) const { return magic ? divided((u32)i, magic, shift) : i / size; }
+};
+// Offset of element i of a channel, counted over all images.
+struct Plane {
+    const Channels& channels;
+    u64 channel;
+
+    __device__ i64 operator()(u64 i) const {
+        u64 image = channels.image(i);
+        return (i64)((image * channels.channels + channel) * channels.size + (i - image * channels.size));
+    }
+};
+template <class O> __device__ inline Line<O, Plane> line(O* x, const Channels& channels, u64 channel) {
+    return {x, {channels, channel}, channels.packed != 0};
+}

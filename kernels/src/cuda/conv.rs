@@ -15,7 +15,7 @@ use super::copy::{enqueue_copy, fill};
 pub(crate) use super::elementwise::relu;
 use super::libraries::{ConvAlgorithm, ConvPass};
 use super::matmul::{Onto, Product};
-use super::rows::PACK;
+use super::rows::{PACK, exactly};
 use super::walk::{ByValue, THREADS, blocks, plane_blocks};
 use super::{Family, family, kernel_name, type_name};
 use crate::command::Address;
@@ -451,7 +451,7 @@ impl<'a> Convolution<'a> {
             Way::Depthwise => {
                 let [groups, images] = [g.groups, g.images].map(|count| Arg::U32(count as u32));
                 let strips = size / g.window.kernel[1] * g.window.kernel[1].div_ceil(PACK);
-                let grid = blocks(self.queue, strips as u64, 2 * THREADS);
+                let grid = exactly(strips as u64, 2 * THREADS);
                 let args = [w.into(), x.into(), y.into(), groups, images];
                 return self.kernel("depthwise_weight_grad", grid, args, 0);
             }

@@ -60,13 +60,6 @@ __device__ inline void normalize(S* out, const S* x, const void* weight, const v
         Line<S> to = norm.line(out, row);
         RowOf<Group, S> xs(group, norm.line(x, row), len);
         T centre = 0;
-        if (mean && Group::HOLDS) {
-            T sum = group.template fold_blocks<Sum<T>>(all, len, [&](const BlockLane& block) {
-                const Held<S>& x = xs.read(block);
-                return fold_slots<Sum<T>>(block, [&](int slot) -> T { return x[slot]; });
-            });
-            centre = sum / (T)all;
-        }
         // F64, since squares of large F32 numbers overflow F32.
         f64 squares = 0;
         if (mean && !Group::HOLDS) {
@@ -77,10 +70,15 @@ __device__ inline void normalize(S* out, const S* x, const void* weight, const v
             });
             centre = state.mean, squares = state.squares;
         } else {
+            if (mean) {
+                centre = group.template fold_blocks<Sum<T>>(all, len, [&](const BlockLane& block) {
+                    const Held<S>& x = xs.read(block);
+                    return fold_slots<Sum<T>>(block, [&](int slot) -> T { return x[slot]; });
+                }) / (T)all;
+            }
             squares = group.template fold_blocks<Sum<f64>>(all, len, [&](const BlockLane& block) {
                 const Held<S>& x = xs.read(block);
-                return fold_slots<Sum<f64>>(
-                    block, [&](int slot) { return slot < block.count ? square_of(x[slot] - centre) : 0.0; });
+                return fold_slots<Sum<f64>>(block, [&](int slot) { return slot < block.count ? square_of(x[slot] - centre) : 0; });
             });
         }
         // The shuffle keeps the compiler from recomputing rsqrt for each element.

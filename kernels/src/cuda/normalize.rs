@@ -73,7 +73,7 @@ pub(crate) fn normalize(
     let args = [out.into(), x.into(), weight, bias, mean.into(), rstd.into(), norm.arg(), eps, lanes];
     let kernel = ["normalize", threads.group.name()];
     // SAFETY: the kernel takes these arguments, and the rows are those of the operands.
-    unsafe { PROGRAMS.kernel(queue, &kernel, dtype, threads.grid(queue, Units::WHOLE), &args) }
+    unsafe { PROGRAMS.kernel(queue, &kernel, dtype, threads.grid(Units::WHOLE), &args) }
 }
 
 /// The gradients. `dtypes`: of elements and of weights.
@@ -92,9 +92,8 @@ pub(crate) fn gradient(
     let [weight, mean] = [weight, mean].map(Arg::from);
     if let Some(dx) = dx.filter(|_| count * len > 0) {
         let threads = RowThreads::holding(count, len, 1, len as isize, dtype);
-        let (grid, lanes, group) =
-            (threads.grid(queue, Units::WHOLE), Arg::U32(threads.lanes), threads.group.name());
-        let args = [dx.into(), g, x, weight, mean, rstd, norm.arg(), lanes];
+        let (grid, group) = (threads.grid(Units::WHOLE), threads.group.name());
+        let args = [dx.into(), g, x, weight, mean, rstd, norm.arg(), Arg::U32(threads.lanes)];
         // SAFETY: the kernel takes these arguments, and the rows are those of the operands.
         unsafe { PROGRAMS.kernel(queue, &["normalize_grad", group], dtype, grid, &args)? };
     }

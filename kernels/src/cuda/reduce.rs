@@ -58,7 +58,7 @@ impl Columns {
         axes: &Axes,
         [x, out, states]: [Arg<'_>; 3],
     ) -> Result<()> {
-        let (cut, grid) = (self.cut, self.cut.grid_beside(queue, axes.kept.elements));
+        let (cut, grid) = (self.cut, self.cut.grid_beside(axes.kept.elements));
         let [columns, all] = [axes.kept.elements, axes.reduced.elements].map(|count| Arg::U64(count as u64));
         let along = Arg::I64(self.along as i64);
         let args = [x, out, states, columns, all, along, cut.arg(), Arg::F64(0.0)];
@@ -83,7 +83,7 @@ unsafe fn join(
     if cut.units <= 1 {
         return Ok(());
     }
-    let (grid, lanes) = cut.join(queue, axes.kept.elements);
+    let (grid, lanes) = cut.join(axes.kept.elements);
     let (rows, all) = (axes.kept.elements as i64, axes.reduced.elements as i64);
     let args = [out, states, Arg::I64(rows), Arg::I64(all), cut.arg(), Arg::U32(lanes), Arg::F64(divisor)];
     // SAFETY: the kernel takes these arguments; the rest is the caller's promise.
@@ -137,7 +137,7 @@ impl<'a> Sharing<'a> {
             reduced = reduced.vectors(lanes, [(std::ptr::null(), 1)]);
         }
         let kept = Walk::of(queue.op(), &axes.kept)?;
-        let grid = threads.grid(queue, cut);
+        let grid = threads.grid(cut);
         let mut args: SmallVec<[Arg<'_>; 24]> = SmallVec::from_slice(given);
         args.extend([out, states, kept.arg(), reduced.arg(), cut.arg()]);
         args.extend([Arg::U32(threads.lanes), Arg::F64(divisor)]);

@@ -351,7 +351,7 @@ template <class S> struct Strided {
     }
 };
 
-// Thread groups. A thread block works on `width()` rows at a time; `place()` is the number of this thread's row among them. All threads of a
+// Thread groups. A thread block works on `width()` rows; `place()` is the number of this thread's row among them. All threads of a
 // thread block proceed together; threads whose row does not exist pass `len` 0.
 //
 // - `fold_blocks(all, len, of)` reduces a row. `all` is the length of every row, `len` is `all` or 0. `of(block)` returns the state of the
@@ -552,17 +552,15 @@ struct ColumnGroup {
     }
 };
 
-// Calls `body(group, row, exists, unit)` for each unit of this thread's group; a row has `units` of them.
+// Calls `body(group, row, exists, unit)` for the unit of this thread's group; a row has `units` of them, and the grid has a group for each. (With a
+// loop over units a kernel needs up to 16 registers more.)
 template <class Group, class Body> __device__ inline void for_units(u64 rows, u32 units, u32 lanes, Body body) {
     Group group(lanes);
-    u64 all = quotient(rows + group.width() - 1, group.width()) * units;
-    for (u64 i = blockIdx.x; i < all; i += gridDim.x) {
-        u64 rows_before = units == 1 ? i : quotient(i, units);
-        u64 row = rows_before * group.width() + group.place();
-        body(group, row, row < rows, (u32)(i - rows_before * units));
-    }
+    u64 rows_before = units == 1 ? blockIdx.x : quotient(blockIdx.x, units);
+    u64 row = rows_before * group.width() + group.place();
+    body(group, row, row < rows, (u32)(blockIdx.x - rows_before * units));
 }
-// Calls `body(group, row, exists)` for each row of this thread's group.
+// Calls `body(group, row, exists)` for the row of this thread's group.
 template <class Group, class Body> __device__ inline void for_rows(u64 rows, u32 lanes, Body body) {
     for_units<Group>(rows, 1, lanes, [&](const Group& group, u64 row, bool exists, u32) { body(group, row, exists); });
 }

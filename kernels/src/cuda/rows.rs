@@ -5,7 +5,7 @@ use device::{DType, Result};
 use smallvec::SmallVec;
 
 use super::Family;
-use super::walk::{ByValue, blocks};
+use super::walk::ByValue;
 
 /// Lanes of a block of a row; also threads of a warp.
 pub(super) const LANES: usize = 32;
@@ -98,27 +98,27 @@ impl RowThreads {
         }
     }
 
-    /// The grid for rows that are split so. Results do not depend on it.
-    pub(super) fn grid(&self, queue: &Queue<'_>, cut: Units) -> Grid {
+    /// The grid for rows that are split so.
+    pub(super) fn grid(&self, cut: Units) -> Grid {
         let (rows, units) = (self.rows as u64, u64::from(cut.units));
         match self.group {
             RowGroup::Warp => {
                 // Small blocks spread few threads over all multiprocessors.
                 let threads =
                     if self.rows * self.lanes as usize * cut.units as usize > BUSY / 2 { 256 } else { 64 };
-                blocks(queue, rows.div_ceil(u64::from(threads / self.lanes)) * units, threads)
+                exactly(rows.div_ceil(u64::from(threads / self.lanes)) * units, threads)
             }
-            RowGroup::Wide => blocks(queue, rows, (self.len.div_ceil(BLOCK) * LANES) as u32),
+            RowGroup::Wide => exactly(rows, (self.len.div_ceil(BLOCK) * LANES) as u32),
             RowGroup::Block => {
                 // A power of two that divides the blocks of a part. With many thread blocks, several share a multiprocessor's registers.
                 let most = self.warps.min(8 << usize::from(rows.saturating_mul(units) < SOME as u64));
-                blocks(queue, rows * units, (self.len.div_ceil(BLOCK).min(most) * LANES) as u32)
+                exactly(rows * units, (self.len.div_ceil(BLOCK).min(most) * LANES) as u32)
             }
             RowGroup::Column => {
                 let down = self.lanes.min(LANES as u32 / 2);
                 let width = ((self.warps * LANES) as u32 / down)
                     .min(rows.next_power_of_two().min(LANES as u64) as u32);
-                let mut grid = blocks(queue, rows.div_ceil(u64::from(width)) * units, width * down);
+                let mut grid = exactly(rows.div_ceil(u64::from(width)) * units, width * down);
                 grid.threads = [width, down, 1];
                 grid
             }
@@ -176,10 +176,10 @@ impl Units {
     }
 
     /// The grid of the kernel that reduces such columns: one lane per thread or, with many blocks, two.
-    pub(super) fn grid_beside(self, queue: &Queue<'_>, columns: usize) -> Grid {
+    pub(super) fn grid_beside(self, columns: usize) -> Grid {
         let across = |beside: u32| columns.div_ceil(beside as usize * PACK) as u64 * u64::from(self.units);
         let wide = if across(2 * BESIDE) < MANY { 1 } else { 2 };
-        let mut grid = blocks(queue, across(wide * BESIDE), BESIDE * DOWN);
+        let mut grid = exactly(across(wide * BESIDE), BESIDE * DOWN);
         grid.threads = [wide * BESIDE, DOWN / wide, 1];
         grid
     }
@@ -190,11 +190,11 @@ impl Units {
     }
 
     /// The grid of the kernel that combines units, and its lanes per row.
-    pub(super) fn join(self, queue: &Queue<'_>, rows: usize) -> (Grid, u32) {
+    pub(super) fn join(self, rows: usize) -> (Grid, u32) {
         let lanes = lanes(self.units as usize);
         // Rows of many single-block units get a whole thread block.
         let each = if self.blocks == 1 && self.units as usize > PART { 256 } else { lanes };
-        (blocks(queue, (rows as u64).div_ceil(u64::from(256 / each)), 256), lanes)
+        (exactly((rows as u64).div_ceil(u64::from(256 / each)), 256), lanes)
     }
 }
 
@@ -232,19 +232,24 @@ impl RowReduction<'_> {
         if let Some((_, counts)) = columns {
             args.extend(counts.map(|count| Arg::U64(count as u64)));
             args.extend([states, cut.arg()]);
-            kernel("columns", cut.grid_beside(queue, rows), &args)?;
+            kernel("columns", cut.grid_beside(rows), &args)?;
         } else {
             args.extend([numbers, states, cut.arg(), Arg::U32(threads.lanes)]);
-            kernel(threads.group.name(), threads.grid(queue, cut), &args)?;
+            kernel(threads.group.name(), threads.grid(cut), &args)?;
         }
         if cut.units <= 1 {
             return Ok(());
         }
-        let (grid, lanes) = cut.join(queue, rows);
+        let (grid, lanes) = cut.join(rows);
         args.truncate(outputs.len());
         args.extend([states, Arg::U64(rows as u64), cut.arg(), Arg::U32(lanes)]);
         kernel("join", grid, &args)
     }
+}
+
+/// A grid of as many thread blocks; the driver refuses 2^31 and more.
+pub(super) fn exactly(blocks: u64, threads: u32) -> Grid {
+    Grid::linear(u32::try_from(blocks.max(1)).unwrap_or(u32::MAX), threads)
 }
 
 /// Threads per row of `len` elements: a warp, or fewer for short rows, with `PACKS` packs per thread; more if there are few rows.

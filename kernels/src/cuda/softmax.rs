@@ -60,7 +60,7 @@ impl<const N: usize> RowArgs<N> {
         let mut args: SmallVec<[Arg<'_>; 10]> = operands.iter().map(|&at| at.into()).collect();
         args.extend([self.kept.arg(), self.rows.arg(), Arg::U32(self.threads.lanes)]);
         args.extend_from_slice(more);
-        let (name, grid) = ([kernel, self.threads.group.name()], self.threads.grid(queue, Units::WHOLE));
+        let (name, grid) = ([kernel, self.threads.group.name()], self.threads.grid(Units::WHOLE));
         // SAFETY: the caller's promise.
         unsafe { PROGRAMS.kernel(queue, &name, dtype, grid, &args) }
     }

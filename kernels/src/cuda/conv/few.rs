@@ -184,7 +184,7 @@ impl Convolution<'_> {
         let threads = RowThreads::of(size, count, 1, count as isize);
         let args =
             [w.into(), parts.into(), Arg::U64(count as u64), Arg::U64(size as u64), Arg::U32(threads.lanes)];
-        let grid = threads.grid(self.queue, Units::WHOLE);
+        let grid = threads.grid(Units::WHOLE);
         // SAFETY: the kernel takes these arguments, and there are as many parts.
         unsafe { FEW.kernel(self.queue, &["few_weight_grad_join"], dtype, grid, &args) }
     }

@@ -1,4 +1,4 @@
-//! Batch normalization: a reduction over each channel, then an elementwise kernel.
+//! Batch normalization: one kernel where a channel fits into registers, else a reduction over each channel and an elementwise kernel.
 
 use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};

@@ -1,4 +1,4 @@
-// Column reductions of a row-major matrix; a thread reduces PACK neighbouring columns.
+// Column reductions of a row-major matrix, where a thread reduces PACK neighbouring columns; and the elements of a channel of images.
 
 // `of(first, block)` returns the states of a lane's rows of a block for the columns `first..first + PACK`. With one unit per column, calls
 // `done(column, state)`; otherwise writes the units' states to `states`.

@@ -553,7 +553,7 @@ struct ColumnGroup {
 };
 
 // Calls `body(group, row, exists, unit)` for the unit of this thread's group. A row has `units` units, and the grid has a group for each: a loop over
-// units would take up to 16 more registers.
+// units would take up to 16 more registers. Launchers need at least one row.
 template <class Group, class Body> __device__ inline void for_units(u64 rows, u32 units, u32 lanes, Body body) {
     Group group(lanes);
     u64 rows_before = units == 1 ? blockIdx.x : quotient(blockIdx.x, units);

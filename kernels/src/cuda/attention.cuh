@@ -24,7 +24,8 @@ __device__ inline u64 rows_of(const Problem& problem, int operand) {
     return operand == K || operand == V || operand == DK || operand == DV ? problem.keys : problem.queries;
 }
 __device__ inline u64 columns_of(const Problem& problem, int operand) {
-    return operand == Q || operand == K || operand == DQ || operand == DK ? problem.width : problem.value_width;
+    bool is_wide = operand == Q || operand == K || operand == DQ || operand == DK;
+    return operand == MASK ? problem.keys : is_wide ? problem.width : problem.value_width;
 }
 
 // A submatrix; elements beyond `rows` and `columns` read as 0.

@@ -63,10 +63,12 @@ struct Tiles {
 }
 
 impl Tiles {
-    /// Shared memory for the own rows of `own` matrices and for two double-buffered tiles with numbers for their rows.
-    const fn shared_bytes(self, own: usize, width: usize, dtype: DType) -> u32 {
-        let rows = own * self.strips * STRIP + 4 * self.tile;
-        (rows * width * dtype.size_bytes() + 4 * self.tile * size_of::<f32>()) as u32
+    /// Shared memory for the own rows of `own` matrices, for two double-buffered tiles with numbers for their rows, and for those of a mask.
+    const fn shared_bytes(self, own: usize, width: usize, dtype: DType, masked: bool) -> u32 {
+        let rows = self.strips * STRIP;
+        let mask = if masked { 2 * rows * self.tile } else { 0 };
+        let elements = (own * rows + 4 * self.tile) * width + mask;
+        (elements * dtype.size_bytes() + 4 * self.tile * size_of::<f32>()) as u32
     }
 }
 
@@ -233,7 +235,7 @@ impl Launch<'_> {
         let fits = |tiling: &&Tiling| {
             let bytes = |pass| {
                 let (tiles, own) = tiling.tiles(pass);
-                tiles.shared_bytes(own, tiling.width, dtype)
+                tiles.shared_bytes(own, tiling.width, dtype, self.masked)
             };
             let have_room = PASSES.into_iter().all(|pass| bytes(pass) <= queue.properties().shared_bytes);
             // With dropout, several strips are faster only with warp groups.
@@ -259,7 +261,7 @@ impl Launch<'_> {
             let element = type_name(dtype, self.queue.tf32());
             let (tiles, own) = tiling.tiles(pass);
             let slice = if matches!(pass, Pass::GradKv) { tiling.slice } else { tiling.query_slice(dtype) };
-            let shared_bytes = tiles.shared_bytes(own, tiling.width, dtype);
+            let shared_bytes = tiles.shared_bytes(own, tiling.width, dtype, self.masked);
             let blocks = pairs * rows.div_ceil(tiles.strips * STRIP) * columns.div_ceil(slice).max(1);
             let threads = if tiling.grouped { tiles.strips as u32 } else { 1 } * TILED_THREADS;
             let grid = Grid { shared_bytes, ..Grid::linear(blocks as u32, threads) };
@@ -288,7 +290,7 @@ pub(crate) fn attention(
     (out, log_sums): (Address, Address),
 ) -> Result<()> {
     let none = Address::NULL;
-    let by_value = words(dtype, problem, [q, k, v, none, out, none, none, none, none]);
+    let by_value = words(dtype, problem, [q, k, v, mask.unwrap_or(none), out, none, none, none, none]);
     let batch = Walk::of(queue.op(), &problem.batch)?;
     let launch = Launch { queue, dtype, problem, masked: mask.is_some() };
     let args =
@@ -306,7 +308,7 @@ pub(crate) fn gradient(
     grads: [Address; 3],
 ) -> Result<()> {
     let [dq, dk, dv] = grads;
-    let by_value = words(dtype, problem, [q, k, v, Address::NULL, out, g, dq, dk, dv]);
+    let by_value = words(dtype, problem, [q, k, v, mask.unwrap_or(Address::NULL), out, g, dq, dk, dv]);
     let batch = Walk::of(queue.op(), &problem.batch)?;
     let launch = Launch { queue, dtype, problem, masked: mask.is_some() };
     let [batch, by_value, mask] = [batch.arg(), by_value.arg(), mask.into()];

@@ -28,13 +28,12 @@ template <int WIDTH, int BLOCK_STRIPS, int TILE, int PART, bool KEPT, bool BY_KE
     enum : int { ROWS = TOGETHER * STRIPS * 16 };
     __device__ int together() const { return first_together(first, STRIPS * 16); }
 
-    // Processes rows of both matrices of a tile from `start` on; `numbers(n)` returns log-sums and products of the queries for eight columns. WHOLE:
+    // Processes rows of both matrices of a tile from `start` on; `mask(...)` applies scale and mask to scores; `numbers(n)` returns log-sums and products of the queries for eight columns. WHOLE:
     // all queries attend to all keys (else see `seen(row, column)`). Calls `weighted`, which starts USES products, as soon as
     // the weights are known; in kernels for warp groups they include dropped ones.
-    template <bool WHOLE, int USES, class Seen, class Numbers, class Weighted>
-    __device__ void multiply_both(Shared a, Shared b, int start, Seen seen, Numbers numbers, Weighted weighted) {
+    template <bool WHOLE, int USES, class Prepare, class Seen, class Numbers, class Weighted>
+    __device__ void multiply_both(Shared a, Shared b, int start, Prepare prepare, Seen seen, Numbers numbers, Weighted weighted) {
         f32 scale = kind.scale();
-        auto prepare = [&] { kind.template prepare<BY_KEY>(scores, first, start); };
         multiply<TILE>(scores, left, a);
         if constexpr (!GROUPED) {
             prepare();
@@ -130,9 +129,13 @@ struct GradQ : Backward<WIDTH, BLOCK_STRIPS, KEYS, QUERY_PART<WIDTH>, KEEPS_QUER
     __device__ bool none(int start) const { return start >= seen_by(problem, together() + ROWS - 1); }
     __device__ bool whole(int start) const { return start + PART <= seen_by(problem, together()); }
 
-    template <bool WHOLE> __device__ void add(Shared keys, Shared values, int column, int start) {
+    template <bool WHOLE> __device__ void add(Shared keys, Shared values, Shared mask, int column, int start) {
+        auto prepare = [&] {
+            Shared own = mask + warp() * STRIPS * 16 * PANEL_ROW<KEYS>;
+            kind.template prepare<false, KEYS, BLOCK_STRIPS * 64>(this->scores, own, start % KEYS);
+        };
         this->template multiply_both<WHOLE, 0>(
-            keys, values, start, [&](int row, int column) { return column < seen_by(problem, first + row) - start; },
+            keys, values, start, prepare, [&](int row, int column) { return column < seen_by(problem, first + row) - start; },
             [&](int) { return numbers; }, [](const Kept&) {});
         accumulate<WIDTH, KEYS>(sums, this->slopes, from_column<KEYS>(keys, column), [](int) {}, AllStay());
         products_arrive<0>();
@@ -143,63 +146,40 @@ struct GradQ : Backward<WIDTH, BLOCK_STRIPS, KEYS, QUERY_PART<WIDTH>, KEEPS_QUER
 template <int WIDTH, int BLOCK_STRIPS, int KEYS>
 __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask, const S* g, const f32* log_sums,
                               const f32* products, S* dq, const Walk<OPERANDS>& batch, const Problem& problem) {
-    constexpr int STRIPS = OF_WARP<BLOCK_STRIPS>, QUERIES = BLOCK_STRIPS * 64, SLICE = SLICE_OF<WIDTH>;
+    constexpr int STRIPS = OF_WARP<BLOCK_STRIPS>, QUERIES = BLOCK_STRIPS * 64, SLICE = SLICE_OF<WIDTH>, TILE_BYTES = KEYS * TILE_ROW<WIDTH>;
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared own = shared_of(memory), tiles = own + 2 * QUERIES * TILE_ROW<WIDTH>;
-    constexpr int TILE_BYTES = KEYS * TILE_ROW<WIDTH>;
     Item item(problem.queries, QUERIES, problem.width, SLICE, problem.causal);
     int first = item.first, column = SLICE < WIDTH ? item.column : 0;
     Offsets<OPERANDS> at = offsets(batch, item.pair);
     Rows<WIDTH, Q, WARPS<BLOCK_STRIPS>> queries(q + at.at[Q], problem);
     Rows<WIDTH, G, WARPS<BLOCK_STRIPS>> gradients(g + at.at[G], problem);
-    Rows<WIDTH, K, WARPS<BLOCK_STRIPS>> keys(k + at.at[K], problem);
-    Rows<WIDTH, V, WARPS<BLOCK_STRIPS>> values(v + at.at[V], problem);
-    // Double-buffered keys and values.
-    auto tile_of = [&](int start) { return tiles + start / KEYS % 2 * 2 * TILE_BYTES; };
-    auto fetch = [&](int start) {
-        keys.template stage<KEYS>(tile_of(start), start);
-        values.template stage<KEYS>(tile_of(start) + TILE_BYTES, start);
-    };
-    int end = seen_by(problem, first + QUERIES - 1);
     queries.template stage<QUERIES>(own, first);
     gradients.template stage<QUERIES>(own + QUERIES * TILE_ROW<WIDTH>, first);
-    if (end > 0) {
-        fetch(0);
-    }
     using Pass = GradQ<WIDTH, BLOCK_STRIPS, KEYS>;
-    Pass pass(problem, mask ? mask + at.at[MASK] : mask, item.pair, own,
+    Pass pass(problem, mask, item.pair, own,
               own + QUERIES * TILE_ROW<WIDTH>, first + warp() * STRIPS * 16);
     clear(pass.sums);
-#pragma unroll
-    for (int m = 0; m < STRIPS; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int row = pass.first + m * 16 + own_row() + half * 8;
-            bool exists = row < (int)problem.queries;
-            pass.numbers.log_sums[m][half] = exists ? log_sums[item.pair * problem.queries + row] : 0;
-            pass.numbers.products[m][half] = exists ? products[item.pair * problem.queries + row] : 0;
-        }
-    }
-#pragma unroll 1
-    for (int start = 0; start < end; start += KEYS) {
-        tiles_arrive();
-        if (start + KEYS < end) {
-            fetch(start + KEYS);
-        }
+    for_rows_of<STRIPS>([&](int m, int half, int row) {
+        bool exists = pass.first + row < (int)problem.queries;
+        pass.numbers.log_sums[m][half] = exists ? log_sums[item.pair * problem.queries + pass.first + row] : 0;
+        pass.numbers.products[m][half] = exists ? products[item.pair * problem.queries + pass.first + row] : 0;
+    });
+    for_key_tiles<WIDTH, BLOCK_STRIPS, KEYS>(k, v, mask, batch, problem, item.pair, first, tiles, [&](int start, Shared keys, Shared mask) {
         if (start == 0) {
             pass.left.keep();
             pass.right.keep();
         }
 #pragma unroll 1
         for (int part = start; part < start + KEYS; part += Pass::PART) {
-            Shared tile = uniform(tile_of(start) + part % KEYS * PANEL_ROW<WIDTH>);
+            Shared tile = uniform(keys + part % KEYS * PANEL_ROW<WIDTH>);
             if (pass.whole(part)) {
-                pass.template add<true>(tile, tile + TILE_BYTES, column, part);
+                pass.template add<true>(tile, tile + TILE_BYTES, mask, column, part);
             } else if (!pass.none(part)) {
-                pass.template add<false>(tile, tile + TILE_BYTES, column, part);
+                pass.template add<false>(tile, tile + TILE_BYTES, mask, column, part);
             }
         }
-    }
+    });
     scale(pass.sums, pass.late());
     write<DQ>(dq + at.at[DQ], problem, pass.first, column, pass.sums);
 }
@@ -229,9 +209,12 @@ struct GradKv : Backward<WIDTH, BLOCK_STRIPS, QUERIES, PART_OF<WIDTH>, false, tr
     }
 
     template <bool WHOLE>
-    __device__ void add(Shared queries, Shared gradients, Shared log_sums, Shared products, int column, int start) {
+    __device__ void add(Shared queries, Shared gradients, Shared mask, Shared log_sums, Shared products, int column, int start) {
+        auto prepare = [&] {
+            kind.template prepare<true, BLOCK_STRIPS * 64, QUERIES>(this->scores, mask, warp() * STRIPS * 16);
+        };
         this->template multiply_both<WHOLE, 1>(
-            queries, gradients, start,
+            queries, gradients, start, prepare,
             [&](int row, int column) { return !problem.causal || row - column <= start - first; },
             [&](int n) {
                 Numbers numbers;
@@ -274,7 +257,9 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
     // Double-buffered queries and output gradients, then their log-sums and products.
     auto tile_of = [&](int start) { return tiles + start / QUERIES % 2 * 2 * TILE_BYTES; };
     auto numbers_of = [&](int start) { return tiles + 4 * TILE_BYTES + start / QUERIES % 2 * 2 * NUMBER_BYTES; };
+    MaskTiles<BLOCK_STRIPS, QUERIES, KEYS> masks{problem, batch, mask, item.pair, numbers_of(0) + 4 * NUMBER_BYTES};
     auto fetch = [&](int start) {
+        masks.stage(start / QUERIES, start, first);
         queries.template stage<QUERIES>(tile_of(start), start);
         gradients.template stage<QUERIES>(tile_of(start) + TILE_BYTES, start);
         u64 before = item.pair * problem.queries;
@@ -284,28 +269,29 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
     int begin = problem.causal ? first / QUERIES * QUERIES : 0;
     keys.template stage<KEYS>(own, first);
     values.template stage<KEYS>(own + KEYS * TILE_ROW<WIDTH>, first);
-    if (begin < (int)problem.queries) {
-        fetch(begin);
-    }
     using Pass = GradKv<WIDTH, BLOCK_STRIPS, QUERIES, SLICE>;
-    Pass pass(problem, mask ? mask + at.at[MASK] : mask, item.pair, own,
+    Pass pass(problem, mask, item.pair, own,
               own + KEYS * TILE_ROW<WIDTH>, first + warp() * STRIPS * 16);
     clear(pass.key_sums);
     clear(pass.value_sums);
 #pragma unroll 1
-    for (int start = begin; start < (int)problem.queries; start += QUERIES) {
+    for (int start = begin - QUERIES; start < (int)problem.queries; start += QUERIES) {
         tiles_arrive();
         if (start + QUERIES < (int)problem.queries) {
             fetch(start + QUERIES);
         }
+        if (start < 0) {
+            continue;
+        }
 #pragma unroll 1
         for (int part = start; part < start + QUERIES; part += Pass::PART) {
             Shared tile = uniform(tile_of(start) + part % QUERIES * PANEL_ROW<WIDTH>);
+            Shared mask_rows = masks.at(start / QUERIES) + part % QUERIES * PANEL_ROW<KEYS>;
             Shared logs = numbers_of(start) + part % QUERIES * (int)sizeof(f32);
             if (pass.whole(part)) {
-                pass.template add<true>(tile, tile + TILE_BYTES, logs, logs + NUMBER_BYTES, column, part);
+                pass.template add<true>(tile, tile + TILE_BYTES, mask_rows, logs, logs + NUMBER_BYTES, column, part);
             } else if (!pass.none(part)) {
-                pass.template add<false>(tile, tile + TILE_BYTES, logs, logs + NUMBER_BYTES, column, part);
+                pass.template add<false>(tile, tile + TILE_BYTES, mask_rows, logs, logs + NUMBER_BYTES, column, part);
             }
         }
     }

@@ -15,14 +15,7 @@ template <int WIDTH, int BLOCK_STRIPS, int KEYS> struct Forward {
     __device__ Forward(const Problem& problem, const S* mask, u32 pair, Shared tile, int first)
         : problem(problem), kind{problem, mask, pair}, queries(tile), first(first) {
         clear(sums);
-#pragma unroll
-        for (int m = 0; m < STRIPS; ++m) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                best[m][half] = lowest<f32>();
-                total[m][half] = 0;
-            }
-        }
+        for_rows_of<STRIPS>([&](int m, int half, int) { best[m][half] = lowest<f32>(), total[m][half] = 0; });
     }
 
     // First query of the warps that multiply together; whether none of them attends to keys from `start` on; whether all attend to the whole tile.
@@ -32,40 +25,32 @@ template <int WIDTH, int BLOCK_STRIPS, int KEYS> struct Forward {
 
     // Updates the running maximum, returns it in `shift`, and rescales the sums; the factor is exactly 1 if the maximum is unchanged.
     __device__ void grow(const Sums<STRIPS, KEYS / 8>& scores, f32 factor, f32 (&shift)[STRIPS][2]) {
+        for_rows_of<STRIPS>([&](int m, int half, int) {
+            f32 largest = best[m][half];
 #pragma unroll
-        for (int m = 0; m < STRIPS; ++m) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                f32 largest = best[m][half];
-#pragma unroll
-                for (int n = 0; n < KEYS / 8; ++n) {
-                    largest = fmaxf(largest, fmaxf(scores.at[m][n][half * 2], scores.at[m][n][half * 2 + 1]));
-                }
-                largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 1));
-                largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 2));
-                // If all keys so far are masked, -inf - -inf would be NaN.
-                shift[m][half] = largest == lowest<f32>() ? 0 : largest;
-                f32 before = exp2_of((best[m][half] - shift[m][half]) * factor);
-                best[m][half] = largest;
-                total[m][half] *= before;
-#pragma unroll
-                for (int n = 0; n < SLICE / 8; ++n) {
-                    sums.at[m][n][half * 2] *= before;
-                    sums.at[m][n][half * 2 + 1] *= before;
-                }
+            for (int n = 0; n < KEYS / 8; ++n) {
+                largest = fmaxf(largest, fmaxf(scores.at[m][n][half * 2], scores.at[m][n][half * 2 + 1]));
             }
-        }
+            largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 2));
+            // If all keys so far are masked, -inf - -inf would be NaN.
+            shift[m][half] = largest == lowest<f32>() ? 0 : largest;
+            f32 before = exp2_of((best[m][half] - shift[m][half]) * factor);
+            best[m][half] = largest;
+            total[m][half] *= before;
+            scale_row(sums, m, half, before);
+        });
     }
 
     // Processes the keys and values of a tile.
-    template <bool WHOLE> __device__ void add(Shared keys, Shared values, int start) {
+    template <bool WHOLE> __device__ void add(Shared keys, Shared values, Shared mask, int start) {
         Kept<false, STRIPS, KEYS / 8> kept(problem, kind.pair, first, start);
         Sums<STRIPS, KEYS / 8> scores;
         multiply<KEYS>(scores, queries, keys);
         products_arrive<0>();
         settle(scores);
         f32 factor = kind.factor();
-        kind.template prepare<false>(scores, first, start);
+        kind.template prepare<false, KEYS, BLOCK_STRIPS * 64>(scores, mask + warp() * STRIPS * 16 * PANEL_ROW<KEYS>, 0);
         if (!WHOLE) {
             for_sums(scores, [&](f32& score, int, int row, int column) {
                 if (column >= seen_by(problem, first + row) - start) {
@@ -95,69 +80,40 @@ template <int WIDTH, int BLOCK_STRIPS, int KEYS> struct Forward {
     // Divides by the sums of weights; calls `log(row, value)` with the log-sum of each of this thread's rows.
     template <class Log> __device__ void finish(Log log) {
         f32 scale = kind.scale();
-#pragma unroll
-        for (int m = 0; m < STRIPS; ++m) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                f32 all = total[m][half];
-                all += __shfl_xor_sync(FULL, all, 1);
-                all += __shfl_xor_sync(FULL, all, 2);
-                bool seen = all != 0;
-                f32 share = seen ? kind.kept_scale() / all : 0;
-#pragma unroll
-                for (int n = 0; n < SLICE / 8; ++n) {
-                    sums.at[m][n][half * 2] *= share;
-                    sums.at[m][n][half * 2 + 1] *= share;
-                }
-                log(first + m * 16 + own_row() + half * 8,
-                    seen ? mul_rounded(best[m][half], scale) + log_of(all) : highest<f32>());
-            }
-        }
+        for_rows_of<STRIPS>([&](int m, int half, int row) {
+            f32 all = total[m][half];
+            all += __shfl_xor_sync(FULL, all, 1);
+            all += __shfl_xor_sync(FULL, all, 2);
+            bool seen = all != 0;
+            scale_row(sums, m, half, seen ? kind.kept_scale() / all : 0);
+            log(first + row, seen ? mul_rounded(best[m][half], scale) + log_of(all) : highest<f32>());
+        });
     }
 };
 
 template <int WIDTH, int BLOCK_STRIPS, int KEYS>
 __device__ inline void forward(const S* q, const S* k, const S* v, const S* mask, S* out, f32* log_sums,
                                const Walk<OPERANDS>& batch, const Problem& problem) {
-    constexpr int STRIPS = OF_WARP<BLOCK_STRIPS>, QUERIES = BLOCK_STRIPS * 64, SLICE = SLICE_OF<WIDTH>;
+    constexpr int STRIPS = OF_WARP<BLOCK_STRIPS>, QUERIES = BLOCK_STRIPS * 64, SLICE = SLICE_OF<WIDTH>, TILE_BYTES = KEYS * TILE_ROW<WIDTH>;
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared own = shared_of(memory), tiles = own + QUERIES * TILE_ROW<WIDTH>;
-    constexpr int TILE_BYTES = KEYS * TILE_ROW<WIDTH>;
     Item item(problem.queries, QUERIES, problem.value_width, SLICE, problem.causal);
     int first = item.first, column = SLICE < WIDTH ? item.column : 0;
     Offsets<OPERANDS> at = offsets(batch, item.pair);
     Rows<WIDTH, Q, WARPS<BLOCK_STRIPS>> queries(q + at.at[Q], problem);
-    Rows<WIDTH, K, WARPS<BLOCK_STRIPS>> keys(k + at.at[K], problem);
-    Rows<WIDTH, V, WARPS<BLOCK_STRIPS>> values(v + at.at[V], problem);
-    // Double-buffered keys and values.
-    auto tile_of = [&](int start) { return tiles + start / KEYS % 2 * 2 * TILE_BYTES; };
-    auto fetch = [&](int start) {
-        keys.template stage<KEYS>(tile_of(start), start);
-        values.template stage<KEYS>(tile_of(start) + TILE_BYTES, start);
-    };
-    int end = seen_by(problem, first + QUERIES - 1);
     queries.template stage<QUERIES>(own, first);
-    if (end > 0) {
-        fetch(0);
-    }
-    Forward<WIDTH, BLOCK_STRIPS, KEYS> pass(problem, mask ? mask + at.at[MASK] : mask, item.pair, own,
-                                      first + warp() * STRIPS * 16);
-#pragma unroll 1
-    for (int start = 0; start < end; start += KEYS) {
-        tiles_arrive();
-        if (start + KEYS < end) {
-            fetch(start + KEYS);
-        }
+    Forward<WIDTH, BLOCK_STRIPS, KEYS> pass(problem, mask, item.pair, own, first + warp() * STRIPS * 16);
+    for_key_tiles<WIDTH, BLOCK_STRIPS, KEYS>(k, v, mask, batch, problem, item.pair, first, tiles, [&](int start, Shared tile, Shared mask) {
         if (start == 0) {
             pass.queries.keep();
         }
-        Shared tile = tile_of(start), columns = from_column<KEYS>(tile + TILE_BYTES, column);
+        Shared columns = from_column<KEYS>(tile + TILE_BYTES, column);
         if (pass.whole(start)) {
-            pass.template add<true>(tile, columns, start);
+            pass.template add<true>(tile, columns, mask, start);
         } else if (!pass.none(start)) {
-            pass.template add<false>(tile, columns, start);
+            pass.template add<false>(tile, columns, mask, start);
         }
-    }
+    });
     pass.finish([&](int query, f32 log) {
         if (column == 0 && lane() % 4 == 0 && query < (int)problem.queries) {
             log_sums[item.pair * problem.queries + query] = log;

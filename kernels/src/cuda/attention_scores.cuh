@@ -11,11 +11,36 @@ template <bool BY_KEY, int STRIPS, int EIGHTS> struct Kept {
 };
 #endif
 
+// This thread's elements of 16 x 16 numbers from a column of a tile on, as accumulators of eight columns each hold them. TURNED: rows of the
+// accumulators are columns of the tile.
+template <bool TURNED, int WIDTH, int ROWS> __device__ inline void tile_elements(f32 (&to)[2][4], Shared rows, int column) {
+    if constexpr (EACH_WORD == 2) {
+        u32 words[4];
+        Shared at = rows + place<WIDTH, ROWS>(lane() % 16, lane() / 16 * 8, column);
+        if constexpr (TURNED) {
+            load_transposed(words, at);
+        } else {
+            load_matrices(words, at);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            int n = i / 4, half = i / 2 % 2;
+            to[n][i % 4] = ((const S*)&words[TURNED ? n + half * 2 : n * 2 + half])[i % 2];
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            int own = own_row() + i / 2 % 2 * 8, other = own_column() + i / 4 * 8 + i % 2;
+            to[i / 4][i % 4] = __uint_as_float(load_word(rows + place<WIDTH, ROWS>(TURNED ? other : own, TURNED ? own : other, column)));
+        }
+    }
+}
+
 // Scaling of products. Without a mask and with a positive scale, products are used directly, and the scale is part of the exponent's factor.
 // Otherwise `prepare` applies scale and mask first. DIRECT kernels support only the former.
 template <bool DIRECT> struct Scores {
     const Problem& problem;
-    const S* mask;
+    const S* mask;  // of the first pair
     u32 pair;
 
     __device__ bool direct() const { return DIRECT || (!mask && problem.factor > 0); }
@@ -24,28 +49,22 @@ template <bool DIRECT> struct Scores {
     // Dropout factor of kept weights; applied once to the final sums.
     __device__ f32 kept_scale() const { return DROPS ? (f32)problem.kept_scale : 1; }
 
-    // Applies scale and mask to products of a tile whose first element is (row, column). BY_KEY: rows are keys.
-    template <bool BY_KEY, int STRIPS, int EIGHTS>
-    __device__ void prepare(Sums<STRIPS, EIGHTS>& products, int row, int column) const {
+    // Applies scale and mask to products. `rows`: those of a tile, which are queries; BY_KEY: rows of products are keys.
+    template <bool BY_KEY, int WIDTH, int ROWS, int STRIPS, int EIGHTS>
+    __device__ void prepare(Sums<STRIPS, EIGHTS>& products, Shared rows, int column) const {
         if (direct()) {
             return;
         }
-        const i64(&steps)[2] = problem.steps[MASK];
 #pragma unroll
-        for (int m = 0; m < STRIPS; ++m) {
+        for (int n = 0; n < EIGHTS; n += 2) {
+            f32 added[2][4] = {};
+            if (mask) {
+                tile_elements<BY_KEY, WIDTH, ROWS>(added, rows + (BY_KEY ? n * 8 * PANEL_ROW<WIDTH> : 0), column + (BY_KEY ? 0 : n * 8));
+            }
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                int own = row + m * 16 + own_row() + i / 2 * 8, other = column + own_column() + i % 2;
-                int query = BY_KEY ? other : own, key = BY_KEY ? own : other;
-                const S* at = mask + query * steps[0] + key * steps[1];
-#pragma unroll
-                for (int n = 0; n < EIGHTS; ++n, at += 8 * steps[!BY_KEY]) {
-                    f32& product = products.at[m][n][i];
-                    product = mul_rounded(product, problem.rounded_scale);
-                    if (mask && query + (BY_KEY ? n * 8 : 0) < (int)problem.queries && key + (BY_KEY ? 0 : n * 8) < (int)problem.keys) {
-                        product += *at;
-                    }
-                }
+            for (int i = 0; i < 8; ++i) {
+                f32& product = products.at[0][n + i / 4][i % 4];
+                product = mul_rounded(product, problem.rounded_scale) + added[i / 4][i % 4];
             }
         }
     }

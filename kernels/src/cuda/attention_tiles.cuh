@@ -42,55 +42,67 @@ template <int WIDTH, int ROWS> __device__ inline int place(int row, int column, 
 // A tile of ROWS rows from a column on that begins a panel.
 template <int ROWS> __device__ inline Shared from_column(Shared tile, int column) { return tile + column * (int)sizeof(S) * ROWS; }
 
-// Copies rows of an operand to shared memory; each thread of WARPS warps copies 16 bytes of every DOWN-th row.
+// Copies rows of an operand to shared memory; each thread of WARPS warps copies 16 bytes of every DOWN-th row, or single elements.
 template <int WIDTH, int OPERAND, int WARPS> struct Rows {
     enum : int { EACH_ROW = WIDTH / SIXTEENTH, DOWN = WARPS * LANES / EACH_ROW };
 
     const Problem& problem;
     const S* at;  // the thread's element of the first row
-    int columns;  // existing elements among its 16 bytes
+    int columns;  // existing elements among its 16 bytes and behind them
 
     __device__ static int own_row() { return (int)threadIdx.x / EACH_ROW; }
     __device__ static int own_column() { return (int)threadIdx.x % EACH_ROW * SIXTEENTH; }
 
-    __device__ Rows(const S* from, const Problem& problem) : problem(problem), at(from) {
-        const i64(&steps)[2] = problem.steps[OPERAND];
-        int left = (int)columns_of(problem, OPERAND) - own_column();
-        columns = left < 0 ? 0 : left > SIXTEENTH ? SIXTEENTH : left;
-        if (columns > 0) {
-            at += own_row() * steps[0] + own_column() * steps[1];
-        }
-    }
+    // Columns from `column` on.
+    __device__ Rows(const S* from, const Problem& problem, int column = 0)
+        : problem(problem), at(from + own_row() * problem.steps[OPERAND][0] + (column + own_column()) * problem.steps[OPERAND][1]),
+          columns((int)columns_of(problem, OPERAND) - column - own_column()) {}
 
-    // Whether 16-byte copies are possible.
-    __device__ bool vectors() const { return problem.vectors >> OPERAND & 1; }
-
-    // 16 bytes, element by element; missing elements are 0.
-    __device__ Pack<S, SIXTEENTH> gather(const S* from, bool exists) const {
-        Pack<S, SIXTEENTH> pack;
-#pragma unroll
-        for (int c = 0; c < SIXTEENTH; ++c) {
-            pack.at[c] = exists && c < columns ? (f32)from[c * problem.steps[OPERAND][1]] : 0.0f;
-        }
-        return pack;
-    }
-
-    // Starts copying COUNT rows from row `first` on to a tile.
+    // Starts copying COUNT rows from row `first` on to a tile; missing elements are 0.
     template <int COUNT> __device__ void stage(Shared tile, int first) const {
-        i64 step = problem.steps[OPERAND][0];
-        const S* from = at + first * step;
+        const i64(&steps)[2] = problem.steps[OPERAND];
+        const S* from = at + first * steps[0];
         int left = (int)rows_of(problem, OPERAND) - first - own_row();
-        if (vectors()) {
+        if (problem.vectors >> OPERAND & 1) {
+            int bytes = max(min(columns, SIXTEENTH), 0) * (int)sizeof(S);
 #pragma unroll
-            for (int i = 0; i < COUNT; i += DOWN, from += DOWN * step) {
-                copy_async<16>(tile + place<WIDTH, COUNT>(own_row() + i, own_column()), from,
-                               i < left ? columns * (int)sizeof(S) : 0);
+            for (int i = 0; i < COUNT; i += DOWN, from += DOWN * steps[0]) {
+                copy_async<16>(tile + place<WIDTH, COUNT>(own_row() + i, own_column()), from, i < left ? bytes : 0);
             }
             return;
         }
 #pragma unroll 1
-        for (int i = 0; i < COUNT; i += DOWN, from += DOWN * step) {
-            store(pointer_of<S>(tile + place<WIDTH, COUNT>(own_row() + i, own_column())), gather(from, i < left));
+        for (int i = 0; i < COUNT; i += DOWN, from += DOWN * steps[0]) {
+            Shared to = tile + place<WIDTH, COUNT>(own_row() + i, own_column());
+            if constexpr (sizeof(S) == 4) {
+#pragma unroll
+                for (int c = 0; c < SIXTEENTH; ++c) {
+                    copy_async<4>(to + c * 4, from + c * steps[1], i < left && c < columns ? 4 : 0);
+                }
+            } else {
+                store(pointer_of<S>(to), pack_of<S, SIXTEENTH>([&](int c) {
+                          S element{};
+                          return i < left && c < columns ? from[c * steps[1]] : element;
+                      }));
+            }
+        }
+    }
+};
+
+// Double-buffered tiles of a mask, behind all others: rows are queries, columns are keys. Kernels with several strips have none.
+template <int STRIPS, int QUERIES, int KEYS> struct MaskTiles {
+    const Problem& problem;
+    const Walk<OPERANDS>& batch;
+    const S* mask;
+    u32 pair;
+    Shared tiles;
+
+    __device__ Shared at(int number) const { return tiles + number % 2 * QUERIES * TILE_ROW<KEYS>; }
+    __device__ void stage(int number, int query, int key) const {
+        if (STRIPS == 1 && mask) {
+            // The offset is recomputed to save registers.
+            const S* own = mask + offsets(batch, pair).at[MASK];
+            Rows<KEYS, MASK, WARPS<STRIPS>>(own, problem, key).template stage<QUERIES>(at(number), query);
         }
     }
 };
@@ -202,6 +214,20 @@ template <int STRIPS, int EIGHTS, class Make> __device__ inline void add_product
         for_each_sum(sums, [&](f32& sum, int m, int n, int i) { sum += made.at[m][n][i]; });
     } else {
         make(sums);
+    }
+}
+// Calls `body(strip, half, row)` for each row of this thread's accumulators.
+template <int STRIPS, class Body> __device__ inline void for_rows_of(Body body) {
+#pragma unroll
+    for (int k = 0; k < 2 * STRIPS; ++k) {
+        body(k / 2, k % 2, k / 2 * 16 + own_row() + k % 2 * 8);
+    }
+}
+template <int STRIPS, int EIGHTS> __device__ inline void scale_row(Sums<STRIPS, EIGHTS>& sums, int m, int half, f32 by) {
+#pragma unroll
+    for (int n = 0; n < EIGHTS; ++n) {
+        sums.at[m][n][half * 2] *= by;
+        sums.at[m][n][half * 2 + 1] *= by;
     }
 }
 template <int STRIPS, int EIGHTS> __device__ inline void scale(Sums<STRIPS, EIGHTS>& sums, f32 by) {
@@ -327,32 +353,53 @@ template <int OPERAND, int STRIPS, int EIGHTS>
 __device__ inline void write(S* to, const Problem& problem, int first, int column, const Sums<STRIPS, EIGHTS>& sums) {
     const i64(&steps)[2] = problem.steps[OPERAND];
     int rows = (int)rows_of(problem, OPERAND), columns = (int)columns_of(problem, OPERAND);
+    for_rows_of<STRIPS>([&](int m, int half, int row) {
+        if (first + row >= rows) {
+            return;
+        }
+        S* at = to + (first + row) * steps[0];
 #pragma unroll
-    for (int m = 0; m < STRIPS; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int row = first + m * 16 + own_row() + half * 8;
-            if (row >= rows) {
-                return;
+        for (int n = 0; n < EIGHTS; ++n) {
+            int c = column + n * 8 + own_column();
+            Pack<S, 2> pair;
+            pair.at[0] = sums.at[m][n][half * 2];
+            pair.at[1] = sums.at[m][n][half * 2 + 1];
+            if (problem.vectors >> OPERAND & 1 && c + 1 < columns) {
+                store(at + c, pair);
+                continue;
             }
-            S* at = to + row * steps[0];
 #pragma unroll
-            for (int n = 0; n < EIGHTS; ++n) {
-                int c = column + n * 8 + own_column();
-                Pack<S, 2> pair;
-                pair.at[0] = sums.at[m][n][half * 2];
-                pair.at[1] = sums.at[m][n][half * 2 + 1];
-                if (problem.vectors >> OPERAND & 1 && c + 1 < columns) {
-                    store(at + c, pair);
-                    continue;
-                }
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    if (c + i < columns) {
-                        at[(c + i) * steps[1]] = pair.at[i];
-                    }
+            for (int i = 0; i < 2; ++i) {
+                if (c + i < columns) {
+                    at[(c + i) * steps[1]] = pair.at[i];
                 }
             }
+        }
+    });
+}
+
+// Calls `body(start, tile, mask)` for tiles of keys, each followed by its values, that queries from `first` on attend to, in order.
+template <int WIDTH, int STRIPS, int KEYS, class Body>
+__device__ inline void for_key_tiles(const S* k, const S* v, const S* mask, const Walk<OPERANDS>& batch, const Problem& problem, u32 pair,
+                                     int first, Shared tiles, Body body) {
+    constexpr int TILE_BYTES = KEYS * TILE_ROW<WIDTH>, QUERIES = STRIPS * 64;
+    Offsets<OPERANDS> at = offsets(batch, pair);
+    Rows<WIDTH, K, WARPS<STRIPS>> keys(k + at.at[K], problem);
+    Rows<WIDTH, V, WARPS<STRIPS>> values(v + at.at[V], problem);
+    MaskTiles<STRIPS, QUERIES, KEYS> masks{problem, batch, mask, pair, tiles + 4 * TILE_BYTES};
+    auto tile_of = [&](int start) { return tiles + start / KEYS % 2 * 2 * TILE_BYTES; };
+    int end = seen_by(problem, first + QUERIES - 1);
+#pragma unroll 1
+    for (int next = 0; next - KEYS < end; next += KEYS) {
+        tiles_arrive();
+        if (next < end) {
+            masks.stage(next / KEYS, first, next);
+            keys.template stage<KEYS>(tile_of(next), next);
+            values.template stage<KEYS>(tile_of(next) + TILE_BYTES, next);
+        }
+        int start = next - KEYS;
+        if (start >= 0) {
+            body(start, tile_of(start), masks.at(start / KEYS));
         }
     }
 }

@@ -44,10 +44,13 @@ __device__ inline Pack<T, PACK> weights_of(const Weights& from, const RowNorm& n
         Pack<S, PACK> stored = load<PACK>((const S*)from.all + first, true);
         return pack_of<T, PACK>([&](int v) { return stored.at[v]; });
     }
-    return pack_of<T, PACK>([&](int v) {
+    auto weight = [&](int v) {
         u64 channel = norm.inner == 1 ? first + v : divided((u32)first + v, norm.magic, norm.shift);
         return from.all && k * PACK + v < block.count ? from.at(channel) : none;
-    });
+    };
+    // Whole packs of a channel have one weight.
+    T all = norm.inner % PACK == 0 ? weight(0) : none;
+    return pack_of<T, PACK>([&](int v) { return norm.inner % PACK == 0 ? all : weight(v); });
 }
 
 // out = (x - mean) rstd weight + bias; `mean`, `weight` and `bias` may be null.

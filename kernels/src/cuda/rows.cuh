@@ -274,14 +274,6 @@ template <class S, class Place = Beside> struct Line {
 
     __device__ S* pack(const BlockLane& block, int k) const { return at + place(block.at(k * PACK)); }
 
-    // Pack number `k` of the lane; `none` for elements that do not exist.
-    __device__ Pack<Element<S>, PACK> read(const BlockLane& block, int k, Element<S> none) const {
-        if (packed && k * PACK + PACK <= block.count) {
-            return *(const Pack<Element<S>, PACK>*)pack(block, k);
-        }
-        return pack_of<Element<S>, PACK>(
-            [&](int v) { return k * PACK + v < block.count ? at[place(block.at(k * PACK + v))] : none; });
-    }
     // All elements of the lane; slots behind the last one are `none`.
     __device__ Held<Element<S>> read(const BlockLane& block, Element<S> none = Element<S>()) const {
         Held<Element<S>> held;

@@ -67,7 +67,8 @@ pub use autograd::{
     BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads,
     LaneOptions, LaneReport, Lanes, PadMode, Pipeline, PipelineOptions, PipelineReport, PipelineSchedule,
     Prefetch, PrefetchOptions, PrefetchReport, Reduction, Save, Step, TapeEntry, Var, Vjp, autocast, defer,
-    grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, recompute, record,
+    grad, gradcheck, gradcheck_leaves, gradgradcheck, is_recording, no_grad, ops, recompute,
+    record,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, ErrorKind, Event, Hazard,

@@ -82,6 +82,11 @@ pub fn autocast<R>(dtype: impl Into<Option<DType>>, f: impl FnOnce() -> Result<R
     if outermost { with_cache(Cache::default(), || with(half, f)) } else { with(half, f) }
 }
 
+/// Runs `f` with floats of all types taken to F64 by the ops that an autocast converts operands of.
+pub(crate) fn in_f64<R>(f: impl FnOnce() -> R) -> R {
+    with(Some(DType::F64), f)
+}
+
 /// Runs `f` in the types that its operands have.
 pub(crate) fn suspended<R>(f: impl FnOnce() -> R) -> R {
     if HALF.get().is_none() { f() } else { with(None, f) }
@@ -222,7 +227,7 @@ impl Cast {
         let half = HALF.get()?;
         match class {
             Autocast::Half => Some(Cast { dtype: half }),
-            Autocast::F32 => Some(Cast { dtype: DType::F32 }),
+            Autocast::F32 => Some(Cast { dtype: if half.is_half() { DType::F32 } else { half } }),
             Autocast::Operands => None,
         }
     }

@@ -1,254 +1,339 @@
-//! Gradients against finite differences.
+//! Gradients against numeric derivatives with their uncertainty.
+
+mod moved;
+mod slope;
 
 use device::AtCaller;
-use tensor::{DType, Error, ErrorKind, RandomKey, Result, Tensor};
+use tensor::{DType, Device, Error, ErrorKind, RandomKey, Result, Tensor};
 
-use crate::{GradOptions, Var, grad};
+use crate::autocast::in_f64;
+use crate::{GradOptions, TapeEntry, Var, grad};
+use moved::{Derivative, Moved};
+use slope::unit;
 
-/// How to run [`gradcheck`] and [`gradgradcheck`].
+/// How to run [`gradcheck`], [`gradgradcheck`] and [`gradcheck_leaves`].
 ///
-/// A derivative passes if it is within `atol + rtol |numeric|` of the numeric one.
+/// ```
+/// use autograd::GradCheck;
+/// let along_one_direction = GradCheck { elements: 0, ..GradCheck::default() };
+/// assert_eq!(along_one_direction.rtol, 1e-6);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradCheck {
-    /// Half the distance between the two points of a difference.
-    pub eps: f64,
-    /// The absolute error that is allowed.
-    pub atol: f64,
-    /// The relative error that is allowed.
+    /// The relative error that is allowed, beyond the uncertainty of the numeric derivative.
     pub rtol: f64,
-    /// Seeds the output's gradient, and the directions of `fast`.
+    /// Seeds the gradients of the outputs, the directions and the samples of elements.
     pub seed: u64,
-    /// Differences in one random direction of each input, in place of one for each element. Two evaluations an input;
-    /// a wrong gradient still shows, and then its elements are looked at to name the worst.
-    pub fast: bool,
+    /// The most elements of an input that are checked. Of a larger input a sample of so many is checked, and the derivative
+    /// along one random direction through all of its elements.
+    pub elements: usize,
 }
 
 impl Default for GradCheck {
     fn default() -> Self {
-        GradCheck { eps: 1e-6, atol: 1e-7, rtol: 1e-6, seed: 0, fast: false }
+        GradCheck { rtol: 1e-6, seed: 0, elements: 100 }
     }
 }
 
-/// What a check that passed has seen.
+/// The derivatives that a check compared and found right, or could not decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GradCheckReport {
-    /// The largest absolute difference between an analytic and a numeric derivative.
-    pub max_error: f64,
     /// The number of derivatives compared.
     pub checked: usize,
+    /// Those among them whose numeric value is less certain than the tolerance.
+    pub undecided: usize,
+    /// Those at a kink, where the derivatives of the two sides differ: the gradient lies between them.
+    pub kinks: usize,
+    /// The largest relative difference between an analytic and a numeric derivative that is decided.
+    pub max_error: f64,
+    /// The largest relative uncertainty of a derivative that is decided.
+    pub max_uncertainty: f64,
 }
 
-/// Checks the gradients of `f` at `inputs` against central differences.
+/// Checks the gradients of `f` at `inputs` against numeric derivatives.
 ///
-/// The output gets a random gradient `u`, so that an output of any shape is checked at once:
-/// `dL / dx = (L(x + eps) - L(x - eps)) / (2 eps)` with `L = Σ u f(x)`. Every element of every input is compared,
-/// on the current streams of the inputs' devices; the calling thread waits for them.
+/// The outputs, one or several of any shape, get random gradients `u`, so that all of them are checked at once: with
+/// `L = Σ u f(x)`, `dL / dx` is extrapolated from `(L(x + h) - L(x - h)) / 2h` for several steps `h`. Its uncertainty covers the
+/// rounding of `L`, which is measured, over `h`, the rest of the extrapolation, and a kink between the steps. Steps follow the
+/// size of the element, and shrink or grow until the uncertainty is below the tolerance. A gradient is wrong if it differs by more than the
+/// uncertainty and `rtol` of the derivative together.
+///
+/// `f` is evaluated in F64 on copies of the inputs, under an autocast that takes other operands to F64. If it refuses F64, it
+/// is evaluated in the inputs' own types, with a tolerance of the square root of their rounding. All is done on the current
+/// streams of the inputs' devices, and the calling thread waits.
 ///
 /// ```
 /// use autograd::{Device, GradCheck, Result, Tensor, gradcheck};
 /// # fn main() -> Result<()> {
 /// let x = Tensor::from_slice(&[0.5_f64, -1.0, 2.0], &[3], &Device::cpu())?;
-/// let report = gradcheck(|v| v[0].tanh()?.mul(&v[0]), &[x], GradCheck::default())?;
-/// assert_eq!(report.checked, 3);
+/// let report = gradcheck(|v| v[0].tanh()?.mul(&v[0]), &[x.clone()], GradCheck::default())?;
+/// assert_eq!((report.checked, report.undecided), (3, 0));
+/// gradcheck(|v| Ok(vec![v[0].exp()?, v[0].square()?]), &[x], GradCheck::default())?;
 /// # Ok(())
 /// # }
 /// ```
 ///
 /// # Errors
-/// `GradientMismatch` with the worst element; `DTypeMismatch` unless inputs and output are F64; `InvalidArgument`
-/// for no inputs or options that make no sense; what `f` and the backward pass return.
+/// `GradientMismatch` for the derivative that is furthest off; `GradientMissing` if none leads to an input on which `L` depends;
+/// `NotDeterministic` if two evaluations differ in bits; `InputModified` if `f` writes an input; `DTypeMismatch` for inputs or
+/// outputs without fractions; `InvalidArgument` for no inputs or a negative tolerance; what `f` and the backward pass return.
 #[derive::located]
-pub fn gradcheck(
-    f: impl Fn(&[Var]) -> Result<Var>,
+pub fn gradcheck<O: Into<Vec<Var>>>(
+    f: impl Fn(&[Var]) -> Result<O>,
     inputs: &[Tensor],
     options: GradCheck,
 ) -> Result<GradCheckReport> {
-    let f = |inputs: &[Var]| Ok(vec![AtCaller::user(|| f(inputs))?]);
-    Check { op: "gradcheck", f: &f, options }.run(inputs)
+    let f = |inputs: &[Var]| AtCaller::user(|| Ok(f(inputs)?.into()));
+    widest(inputs.iter().map(Tensor::dtype), |wide| {
+        let (names, vars) = leaves(inputs, wide)?;
+        Check { f: &|| f(&vars), names: &names, leaves: &vars, wide, options }.run()
+    })
 }
 
-/// Checks the second derivatives of `f` at `inputs`: those of its gradients.
+/// Checks the first derivatives of `f` at `inputs` along random directions, then the second ones: those of its gradients.
 ///
-/// The gradients are a function of the inputs and of the output's gradient, which is random; [`gradcheck`] is applied
-/// to that function. In a mismatch, the input after the last one is the output's gradient.
+/// The gradients are a function of the inputs and of the outputs' gradients, which are random; [`gradcheck`] is applied
+/// to that function.
+///
+/// ```
+/// use autograd::{Device, GradCheck, Tensor, gradgradcheck};
+/// let x = Tensor::from_slice(&[0.5_f64, -1.0, 2.0], &[3], &Device::cpu())?;
+/// // The three elements, and the three of the output's gradient.
+/// assert_eq!(gradgradcheck(|v| v[0].tanh(), &[x], GradCheck::default())?.checked, 6);
+/// # Ok::<(), autograd::Error>(())
+/// ```
 ///
 /// # Errors
 /// As for [`gradcheck`].
 #[derive::located]
-pub fn gradgradcheck(
-    f: impl Fn(&[Var]) -> Result<Var>,
+pub fn gradgradcheck<O: Into<Vec<Var>>>(
+    f: impl Fn(&[Var]) -> Result<O>,
     inputs: &[Tensor],
     options: GradCheck,
 ) -> Result<GradCheckReport> {
-    const OP: &str = "gradgradcheck";
-    let f = |inputs: &[Var]| AtCaller::user(|| f(inputs));
-    let gradients = |vars: &[Var]| -> Result<Vec<Var>> {
-        let Some((gradient, inputs)) = vars.split_last() else { return Ok(vec![]) };
-        let output = f(inputs)?;
-        if !output.requires_grad() {
-            return Ok(vec![]);
+    let f = |inputs: &[Var]| -> Result<Vec<Var>> { AtCaller::user(|| Ok(f(inputs)?.into())) };
+    gradcheck(f, inputs, GradCheck { elements: 0, ..options })?;
+    widest(inputs.iter().map(Tensor::dtype), |wide| {
+        let (mut names, mut all) = leaves(inputs, wide)?;
+        let outputs = if wide { in_f64(|| f(&all)) } else { f(&all) }?;
+        for (index, output) in outputs.iter().enumerate() {
+            let drawn = normal(options.seed, OUTER, index, output.value().elements())?;
+            let drawn = Tensor::from_slice(&drawn, output.shape(), output.device())?;
+            all.push(Var::leaf(drawn.to_dtype(output.dtype())?));
+            names.push(format!("the gradient of output {index}"));
         }
-        let options = GradOptions {
-            create_graph: true,
-            gradients: vec![Some(gradient.clone())],
-            ..GradOptions::default()
+        let (inputs, given) = all.split_at(inputs.len());
+        let gradients = || {
+            let outputs = f(inputs)?.into_iter().zip(given).filter(|(output, _)| output.requires_grad());
+            let (outputs, given): (Vec<_>, Vec<_>) = outputs.map(|(y, g)| (y, Some(g.clone()))).unzip();
+            if outputs.is_empty() {
+                return Ok(vec![]);
+            }
+            let options = GradOptions { create_graph: true, gradients: given, ..GradOptions::default() };
+            Ok(grad(&outputs, inputs, options)?.into_iter().flatten().collect())
         };
-        Ok(grad(&[output], inputs, options)?.into_iter().flatten().collect())
-    };
-    let check = Check { op: OP, f: &gradients, options };
-    check.validate(inputs)?;
-    let output = f(&leaves(inputs))?;
-    let mut all = inputs.to_vec();
-    all.push(check.random(output.value(), OUTER, 0)?);
-    check.run(&all)
+        Check { f: &gradients, names: &names, leaves: &all, wide, options }.run()
+    })
 }
+
+/// Checks the gradients of `f` with respect to leaves that it uses, such as a model's parameters, which are changed in place
+/// meanwhile and have their values again afterwards.
+///
+/// As [`gradcheck`], with the leaves in place of inputs. Leaves keep their types; operations on those of F32 run in F64 where
+/// `f` allows it.
+///
+/// ```
+/// use autograd::{DType, Device, GradCheck, Tensor, Var, gradcheck_leaves};
+/// let w = Var::leaf(Tensor::ones(&[2, 3], DType::F32, &Device::cpu())?);
+/// let x = Var::constant(Tensor::ones(&[4, 3], DType::F32, &Device::cpu())?);
+/// let loss = || x.linear(&w, None)?.tanh()?.sum_all();
+/// let report = gradcheck_leaves(loss, &[("weight".to_owned(), w.clone())], GradCheck::default())?;
+/// assert_eq!((report.checked, report.undecided), (6, 0));
+/// # Ok::<(), autograd::Error>(())
+/// ```
+///
+/// # Errors
+/// As for [`gradcheck`].
+#[derive::located]
+pub fn gradcheck_leaves<O: Into<Vec<Var>>>(
+    f: impl Fn() -> Result<O>,
+    leaves: &[(String, Var)],
+    options: GradCheck,
+) -> Result<GradCheckReport> {
+    let f = || AtCaller::user(|| Ok(f()?.into()));
+    let (names, vars): (Vec<_>, Vec<_>) = leaves.iter().cloned().unzip();
+    widest(vars.iter().map(Var::dtype), |wide| {
+        Check { f: &f, names: &names, leaves: &vars, wide, options }.run()
+    })
+}
+
+const OP: &str = "gradcheck";
 
 // What random numbers are drawn for.
 const OUTPUT: u64 = 0;
 const DIRECTION: u64 = 1;
 const OUTER: u64 = 2;
+const SAMPLE: u64 = 3;
+
+/// Calls `check` with operands taken to F64, then in their own types if a function refuses F64, or if all leaves have it.
+fn widest<R>(dtypes: impl IntoIterator<Item = DType>, check: impl Fn(bool) -> Result<R>) -> Result<R> {
+    use ErrorKind::{DTypeMismatch, DTypeUnsupported};
+    if dtypes.into_iter().all(|dtype| dtype == DType::F64) {
+        return check(false);
+    }
+    check(true).or_else(|error| match error.kind() {
+        DTypeMismatch { .. } | DTypeUnsupported { .. } => check(false),
+        _ => Err(error),
+    })
+}
+
+/// Copies of the inputs as leaves, in their order in memory, with their names.
+fn leaves(inputs: &[Tensor], wide: bool) -> Result<(Vec<String>, Vec<Var>)> {
+    let leaf = |(index, x): (usize, &Tensor)| {
+        x.dtype().require_float(OP)?;
+        let dtype = if wide { DType::F64 } else { x.dtype() };
+        Ok((format!("input {index}"), Var::leaf(x.to_dtype(dtype)?.mul_scalar(1.0)?)))
+    };
+    inputs.iter().enumerate().map(leaf).collect()
+}
+
+/// Normal numbers; each purpose and index has numbers of its own.
+fn normal(seed: u64, purpose: u64, index: usize, count: usize) -> Result<Vec<f64>> {
+    let key = RandomKey { seed, op: 4 * index as u64 + purpose };
+    Tensor::randn(&[count], DType::F64, key, &Device::cpu())?.to_vec()
+}
+
+fn numbers(x: &Tensor) -> Result<Vec<f64>> {
+    x.to_dtype(DType::F64)?.to_vec()
+}
+
+/// The elements of several tensors, one after the other.
+fn all_numbers<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<Vec<f64>> {
+    Ok(tensors.into_iter().map(numbers).collect::<Result<Vec<_>>>()?.concat())
+}
+
+fn norm(values: impl IntoIterator<Item = f64>) -> f64 {
+    values.into_iter().map(|x| x * x).sum::<f64>().sqrt()
+}
 
 struct Check<'a> {
-    op: &'static str,
-    f: &'a dyn Fn(&[Var]) -> Result<Vec<Var>>,
+    f: &'a dyn Fn() -> Result<Vec<Var>>,
+    leaves: &'a [Var],
+    names: &'a [String],
+    /// Whether operands are taken to F64.
+    wide: bool,
     options: GradCheck,
 }
 
-/// The comparison that is furthest outside, or closest to the edge of, what is allowed.
-#[derive(Default)]
-struct Worst {
-    /// Error over allowed error; infinite for NaN.
-    excess: f64,
-    mismatch: Option<Error>,
-    report: GradCheckReport,
+/// The function at the values that the leaves have.
+struct Base {
+    /// The elements of all outputs.
+    outputs: Vec<f64>,
+    /// The outputs' gradients, also as numbers.
+    given: Vec<Tensor>,
+    weights: Vec<f64>,
+    tape: Vec<TapeEntry>,
+    /// The rounding of the coarsest type on the tape.
+    unit: f64,
 }
 
-fn leaves(inputs: &[Tensor]) -> Vec<Var> {
-    inputs.iter().cloned().map(Var::leaf).collect()
+#[derive(Default)]
+struct Results {
+    report: GradCheckReport,
+    /// The error furthest beyond what is allowed, in units of that.
+    worst: Option<(f64, Error)>,
 }
 
 impl Check<'_> {
-    fn run(&self, inputs: &[Tensor]) -> Result<GradCheckReport> {
-        self.validate(inputs)?;
-        let leaves = leaves(inputs);
-        let outputs = (self.f)(&leaves)?;
+    fn run(&self) -> Result<GradCheckReport> {
+        let rtol = self.options.rtol;
+        Error::require(rtol >= 0.0, OP, "rtol", "0 or more", rtol)?;
+        Error::require(!self.leaves.is_empty(), OP, "inputs", "at least one tensor", "none")?;
+        let outputs = self.evaluate()?;
+        let base = self.base(&outputs)?;
+        let mut results = Results::default();
+        for (index, analytic) in self.analytic(outputs, &base.given)?.into_iter().enumerate() {
+            let values = numbers(self.leaves[index].value())?;
+            let moved = Moved::new(self, &base, index, &values, analytic);
+            let checked = moved.and_then(|moved| moved.check(&mut results));
+            // Also after an error.
+            self.set(index, &values)?;
+            checked?;
+        }
+        results.worst.map_or(Ok(results.report), |(_, error)| Err(error))
+    }
+
+    fn set(&self, leaf: usize, values: &[f64]) -> Result<()> {
+        let leaf = self.leaves[leaf].value();
+        leaf.copy_(&Tensor::from_slice(values, leaf.shape(), leaf.device())?)
+    }
+
+    fn evaluate(&self) -> Result<Vec<Var>> {
+        let versions = || self.leaves.iter().map(|leaf| leaf.value().version()).collect::<Vec<_>>();
+        let before = versions();
+        let outputs = if self.wide { in_f64(self.f) } else { (self.f)() }?;
+        let modified = versions().iter().zip(&before).position(|(now, before)| now != before);
+        modified.map_or(Ok(outputs), |leaf| {
+            Err(Error::new(ErrorKind::InputModified { input: self.names[leaf].as_str().into() }))
+        })
+    }
+
+    fn base(&self, outputs: &[Var]) -> Result<Base> {
+        for (output, both) in outputs.iter().zip(&self.evaluate()?).enumerate() {
+            both.0.dtype().require_float(OP)?;
+            let [first, again] = [both.0, both.1].map(|output| numbers(output.value()));
+            if !first?.iter().map(|x| x.to_bits()).eq(again?.iter().map(|x| x.to_bits())) {
+                return Err(Error::new(ErrorKind::NotDeterministic { output }));
+            }
+        }
         let draw = |(index, output): (usize, &Var)| {
-            output.dtype().require(self.op, DType::F64)?;
-            self.random(output.value(), OUTPUT, index)
+            let count = output.value().elements();
+            let is_alone = outputs.len() == 1 && count == 1;
+            let drawn = if is_alone { vec![1.0] } else { normal(self.options.seed, OUTPUT, index, count)? };
+            Tensor::from_slice(&drawn, output.shape(), output.device())?.to_dtype(output.dtype())
         };
-        let gradients: Vec<Tensor> = outputs.iter().enumerate().map(draw).collect::<Result<_>>()?;
-        let weights = gradients.iter().map(Tensor::to_vec::<f64>).collect::<Result<Vec<_>>>()?;
-        let analytic = self.analytic(&leaves, outputs, &gradients)?;
-        let mut worst = Worst::default();
-        for (input, analytic) in analytic.iter().enumerate() {
-            let slope = |shift: &dyn Fn(&mut [f64], f64)| self.slope(inputs, input, &weights, shift);
-            if self.options.fast {
-                let direction = self.direction(&inputs[input], input)?;
-                let numeric = slope(&|values, step| {
-                    values.iter_mut().zip(&direction).for_each(|(value, d)| *value += step * d);
-                })?;
-                let analytic = analytic.iter().zip(&direction).map(|(a, d)| a * d).sum();
-                let mut own = Worst::default();
-                own.compare(&self.options, input, 0, analytic, numeric);
-                if own.mismatch.is_none() {
-                    worst.report.max_error = worst.report.max_error.max(own.report.max_error);
-                    worst.report.checked += 1;
-                    continue;
-                }
-            }
-            for (element, &analytic) in analytic.iter().enumerate() {
-                let numeric = slope(&|values, step| values[element] += step)?;
-                worst.compare(&self.options, input, element, analytic, numeric);
-            }
-        }
-        worst.mismatch.map_or(Ok(worst.report), Err)
+        let given = outputs.iter().enumerate().map(draw).collect::<Result<Vec<_>>>()?;
+        let weights = all_numbers(&given)?;
+        let tape: Vec<TapeEntry> = outputs.iter().flat_map(Var::tape).collect();
+        let ops = tape.iter().filter(|entry| entry.op != "leaf");
+        let unit = ops.map(|entry| unit(entry.dtype)).fold(f64::EPSILON, f64::max);
+        Ok(Base { outputs: all_numbers(outputs.iter().map(Var::value))?, given, weights, tape, unit })
     }
 
-    /// The slope of `L`, with the random gradients of its outputs, when `shift` moves an input by a step.
-    fn slope(
-        &self,
-        inputs: &[Tensor],
-        input: usize,
-        weights: &[Vec<f64>],
-        shift: &dyn Fn(&mut [f64], f64),
-    ) -> Result<f64> {
-        let (eps, moved) = (self.options.eps, &inputs[input]);
-        let values = moved.to_vec::<f64>()?;
-        let outputs = |step: f64| -> Result<Vec<Vec<f64>>> {
-            let mut values = values.clone();
-            shift(&mut values, step);
-            let mut vars = leaves(inputs);
-            vars[input] = Var::leaf(Tensor::from_slice(&values, moved.shape(), moved.device())?);
-            (self.f)(&vars)?.iter().map(|output| output.value().to_vec()).collect()
-        };
-        // The outputs are subtracted one by one: their sums would lose the difference in rounding.
-        let mut difference = 0.0;
-        for ((above, below), weights) in outputs(eps)?.iter().zip(&outputs(-eps)?).zip(weights) {
-            for ((above, below), weight) in above.iter().zip(below).zip(weights) {
-                difference += weight * (above - below);
-            }
-        }
-        Ok(difference / (2.0 * eps))
-    }
-
-    /// A random direction, of length 1, for an input.
-    fn direction(&self, like: &Tensor, input: usize) -> Result<Vec<f64>> {
-        let drawn = self.random(like, DIRECTION, input)?.to_vec::<f64>()?;
-        let norm = drawn.iter().map(|d| d * d).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
-        Ok(drawn.iter().map(|d| d / norm).collect())
-    }
-
-    fn validate(&self, inputs: &[Tensor]) -> Result<()> {
-        let GradCheck { eps, atol, rtol, .. } = self.options;
-        Error::require(eps > 0.0 && eps.is_finite(), self.op, "eps", "a positive number", eps)?;
-        let tolerances = format_args!("{atol} and {rtol}");
-        Error::require(atol >= 0.0 && rtol >= 0.0, self.op, "atol and rtol", "0 or more", tolerances)?;
-        Error::require(!inputs.is_empty(), self.op, "inputs", "at least one tensor", "none")?;
-        // Differences need the precision of F64.
-        inputs.iter().try_for_each(|input| input.dtype().require(self.op, DType::F64))
-    }
-
-    /// Random numbers in the shape of `like`; each purpose and index has numbers of its own.
-    fn random(&self, like: &Tensor, purpose: u64, index: usize) -> Result<Tensor> {
-        let key = RandomKey { seed: self.options.seed, op: 3 * index as u64 + purpose };
-        Tensor::randn(like.shape(), DType::F64, key, like.device())
-    }
-
-    /// The gradient of each input from the backward pass; zeros where there is none.
-    fn analytic(&self, leaves: &[Var], outputs: Vec<Var>, gradients: &[Tensor]) -> Result<Vec<Vec<f64>>> {
-        let (mut roots, mut given) = (Vec::new(), Vec::new());
-        for (output, gradient) in outputs.into_iter().zip(gradients) {
-            if output.requires_grad() {
-                roots.push(output);
-                given.push(Some(Var::constant(gradient.clone())));
-            }
-        }
+    /// The gradient of each leaf; `None` where the tape has none.
+    fn analytic(&self, outputs: Vec<Var>, given: &[Tensor]) -> Result<Vec<Option<Vec<f64>>>> {
+        let pairs = outputs.into_iter().zip(given).filter(|(output, _)| output.requires_grad());
+        let (roots, gradients): (Vec<_>, Vec<_>) =
+            pairs.map(|(output, given)| (output, Some(Var::constant(given.clone())))).unzip();
         if roots.is_empty() {
-            return Ok(leaves.iter().map(|leaf| vec![0.0; leaf.value().elements()]).collect());
+            return Ok(vec![None; self.leaves.len()]);
         }
-        let found = grad(&roots, leaves, GradOptions { gradients: given, ..GradOptions::default() })?;
-        let values = |(leaf, gradient): (&Var, Option<Var>)| match gradient {
-            Some(gradient) if gradient.shape() == leaf.shape() => gradient.value().to_vec(),
-            Some(gradient) => Err(Error::shape_mismatch(self.op, leaf.shape(), gradient.shape())),
-            None => Ok(vec![0.0; leaf.value().elements()]),
-        };
-        leaves.iter().zip(found).map(values).collect()
+        let found = grad(&roots, self.leaves, GradOptions { gradients, ..GradOptions::default() })?;
+        found.iter().map(|found| found.as_ref().map(|g| numbers(g.value())).transpose()).collect()
     }
 }
 
-impl Worst {
-    fn compare(&mut self, options: &GradCheck, input: usize, element: usize, analytic: f64, numeric: f64) {
-        let error = (analytic - numeric).abs();
-        let allowed = options.atol + options.rtol * numeric.abs();
-        // An infinite slope would allow anything.
-        let within = error.is_finite() && error <= allowed;
-        self.report.checked += 1;
-        self.report.max_error = self.report.max_error.max(error);
-        let excess = if !error.is_finite() { f64::INFINITY } else { error / allowed };
-        if !within && (self.mismatch.is_none() || excess > self.excess) {
-            self.excess = excess;
-            self.mismatch =
-                Some(Error::new(ErrorKind::GradientMismatch { input, element, analytic, numeric }));
+impl Results {
+    fn add(&mut self, moved: &Moved<'_>, element: Option<usize>, found: &Derivative) {
+        let Derivative { slope, magnitude, allowed, .. } = found;
+        let report = &mut self.report;
+        report.checked += 1;
+        if found.is_wrong {
+            let excess = slope.value.abs() / allowed;
+            if self.worst.as_ref().is_none_or(|(worst, _)| excess > *worst) {
+                self.worst = Some((excess, moved.failure(element, found)));
+            }
+        } else if slope.uncertainty <= moved.tolerance() * magnitude {
+            report.max_error = report.max_error.max(slope.value.abs() / magnitude);
+            report.max_uncertainty = report.max_uncertainty.max(slope.uncertainty / magnitude);
+        } else if slope.jump > 1.5 * slope.uncertainty {
+            report.kinks += 1;
+        } else {
+            report.undecided += 1;
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -20,7 +20,7 @@ mod tape;
 
 pub use autocast::autocast;
 pub use backward::{BackwardOptions, GradOptions, grad};
-pub use gradcheck::{GradCheck, GradCheckReport, gradcheck, gradgradcheck};
+pub use gradcheck::{GradCheck, GradCheckReport, gradcheck, gradcheck_leaves, gradgradcheck};
 pub use gradients::Gradients;
 pub use mode::{is_recording, no_grad};
 #[doc(hidden)]

@@ -398,6 +398,8 @@ pub struct TapeEntry {
     /// The numbers of its inputs, without constants.
     pub inputs: Vec<u64>,
 }
+    /// The element type of its output.
+    pub dtype: DType,
 
 impl Var {
     /// The recorded ops that led to this value, oldest first.
@@ -417,6 +419,7 @@ impl Var {
                 });
                 pending.extend(inputs);
             }
+                    dtype: node.dtype,
         }
         entries.sort_by_key(|entry| entry.sequence);
         entries

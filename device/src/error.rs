@@ -252,17 +252,65 @@ pub enum ErrorKind {
         /// The function that was called.
         op: &'static str,
     },
+    /// A gradient rule that returned another number of gradients than its op has inputs.
+    #[error("gradient of {op}: {given} gradients for {expected} inputs")]
+    GradientCount {
+        /// The op.
+        op: &'static str,
+        /// The number of its inputs.
+        expected: usize,
+        /// The number of gradients.
+        given: usize,
+    },
     /// An analytic gradient that differs from the numeric one.
-    #[error("gradient of input {input} at element {element}: analytic {analytic:e}, numeric {numeric:e}")]
+    #[error(
+        "gradient of {input} {}, which {op} takes: analytic {analytic:e}, numeric {numeric:e} ± {uncertainty:.1e}, rtol {rtol:e}",
+        at_element(*.element)
+    )]
     GradientMismatch {
-        /// Which input.
-        input: usize,
-        /// Which element of it, in row-major order.
-        element: usize,
+        /// The first op that takes the input.
+        op: &'static str,
+        /// Which input, or the parameter's name.
+        input: Box<str>,
+        /// Which element of it, in row-major order; `None` for a random direction through all.
+        element: Option<usize>,
         /// What the backward pass gave.
         analytic: f64,
-        /// What finite differences gave.
+        /// What differences gave.
         numeric: f64,
+        /// How far the numeric derivative may be off.
+        uncertainty: f64,
+        /// The relative error that is allowed beyond that.
+        rtol: f64,
+    },
+    /// A value that does not depend on an input by the tape, although it changes with the input.
+    #[error(
+        "no gradient leads to {input}, whose derivative {} is {numeric:e} ± {uncertainty:.1e}: does `detach` or `no_grad` cut the tape?",
+        at_element(*.element)
+    )]
+    GradientMissing {
+        /// Which input, or the parameter's name.
+        input: Box<str>,
+        /// Which element of it, in row-major order; `None` for a random direction through all.
+        element: Option<usize>,
+        /// What differences gave.
+        numeric: f64,
+        /// How far the numeric derivative may be off.
+        uncertainty: f64,
+    },
+    /// A checked function of which two evaluations at the same inputs differ in bits.
+    #[error(
+        "gradcheck: output {output} has other bits when it is evaluated again; are its random numbers keyed?"
+    )]
+    NotDeterministic {
+        /// Which output.
+        output: usize,
+    },
+    /// A checked function that writes an input.
+    #[error("gradcheck: the function modifies {input} in place")]
+    InputModified {
+        /// Which input, or the parameter's name.
+        input: Box<str>,
     },
     /// A program whose results depend on the order that its device chose.
     #[error(
@@ -360,6 +408,10 @@ pub enum ErrorKind {
         /// What is wrong with it.
         detail: Box<str>,
     },
+}
+
+fn at_element(element: Option<usize>) -> String {
+    element.map_or("along a random direction".into(), |element| format!("at element {element}"))
 }
 
 impl Error {

@@ -144,3 +144,10 @@ impl Tensors for Var {
         Ok(Var::constant(f(&self.value)?))
     }
 }
+/// One value where several are taken.
+impl From<Var> for Vec<Var> {
+    fn from(value: Var) -> Vec<Var> {
+        vec![value]
+    }
+}
+

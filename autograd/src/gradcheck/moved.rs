@@ -1,0 +1,235 @@
+//! A leaf that is moved, and its derivatives compared.
+
+use tensor::{DType, Device, Error, ErrorKind, RandomKey, Result, Tensor};
+
+use super::slope::{NOISE, Slope, node, noise_of, search, search_up, unit};
+use super::{Base, Check, DIRECTION, Results, SAMPLE, all_numbers, norm, normal, numbers};
+use crate::Var;
+
+/// A derivative below this share of the typical one of its leaf counts as large as this share.
+const SMALL: f64 = 1e-3;
+/// A derivative counts as at least as large as this share of the function's value for a step of the leaf's own size.
+const NO_EFFECT: f64 = 1e-8;
+/// Roundings in an analytic derivative, and of a typical one in those that cancel.
+const ROUNDINGS: [f64; 2] = [8.0, 1.0];
+
+pub(super) struct Moved<'a> {
+    check: &'a Check<'a>,
+    base: &'a Base,
+    index: usize,
+    values: &'a [f64],
+    /// The sizes of steps of 1, powers of two.
+    scales: Vec<f64>,
+    /// `None` where no gradient leads to the leaf.
+    analytic: Option<Vec<f64>>,
+    /// The typical effect of a step of 1.
+    typical: f64,
+    /// The noise of each element of the outputs, weighted.
+    noises: Vec<f64>,
+    /// The norm of the weighted outputs.
+    size: f64,
+}
+
+/// The elements that move, and how far in a step of 1.
+type Direction = [(usize, f64)];
+
+/// A derivative along a direction, compared.
+pub(super) struct Derivative {
+    analytic: f64,
+    /// That of the function less the analytic derivative.
+    pub(super) slope: Slope,
+    /// What errors are relative to.
+    pub(super) magnitude: f64,
+    pub(super) allowed: f64,
+    pub(super) is_wrong: bool,
+}
+
+impl<'a> Moved<'a> {
+    pub(super) fn new(
+        check: &'a Check<'a>,
+        base: &'a Base,
+        index: usize,
+        values: &'a [f64],
+        analytic: Option<Vec<f64>>,
+    ) -> Result<Moved<'a>> {
+        let root = (values.len() as f64).sqrt();
+        let typical = norm(values.iter().copied()) / root;
+        let scale = |x: &f64| Some(x.abs().max(typical)).filter(|x| x.is_normal()).unwrap_or(1.0);
+        let scales: Vec<f64> = values.iter().map(|x| scale(x).log2().floor().exp2()).collect();
+        let effects = analytic.iter().flatten().zip(&scales).map(|(a, scale)| a * scale);
+        let typical = norm(effects.filter(|effect| effect.is_finite())) / root;
+        let weighted = base.outputs.iter().zip(&base.weights).map(|(y, weight)| (y * weight).abs());
+        let noises: Vec<f64> = weighted.map(|y| if y.is_finite() { y } else { 0.0 }).collect();
+        let size = norm(noises.iter().copied());
+        let mut moved = Moved { check, base, index, values, scales, analytic, typical, noises, size };
+        moved.measure_noise()?;
+        Ok(moved)
+    }
+
+    fn dtype(&self) -> DType {
+        self.check.leaves[self.index].dtype()
+    }
+
+    fn unit(&self) -> f64 {
+        self.base.unit.max(unit(self.dtype()))
+    }
+
+    /// The relative uncertainty up to which a derivative is decided.
+    pub(super) fn tolerance(&self) -> f64 {
+        self.check.options.rtol.max(self.unit().sqrt())
+    }
+
+    /// A random direction through all elements.
+    fn anywhere(&self) -> Result<Vec<(usize, f64)>> {
+        let drawn = normal(self.check.options.seed, DIRECTION, self.index, self.values.len())?;
+        Ok(drawn.iter().zip(&self.scales).map(|(drawn, scale)| drawn * scale).enumerate().collect())
+    }
+
+    /// The analytic effects of a step of 1.
+    fn effects(&self, direction: &Direction) -> impl Iterator<Item = f64> {
+        direction
+            .iter()
+            .map(|&(element, by)| self.analytic.as_ref().map_or(0.0, |analytic| analytic[element] * by))
+    }
+
+    /// Measures the noise of each output on points as close together as they may be for their values to differ.
+    fn measure_noise(&mut self) -> Result<()> {
+        let (direction, unit) = (self.anywhere()?, self.unit());
+        let finest = (unit.sqrt() / 16.0).max(2.0 * unit).max(1e-6);
+        let coarsest = finest.max(1.0 / 256.0);
+        let mut open: Vec<usize> = (0..self.noises.len()).collect();
+        for spacing in [finest, (finest * coarsest).sqrt(), coarsest] {
+            let step = |point| self.step(&direction, spacing * node(point));
+            let (changes, rises): (Vec<_>, Vec<_>) = (0..8).map(step).collect::<Result<_>>()?;
+            let (weights, noises, least) = (&self.base.weights, &mut self.noises, self.base.unit / 4.0);
+            open.retain(|&at| {
+                let weighted = |changes: &Vec<f64>| changes[at] * weights[at];
+                // Of a single output without the slope, and so without the rounding of the leaf.
+                let near: Vec<f64> =
+                    if weights.len() == 1 { rises.clone() } else { changes.iter().map(weighted).collect() };
+                let is_open = changes.windows(2).filter(|pair| pair[0][at] == pair[1][at]).count() > 1;
+                if !is_open || spacing == coarsest {
+                    // A result is rounded at least once.
+                    noises[at] = (noises[at] * least).max(noise_of(&near));
+                }
+                is_open && spacing < coarsest
+            });
+            if open.is_empty() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a step changes in each element of the outputs, and in their weighted sum beyond the analytic derivative.
+    fn step(&self, direction: &Direction, step: f64) -> Result<(Vec<f64>, f64)> {
+        let mut values = self.values.to_vec();
+        direction.iter().for_each(|(element, by)| values[*element] += step * by);
+        self.check.set(self.index, &values)?;
+        let outputs = self.check.evaluate()?;
+        // Infinite elements may stay as they are.
+        let change = |(now, old): (&f64, &f64)| if now == old { 0.0 } else { now - old };
+        let now = all_numbers(outputs.iter().map(Var::value))?;
+        let changes: Vec<f64> = now.iter().zip(&self.base.outputs).map(change).collect();
+        // As the leaf's type rounded them.
+        let values = numbers(self.check.leaves[self.index].value())?;
+        let moved = |&(element, _): &(usize, f64)| (element, values[element] - self.values[element]);
+        let moved: Vec<(usize, f64)> = direction.iter().map(moved).collect();
+        // Not the difference of two sums, which would lose it in rounding.
+        let rise: f64 = changes.iter().zip(&self.base.weights).map(|(change, weight)| change * weight).sum();
+        Ok((changes, rise - self.effects(&moved).sum::<f64>()))
+    }
+
+    /// Compares the derivatives of all elements, or that along a random direction and those of a sample.
+    pub(super) fn check(&self, results: &mut Results) -> Result<()> {
+        let (most, count) = (self.check.options.elements, self.values.len());
+        let mut elements: Vec<usize> = (0..count).collect();
+        if count > most {
+            self.check_direction(results)?;
+            let key = RandomKey { seed: self.check.options.seed, op: 4 * self.index as u64 + SAMPLE };
+            let drawn = Tensor::uniform(&[most], 0.0, count as f64, DType::F64, key, &Device::cpu())?;
+            elements = drawn.to_vec::<f64>()?.into_iter().map(|drawn| drawn as usize).collect();
+            elements.sort_unstable();
+            elements.dedup();
+        }
+        for element in elements {
+            results.add(self, Some(element), &self.compare(&[(element, self.scales[element])])?);
+        }
+        Ok(())
+    }
+
+    /// Compares the derivative along one direction, and halves a wrong one down to an element that makes it so.
+    fn check_direction(&self, results: &mut Results) -> Result<()> {
+        let mut direction = self.anywhere()?;
+        let mut found = self.compare(&direction)?;
+        results.add(self, None, &found);
+        while found.is_wrong && direction.len() > 1 {
+            let right = direction.split_off(direction.len() / 2);
+            found = self.compare(&direction)?;
+            if !found.is_wrong {
+                direction = right;
+                found = self.compare(&direction)?;
+            }
+        }
+        if let (true, Some(&(element, _))) = (found.is_wrong, direction.first()) {
+            results.add(self, Some(element), &self.compare(&[(element, self.scales[element])])?);
+        }
+        Ok(())
+    }
+
+    /// Something wrong has to be so with steps from the smallest up, too.
+    fn compare(&self, direction: &Direction) -> Result<Derivative> {
+        let found = self.compare_by(direction, false)?;
+        if found.is_wrong { self.compare_by(direction, true) } else { Ok(found) }
+    }
+
+    fn compare_by(&self, direction: &Direction, upwards: bool) -> Result<Derivative> {
+        let rtol = self.check.options.rtol;
+        let (analytic, effect) = (self.effects(direction).sum::<f64>(), norm(self.effects(direction)));
+        let floor = effect.max(SMALL * self.typical).max(NO_EFFECT * self.size);
+        let magnitude = |slope: &Slope| floor.max((analytic + slope.value).abs());
+        // An element that once changed has noise also where rounding hides the change.
+        let mut noises = vec![0.0; self.noises.len()];
+        let mut rise = |step| {
+            let (changes, rise) = self.step(direction, step)?;
+            let changed =
+                noises.iter_mut().zip(&self.noises).zip(&changes).filter(|(_, change)| **change != 0.0);
+            changed.for_each(|((slot, noise), _)| *slot = *noise);
+            Ok([rise, norm(noises.iter().copied())])
+        };
+        let enough = |slope: &Slope| slope.uncertainty <= rtol.max(self.base.unit.sqrt()) * magnitude(slope);
+        let least = 64.0 * unit(self.dtype());
+        let start = least.max(1.0 / 64.0);
+        let mut slope = if upwards {
+            search_up(&mut rise, least, 64.0 * start)?
+        } else {
+            search(&mut rise, start, least, &enough)?
+        };
+        if analytic != 0.0 && noises.iter().all(|noise| *noise == 0.0) {
+            // Nothing changes: rounding of numbers about as large as 1 may hide it.
+            slope.uncertainty += NOISE / start * self.unit() * norm(self.base.weights.iter().copied());
+        }
+        slope.uncertainty += self.unit() * (ROUNDINGS[0] * effect).max(ROUNDINGS[1] * self.typical);
+        let magnitude = magnitude(&slope);
+        let allowed = slope.uncertainty + rtol * magnitude;
+        let is_wrong = !analytic.is_finite() || slope.value.abs() > allowed;
+        Ok(Derivative { analytic, slope, magnitude, allowed, is_wrong })
+    }
+
+    #[cold]
+    pub(super) fn failure(&self, element: Option<usize>, found: &Derivative) -> Error {
+        let scale = element.map_or(1.0, |element| self.scales[element]);
+        let (analytic, uncertainty) = (found.analytic / scale, found.slope.uncertainty / scale);
+        let (numeric, rtol) = (analytic + found.slope.value / scale, self.check.options.rtol);
+        let input = self.check.names[self.index].as_str().into();
+        let own = self.check.leaves[self.index].tape().first().map(|entry| entry.sequence);
+        let user = self.base.tape.iter().find(|entry| entry.inputs.iter().any(|&input| Some(input) == own));
+        let op = user.map_or("no op", |entry| entry.op);
+        Error::new(match self.analytic {
+            None => ErrorKind::GradientMissing { input, element, numeric, uncertainty },
+            Some(_) => {
+                ErrorKind::GradientMismatch { op, input, element, analytic, numeric, uncertainty, rtol }
+            }
+        })
+    }
+}

@@ -1,0 +1,282 @@
+use std::cell::Cell;
+
+use tensor::{CustomKernel, KernelLaunch, custom};
+
+use super::*;
+use crate::tape::one;
+use crate::{Save, autocast, no_grad, record};
+
+fn randn(shape: &[usize], dtype: DType, op: u64) -> Result<Tensor> {
+    Tensor::randn(shape, dtype, RandomKey { seed: 5, op }, &Device::cpu())
+}
+
+fn vector(values: &[f64]) -> Result<Tensor> {
+    Tensor::from_slice(values, &[values.len()], &Device::cpu())
+}
+
+/// `x`, with a gradient that is off by `factor`.
+fn off(x: &Var, factor: f64) -> Result<Var> {
+    record_off(x, x.value().mul_scalar(1.0)?, factor)
+}
+
+fn record_off(x: &Var, value: Tensor, factor: f64) -> Result<Var> {
+    Ok(record("off", &[x], &[], value, move |_, g| Ok(one(g.mul_scalar(factor)?))))
+}
+
+/// Checks `f`, then `f` with its first input's gradient off by one part in 10,000.
+fn right_and_wrong(
+    f: impl Fn(&[Var]) -> Result<Var>,
+    inputs: &[Tensor],
+    options: GradCheck,
+) -> Result<GradCheckReport> {
+    let report = gradcheck(&f, inputs, options)?;
+    let wrong = |v: &[Var]| {
+        let mut v = v.to_vec();
+        v[0] = off(&v[0], 1.0001)?;
+        f(&v)
+    };
+    let found = gradcheck(wrong, inputs, options);
+    assert!(matches!(kind(&found), Some(ErrorKind::GradientMismatch { op: "off", .. })), "{found:?}");
+    Ok(report)
+}
+
+fn kind(result: &Result<GradCheckReport>) -> Option<&ErrorKind> {
+    result.as_ref().err().map(Error::kind)
+}
+
+fn decided(report: GradCheckReport) {
+    assert_eq!((report.undecided, report.kinks), (0, 0), "{report:?}");
+}
+
+#[test]
+fn a_sum_over_a_million_elements_is_decided() -> Result<()> {
+    let x = [randn(&[1_000_000], DType::F64, 0)?];
+    let few = GradCheck { elements: 5, ..GradCheck::default() };
+    decided(right_and_wrong(|v| v[0].square()?.sum_all(), &x, few)?);
+    Ok(())
+}
+
+#[test]
+fn a_small_slope_of_a_large_loss_is_decided() -> Result<()> {
+    let x = [randn(&[4], DType::F64, 0)?];
+    decided(right_and_wrong(|v| v[0].sin()?.sum_all()?.add_scalar(1e4), &x, GradCheck::default())?);
+    Ok(())
+}
+
+#[test]
+fn a_square_of_a_large_number_is_decided() -> Result<()> {
+    let x = [vector(&[1e5, -3e5])?];
+    decided(right_and_wrong(|v| v[0].square(), &x, GradCheck::default())?);
+    decided(right_and_wrong(|v| v[0].square()?.sum_all(), &x, GradCheck::default())?);
+    Ok(())
+}
+
+#[test]
+fn a_summed_loss_of_a_layer_is_decided_in_every_type() -> Result<()> {
+    for dtype in [DType::F64, DType::F32, DType::BF16] {
+        let [weight, bias, x, target] = [(&[10, 8][..], 0), (&[10], 1), (&[256, 8], 2), (&[256, 10], 3)]
+            .map(|(shape, op)| randn(shape, dtype, op));
+        let (x, target) = (Var::constant(x?), Var::constant(target?));
+        let loss = |v: &[Var]| {
+            let x = x.to_dtype(v[0].dtype())?;
+            x.linear(&v[0], Some(&v[1]))?.mse_loss(&target.to_dtype(v[0].dtype())?, crate::Reduction::Sum)
+        };
+        decided(right_and_wrong(loss, &[weight?, bias?], GradCheck::default())?);
+    }
+    Ok(())
+}
+
+/// Captured constants of F32 are taken to F64.
+#[test]
+fn a_function_of_f32_is_checked_in_f64() -> Result<()> {
+    let weight = Var::constant(randn(&[3, 4], DType::F32, 0)?);
+    let x = [randn(&[2, 4], DType::F32, 1)?];
+    let report =
+        right_and_wrong(|v| v[0].linear(&weight, None)?.gelu(tensor::Gelu::Erf), &x, GradCheck::default())?;
+    assert!(report.max_error < 1e-9, "{report:?}");
+    Ok(())
+}
+
+/// `x³`.
+struct Cube;
+
+impl CustomKernel<1, 1> for Cube {
+    type Element = f32;
+
+    fn name(&self) -> &'static str {
+        "cube"
+    }
+
+    fn cpu(&self, [x]: [&[f32]; 1], [y]: [&mut [f32]; 1]) {
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = x * x * x);
+    }
+
+    fn cuda(&self, _: [usize; 1], _: [usize; 1]) -> Option<KernelLaunch> {
+        None
+    }
+}
+
+fn cube(x: &Var, factor: f64) -> Result<Var> {
+    let [y] = custom(Cube, [x.value()], [x.shape()])?;
+    Ok(record("cube", &[x], &[Save::Input(0)], y, move |cx, g| {
+        Ok(one(cx.saved(0).square()?.mul(g)?.mul_scalar(factor)?))
+    }))
+}
+
+#[test]
+fn a_kernel_that_refuses_f64_is_checked_in_its_own_type() -> Result<()> {
+    let x = [randn(&[50], DType::F32, 0)?];
+    let report = gradcheck(|v| cube(&v[0], 3.0), &x, GradCheck::default())?;
+    assert!(report.undecided <= 5 && report.max_uncertainty < 3.5e-4, "{report:?}");
+    let wrong = 3.0 * (1.0 + 10.0 * report.max_uncertainty);
+    let found = gradcheck(|v| cube(&v[0], wrong), &x, GradCheck::default());
+    assert!(matches!(kind(&found), Some(ErrorKind::GradientMismatch { op: "cube", .. })), "{found:?}");
+    // Beside a leaf that it takes as it is, which is changed in place.
+    let weight = Var::leaf(randn(&[50], DType::F32, 1)?);
+    let loss = |factor| cube(&weight, factor)?.sum_all();
+    let named = [("layer.weight".to_owned(), weight.clone())];
+    let before = weight.value().to_vec::<f32>()?;
+    assert!(gradcheck_leaves(|| loss(3.0), &named, GradCheck::default())?.undecided <= 25);
+    assert_eq!(weight.value().to_vec::<f32>()?, before);
+    let error = gradcheck_leaves(|| loss(3.01), &named, GradCheck::default()).unwrap_err();
+    let message = error.to_string();
+    for part in ["gradient of layer.weight at element ", "which cube takes", "numeric", " ± ", "rtol 1e-6"] {
+        assert!(message.contains(part), "{message}");
+    }
+    Ok(())
+}
+
+/// Rounding within a function is measured, although it takes and returns F64.
+#[test]
+fn rounding_within_a_function_is_noticed() -> Result<()> {
+    let x = [randn(&[20], DType::F64, 0)?];
+    let report =
+        gradcheck(|v| v[0].to_dtype(DType::F32)?.exp()?.to_dtype(DType::F64), &x, GradCheck::default())?;
+    decided(report);
+    assert!(report.max_uncertainty > 1e-7, "{report:?}");
+    let cancels = |v: &[Var]| v[0].sin()?.add_scalar(1e9)?.add_scalar(-1e9);
+    assert_eq!(gradcheck(cancels, &x, GradCheck::default())?.checked, 20);
+    let half =
+        |v: &[Var]| autocast(DType::BF16, || v[0].to_dtype(DType::F32)?.matmul(&v[1].to_dtype(DType::F32)?));
+    assert_eq!(
+        gradcheck(
+            half,
+            &[randn(&[2, 3], DType::F64, 1)?, randn(&[3, 2], DType::F64, 2)?],
+            GradCheck::default()
+        )?
+        .checked,
+        12
+    );
+    Ok(())
+}
+
+#[test]
+fn several_outputs_are_checked_at_once() -> Result<()> {
+    let x = [randn(&[3], DType::F64, 0)?];
+    decided(gradcheck(|v| Ok([v[0].exp()?, v[0].sum_all()?]), &x, GradCheck::default())?);
+    let wrong = |v: &[Var]| Ok(vec![v[0].exp()?, off(&v[0], 1.001)?]);
+    assert!(matches!(
+        kind(&gradcheck(wrong, &x, GradCheck::default())),
+        Some(ErrorKind::GradientMismatch { .. })
+    ));
+    Ok(())
+}
+
+#[test]
+fn kinks_are_reported_as_such() -> Result<()> {
+    let x = [vector(&[0.0, 1.0, -1e-9, 0.0])?];
+    let report = gradcheck(|v| v[0].relu(), &x, GradCheck::default())?;
+    assert_eq!((report.checked, report.kinks, report.undecided), (4, 2, 0), "{report:?}");
+    // A gradient between those of the two sides is right, others are not.
+    let found = gradcheck(|v| off(&v[0].abs()?, 1.1), &x, GradCheck::default());
+    assert!(
+        matches!(kind(&found), Some(ErrorKind::GradientMismatch { element: Some(1 | 2), .. })),
+        "{found:?}"
+    );
+    let steep = |v: &[Var]| {
+        let value = v[0].value().relu()?;
+        record_off(&v[0], value, 1.5)
+    };
+    let found = gradcheck(steep, &[vector(&[0.0])?], GradCheck::default());
+    assert!(matches!(kind(&found), Some(ErrorKind::GradientMismatch { .. })), "{found:?}");
+    Ok(())
+}
+
+#[test]
+fn a_cut_tape_is_an_error_of_its_own() -> Result<()> {
+    let x = [vector(&[1.0, 2.0])?];
+    let cut = |v: &[Var]| v[0].detach().square();
+    let unrecorded = |v: &[Var]| no_grad(|| v[0].square());
+    for found in [
+        gradcheck(cut, &x, GradCheck::default()),
+        gradgradcheck(cut, &x, GradCheck::default()),
+        gradcheck(unrecorded, &x, GradCheck { elements: 0, ..GradCheck::default() }),
+    ] {
+        assert!(matches!(kind(&found), Some(ErrorKind::GradientMissing { .. })), "{found:?}");
+    }
+    // Half of the paths are cut.
+    let found = gradgradcheck(|v| v[0].mul(&v[0].detach()), &x, GradCheck::default());
+    assert!(matches!(kind(&found), Some(ErrorKind::GradientMismatch { .. })), "{found:?}");
+    // Nothing is cut where nothing depends on the input.
+    let report = gradcheck(|v| v[0].mul_scalar(0.0)?.detach().add_scalar(3.0), &x, GradCheck::default())?;
+    assert_eq!((report.checked, report.undecided), (2, 0));
+    Ok(())
+}
+
+#[test]
+fn functions_that_change_are_errors_of_their_own() -> Result<()> {
+    let x = [vector(&[1.0, 2.0])?];
+    let calls = Cell::new(0.0);
+    let counts = |v: &[Var]| {
+        calls.set(calls.get() + 1e-9);
+        v[0].add_scalar(calls.get())
+    };
+    let found = gradcheck(counts, &x, GradCheck::default());
+    assert!(matches!(kind(&found), Some(ErrorKind::NotDeterministic { output: 0 })), "{found:?}");
+    let writes = |v: &[Var]| {
+        let y = v[0].sum_all()?;
+        v[1].value().mul_scalar_(1.0)?;
+        Ok(y)
+    };
+    let two = [x[0].clone(), x[0].clone()];
+    let found = gradcheck(writes, &two, GradCheck::default());
+    assert!(
+        matches!(kind(&found), Some(ErrorKind::InputModified { input }) if &**input == "input 1"),
+        "{found:?}"
+    );
+    assert_eq!(x[0].to_vec::<f64>()?, [1.0, 2.0]);
+    Ok(())
+}
+
+/// One wrong element among many is found along a direction, and named.
+#[test]
+fn a_wrong_element_is_found_by_halves() -> Result<()> {
+    let x = [randn(&[1000], DType::F64, 0)?];
+    let mut factors = vec![1.0; 1000];
+    factors[777] = 1.5;
+    let factors = Var::constant(vector(&factors)?);
+    let wrong = move |v: &[Var]| {
+        let factors = factors.clone();
+        let value = v[0].value().mul_scalar(1.0)?;
+        Ok(record("off", &[&v[0]], &[], value, move |_, g| Ok(one(g.mul(&factors)?))))
+    };
+    for elements in [0, 3] {
+        let found = gradcheck(&wrong, &x, GradCheck { elements, ..GradCheck::default() });
+        assert!(
+            matches!(kind(&found), Some(ErrorKind::GradientMismatch { element: Some(777), .. })),
+            "{found:?}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn an_infinite_output_may_stay() -> Result<()> {
+    let x = [vector(&[1.0, 2.0, 3.0])?];
+    let mask = Tensor::from_slice(&[false, true, false], &[3], &Device::cpu())?;
+    let report = gradcheck(|v| v[0].masked_fill(&mask, f64::NEG_INFINITY), &x, GradCheck::default())?;
+    decided(report);
+    Ok(())
+}
+
+mod random;

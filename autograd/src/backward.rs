@@ -491,6 +491,10 @@ impl<'a> Sweep<'a> {
                     let sums = (&self.gradients, self.edges(at));
                     let cx = Vjp { node, saved: &saved, create_graph, needed: &needed, sums };
                     grads = node.vjp(&cx, &gradient)?;
+                    let (op, expected, given) = (node.op, node.inputs.len(), grads.len());
+                    if given != expected {
+                        return Err(Error::new(ErrorKind::GradientCount { op, expected, given }));
+                    }
                 }
                 Ok(())
             })

@@ -64,6 +64,20 @@ fn a_rule_returns_the_type_and_device_of_its_input() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_rule_returns_a_gradient_for_each_input() -> Result<()> {
+    let x = Var::leaf(Tensor::ones(&[2], DType::F64, &Device::cpu())?);
+    for given in [0, 1, 3] {
+        let rule = move |_: &Vjp<'_>, g: &Var| Ok((0..given).map(|_| Some(g.clone())).collect());
+        let y = record("custom", &[&x, &x], &[], x.value().mul(x.value())?, rule);
+        let error = y.sum_all()?.backward().err();
+        let kind = error.as_ref().map(Error::kind);
+        let expected = ErrorKind::GradientCount { op: "custom", expected: 2, given };
+        assert_eq!(kind.map(ToString::to_string), Some(expected.to_string()), "{error:?}");
+    }
+    Ok(())
+}
+
 /// What a panic leaves behind may panic itself when it is dropped.
 #[test]
 fn a_panic_that_panics_when_dropped_is_an_error() -> Result<()> {

@@ -67,8 +67,8 @@ pub use autograd::{
     BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads,
     LaneOptions, LaneReport, Lanes, PadMode, Pipeline, PipelineOptions, PipelineReport, PipelineSchedule,
     Prefetch, PrefetchOptions, PrefetchReport, Reduction, Save, Step, TapeEntry, Var, Vjp, autocast, defer,
-    grad, gradcheck, gradcheck_leaves, gradgradcheck, is_recording, no_grad, ops, recompute,
-    record,
+    grad, grad_of, gradcheck, gradcheck_leaves, gradgradcheck, hvp, is_recording, jacobian, jvp, no_grad,
+    ops, recompute, record,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, ErrorKind, Event, Hazard,
@@ -147,6 +147,7 @@ pub mod prelude {
         Batch, ConcurrentBatches, DType, DataLoader, Dataset, Device, DeviceMemory, Digits, Event, Forward,
         GradCheck, Gradients, InMemory, Lanes, LoaderOptions, Module, Pipeline, Position, Prefetch, Save,
         Stream, Tensor, TensorDataset, Text, TextBatch, Var, Windows, accuracy, autocast, checkpoint,
-        cross_entropy, grad, gradcheck, gradgradcheck, mse, no_grad, recompute, record,
+        cross_entropy, grad, grad_of, gradcheck, gradgradcheck, hvp, jacobian, jvp, mse, no_grad, recompute,
+        record,
     };
 }

@@ -9,6 +9,7 @@
 
 mod autocast;
 mod backward;
+mod derivatives;
 mod gradcheck;
 mod gradients;
 mod mode;
@@ -20,6 +21,7 @@ mod tape;
 
 pub use autocast::autocast;
 pub use backward::{BackwardOptions, GradOptions, grad};
+pub use derivatives::{grad_of, hvp, jacobian, jvp};
 pub use gradcheck::{GradCheck, GradCheckReport, gradcheck, gradcheck_leaves, gradgradcheck};
 pub use gradients::Gradients;
 pub use mode::{is_recording, no_grad};

@@ -282,7 +282,7 @@ impl<'a> Sweep<'a> {
         };
         for &(root, gradient) in roots {
             check_root(op, root, gradient)?;
-            if let Some(node) = &root.node {
+            if let Some(node) = root.tracked() {
                 sweep.visit_again(node);
             }
         }

@@ -66,6 +66,8 @@ pub(crate) struct Node {
     state: SpinLock<State>,
     /// Whether hooks were ever added; read without the lock.
     hooked: AtomicBool,
+    /// Of a leaf: whether ops take it as a constant.
+    pub(crate) frozen: AtomicBool,
     /// Whether the rule needs to be dropped.
     rule_owns: bool,
     rule: Box<Rule>,
@@ -190,7 +192,7 @@ where
         Recording::Noticed => notice(inputs, saved),
         Recording::Again => notice_again(inputs),
     }
-    if inputs.iter().all(|input| input.node.is_none())
+    if inputs.iter().all(|input| input.tracked().is_none())
         || !matches!(recording, Recording::On | Recording::Again)
         || !value.dtype().is_float()
     {
@@ -207,8 +209,9 @@ where
     let mut newest = 0;
     let mut nodes = SmallVec::new();
     for input in inputs {
-        newest = newest.max(input.node.as_ref().map_or(0, |node| node.sequence));
-        nodes.push(input.node.clone());
+        let tracked = input.tracked();
+        newest = newest.max(tracked.map_or(0, |node| node.sequence));
+        nodes.push(tracked.cloned());
     }
     let location = AtCaller::location();
     let node = Shared::new_with(|| Node {
@@ -226,6 +229,7 @@ where
             hooks: None,
         }),
         hooked: AtomicBool::new(false),
+        frozen: AtomicBool::new(false),
         rule_owns: std::mem::needs_drop::<F>(),
         rule: Box::new(vjp),
     });
@@ -249,6 +253,7 @@ impl Node {
             inputs: SmallVec::new(),
             state: SpinLock::new(State::default()),
             hooked: AtomicBool::new(false),
+            frozen: AtomicBool::new(false),
             rule_owns: false,
             rule: Box::new(no_rule),
         })
@@ -393,13 +398,13 @@ pub struct TapeEntry {
     pub stream: StreamId,
     /// The shape of its output.
     pub shape: Vec<usize>,
+    /// The element type of its output.
+    pub dtype: DType,
     /// Its number in the order of recorded ops.
     pub sequence: u64,
     /// The numbers of its inputs, without constants.
     pub inputs: Vec<u64>,
 }
-    /// The element type of its output.
-    pub dtype: DType,
 
 impl Var {
     /// The recorded ops that led to this value, oldest first.
@@ -414,12 +419,12 @@ impl Var {
                     op: node.op,
                     stream: node.place.id(),
                     shape: node.shape.to_vec(),
+                    dtype: node.dtype,
                     sequence: node.sequence,
                     inputs: inputs.iter().map(|input| input.sequence).collect(),
                 });
                 pending.extend(inputs);
             }
-                    dtype: node.dtype,
         }
         entries.sort_by_key(|entry| entry.sequence);
         entries

@@ -86,6 +86,33 @@ pub trait Module: Send + Sync {
         self.named_parameters().into_iter().map(|(_, parameter)| parameter).collect()
     }
 
+    /// Freezes every parameter, as [`Var::freeze`]: steps from now on compute no gradient for them, and optimizers leave them
+    /// alone. Launches nothing.
+    ///
+    /// ```
+    /// # use models::{Forward, Linear, Module, mlp};
+    /// # use autograd::Var;
+    /// # use device::{DType, Device, Result};
+    /// # fn main() -> Result<()> {
+    /// # let dev = Device::cpu();
+    /// let (body, head) = (mlp(&[4, 8], 7, &dev)?, Linear::new(8, 2, &dev)?);
+    /// body.freeze();
+    /// let x = Var::constant(tensor::Tensor::ones(&[3, 4], DType::F32, &dev)?);
+    /// let gradients = head.forward(&body.forward(&x)?)?.sum_all()?.backward()?;
+    /// assert_eq!(gradients.len(), 2);
+    /// body.unfreeze();
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn freeze(&self) {
+        self.parameters().iter().for_each(Var::freeze);
+    }
+
+    /// Undoes [`freeze`](Module::freeze).
+    fn unfreeze(&self) {
+        self.parameters().iter().for_each(Var::unfreeze);
+    }
+
     /// Switches between training (`true`, the state of a new module) and evaluation.
     ///
     /// Only layers such as [`Dropout`](crate::Dropout) listen, by a part of type [`Training`]. The switch is shared by all

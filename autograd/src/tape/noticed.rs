@@ -22,7 +22,7 @@ impl Noticed {
     fn add(&mut self, inputs: &[&Var], saved: &[Save<'_>]) {
         self.constants.retain(|tensor| !tensor.is_unique());
         for &input in inputs {
-            match input.node {
+            match input.tracked() {
                 Some(_) => self.on_tape.push(input.clone()),
                 None => self.add_constant(&input.value),
             }
@@ -67,7 +67,7 @@ pub(crate) struct NoticedAgain {
 
 impl NoticedAgain {
     pub(crate) fn add(&mut self, input: &Var) {
-        let Some(node) = input.node.as_ref().filter(|node| !self.made.contains(&node.address())) else {
+        let Some(node) = input.tracked().filter(|node| !self.made.contains(&node.address())) else {
             return;
         };
         self.used.entry(node.address()).or_insert_with(|| name_of(input, node));

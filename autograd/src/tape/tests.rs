@@ -168,3 +168,41 @@ fn a_removed_hook_is_not_called_and_lets_go() -> Result<()> {
     assert_eq!(gradient()?, Some(-3.0));
     Ok(())
 }
+
+/// A frozen leaf costs what a constant does, forward and backward, also where its part is recomputed.
+#[test]
+fn no_command_is_launched_for_a_frozen_leaf() -> Result<()> {
+    // One of its own: the others' launches do not count.
+    let device = Device::cpu_with(device::CpuConfig::default());
+    let leaf = |n: usize| Ok::<_, Error>(Var::leaf(Tensor::ones(&[n, 4], DType::F64, &device)?));
+    let (first, second, x) = (leaf(4)?, leaf(2)?, leaf(3)?.detach());
+    let launches = |first: &Var, recomputed: bool| -> Result<(u64, usize)> {
+        let start = device.sync_stats().launches;
+        let weight = first.clone();
+        let part = move |x: &Var| x.linear(&weight, None)?.tanh();
+        let hidden = if recomputed { crate::recompute(part, &x)? } else { part(&x)? };
+        let gradients = hidden.linear(&second, None)?.sum_all()?.backward()?;
+        assert!(gradients.get(&second).is_some());
+        assert_eq!(gradients.get(first).is_some(), first.requires_grad());
+        Ok((device.sync_stats().launches - start, gradients.len()))
+    };
+    for recomputed in [false, true] {
+        let trained = launches(&first, recomputed)?;
+        first.freeze();
+        assert!(first.is_leaf() && !first.clone().requires_grad());
+        let frozen = launches(&first, recomputed)?;
+        assert_eq!(frozen, launches(&first.detach(), recomputed)?);
+        assert!(frozen.0 < trained.0 && frozen.1 == 1, "{frozen:?} {trained:?}");
+        first.unfreeze();
+        assert_eq!(launches(&first, recomputed)?, trained);
+    }
+    // A value that others lead to is no leaf.
+    let y = first.square()?;
+    y.freeze();
+    assert!(y.requires_grad());
+    first.freeze();
+    assert!(
+        matches!(first.sum_all()?.backward().map_err(|e| e.to_string()), Err(e) if e.contains("any leaf"))
+    );
+    Ok(())
+}

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use device::Shared;
 use tensor::{DType, Device, Error, ErrorKind, Result, Tensor, Tensors};
@@ -70,13 +71,49 @@ impl Var {
         Var::constant(self.value.clone())
     }
 
-    /// Whether gradients flow through this value.
+    /// Whether gradients flow through this value, which they do not through a constant or a [frozen](Var::freeze) leaf.
     #[inline]
     pub fn requires_grad(&self) -> bool {
-        self.node.is_some()
+        self.tracked().is_some()
     }
 
-    /// Whether this value is a leaf, whose gradient is collected.
+    /// The node, unless ops take the value as a constant.
+    #[inline]
+    pub(crate) fn tracked(&self) -> Option<&Shared<Node>> {
+        self.node.as_ref().filter(|node| !node.frozen.load(Ordering::Relaxed))
+    }
+
+    /// Freezes a leaf, in all of its handles: ops that are recorded from now on take it as a constant, so that backward passes
+    /// launch nothing for it, and optimizers leave it alone. Does nothing to other values, and nothing to ops that are recorded or
+    /// captured already.
+    ///
+    /// ```
+    /// # use autograd::{Device, Tensor, Var};
+    /// let leaf = |x: f64| Ok::<_, autograd::Error>(Var::leaf(Tensor::from_slice(&[x], &[1], &Device::cpu())?));
+    /// let (x, w) = (leaf(2.0)?, leaf(3.0)?);
+    /// w.freeze();
+    /// let gradients = x.mul(&w)?.backward()?;
+    /// assert!(gradients.get(&x).is_some() && gradients.get(&w).is_none());
+    /// w.unfreeze();
+    /// assert!(x.mul(&w)?.backward()?.get(&w).is_some());
+    /// # Ok::<(), autograd::Error>(())
+    /// ```
+    pub fn freeze(&self) {
+        self.set_frozen(true);
+    }
+
+    /// Undoes [`freeze`](Var::freeze).
+    pub fn unfreeze(&self) {
+        self.set_frozen(false);
+    }
+
+    fn set_frozen(&self, frozen: bool) {
+        if let Some(leaf) = self.node.as_ref().filter(|node| node.is_leaf()) {
+            leaf.frozen.store(frozen, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether this value is a leaf, whose gradient is collected unless it is frozen.
     pub fn is_leaf(&self) -> bool {
         self.node.as_ref().is_some_and(|node| node.is_leaf())
     }
@@ -138,12 +175,6 @@ impl From<Tensor> for Var {
     }
 }
 
-/// The result of a captured step is a constant.
-impl Tensors for Var {
-    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Var::constant(f(&self.value)?))
-    }
-}
 /// One value where several are taken.
 impl From<Var> for Vec<Var> {
     fn from(value: Var) -> Vec<Var> {
@@ -151,3 +182,9 @@ impl From<Var> for Vec<Var> {
     }
 }
 
+/// The result of a captured step is a constant.
+impl Tensors for Var {
+    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Var::constant(f(&self.value)?))
+    }
+}

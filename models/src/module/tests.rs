@@ -97,3 +97,37 @@ fn the_mode_reaches_every_part() {
     modes.set_training(true);
     assert_eq!(all(), [true; 4]);
 }
+
+/// A frozen parameter keeps its value and has no gradient, nor does what an optimizer remembers of it change.
+#[test]
+fn optimizers_leave_frozen_parameters_alone() {
+    use crate::{Adam, Optimizer, Sequential};
+    let dev = Device::cpu();
+    let (body, head) = (Linear::new(3, 4, &dev).unwrap(), Linear::new(4, 2, &dev).unwrap());
+    let model = Sequential::new().push(body).push(head);
+    let x = Var::constant(Tensor::ones(&[5, 3], DType::F32, &dev).unwrap());
+    let mut adam = Adam::new(model.parameters(), 0.1).unwrap();
+    let backward = || model.forward(&x).unwrap().sum_all().unwrap().backward().unwrap();
+    let values = || model.parameters().iter().map(|p| p.value().to_vec::<f32>().unwrap()).collect::<Vec<_>>();
+    let before_freeze = backward();
+    adam.step(&before_freeze).unwrap();
+    let old = values();
+    let weight = &model.parameters()[0];
+    weight.freeze();
+    // Gradients of before are there, and ignored.
+    adam.step(&before_freeze).unwrap();
+    let gradients = backward();
+    assert!(gradients.get(weight).is_none() && gradients.len() == 3);
+    adam.step(&gradients).unwrap();
+    let new = values();
+    assert_eq!(new[0], old[0]);
+    assert!((1..4).all(|other| new[other] != old[other]));
+    model.freeze();
+    assert!(adam.step(&before_freeze).is_err());
+    assert_eq!(values(), new);
+    assert_eq!(model.named_parameters().len(), 4);
+    model.unfreeze();
+    adam.step(&backward()).unwrap();
+    assert!((0..4).all(|any| values()[any] != new[any]));
+    assert!(Adam::new(model.parameters(), 0.1).is_ok());
+}

@@ -294,7 +294,9 @@ impl<K: Kind> EachReplay for Captured<K> {
 #[derive::located]
 impl<K: Kind> Optimizer for Fused<K> {
     fn step(&mut self, gradients: &Gradients) -> Result<()> {
-        if !self.parameters.iter().any(|parameter| gradients.get_var(parameter).is_some()) {
+        let gradient_of =
+            |parameter: &Var| gradients.get_var(parameter).filter(|_| parameter.requires_grad());
+        if !self.parameters.iter().any(|parameter| gradient_of(parameter).is_some()) {
             let value =
                 format_args!("{} gradients of none of {} parameters", gradients.len(), self.parameters.len());
             return Err(Error::invalid(K::NAME, "gradients", "of at least one parameter", value));
@@ -311,7 +313,7 @@ impl<K: Kind> Optimizer for Fused<K> {
         let mut rules: Vec<(u64, RuleStep)> = Vec::new();
         let mut steps = Vec::with_capacity(self.parameters.len());
         for (number, parameter) in self.parameters.iter().enumerate() {
-            let Some(gradient) = gradients.get_var(parameter) else { continue };
+            let Some(gradient) = gradient_of(parameter) else { continue };
             inner.prepare(number, parameter)?;
             let next =
                 inner.states[number].step + captured.as_ref().map_or(0, |captured| captured.made(number)) + 1;

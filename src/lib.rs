@@ -79,7 +79,7 @@ pub use models::data::Position;
 pub use models::{
     Batch, DataLoader, Dataset, Digits, Forward, InMemory, LoaderOptions, Module, Parts, Ragged, RaggedBatch,
     TensorDataset, Text, TextBatch, Training, Windows, accuracy, checkpoint, correct, cross_entropy, data,
-    mse,
+    gradcheck_module, mse,
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Generator, Graph, GraphCache, GraphOptions, Graphs, HostCopy,
@@ -147,7 +147,7 @@ pub mod prelude {
         Batch, ConcurrentBatches, DType, DataLoader, Dataset, Device, DeviceMemory, Digits, Event, Forward,
         GradCheck, Gradients, InMemory, Lanes, LoaderOptions, Module, Pipeline, Position, Prefetch, Save,
         Stream, Tensor, TensorDataset, Text, TextBatch, Var, Windows, accuracy, autocast, checkpoint,
-        cross_entropy, grad, grad_of, gradcheck, gradgradcheck, hvp, jacobian, jvp, mse, no_grad, recompute,
-        record,
+        cross_entropy, grad, grad_of, gradcheck, gradcheck_module, gradgradcheck, hvp, jacobian, jvp, mse,
+        no_grad, recompute, record,
     };
 }

@@ -628,6 +628,14 @@ fn gradcheck_lists_the_ops_and_passes() {
 }
 
 #[test]
+fn gradcheck_checks_a_workload() {
+    let printed = good(&["gradcheck", "--workload", "mlp", "--device", "cpu"]);
+    assert!(printed.contains("mlp: ") && printed.contains("; 0 undecided"), "{printed}");
+    assert!(bad(&["gradcheck", "--workload", "none"]).contains("expected one of two-batch, "));
+    bad(&["gradcheck", "relu", "--workload", "mlp"]);
+}
+
+#[test]
 fn info_says_why_a_device_is_missing() {
     let printed = good(&["info"]);
     for part in

@@ -29,6 +29,7 @@ extern crate self as streamgrad;
 
 pub mod checkpoint;
 pub mod data;
+mod gradcheck;
 pub mod layers;
 mod loss;
 mod module;
@@ -41,6 +42,7 @@ pub use data::{
 };
 pub use derive::Module;
 pub use device::file;
+pub use gradcheck::gradcheck_module;
 pub use layers::{
     AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
     Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, LayerNorm, Linear,

@@ -1,9 +1,12 @@
-//! `streamgrad gradcheck`: every op's gradient against finite differences.
+//! `streamgrad gradcheck`: the gradients of every op, or of a workload's model, against numeric derivatives.
 
 use streamgrad::ops::{self, OpEntry, Sample};
-use streamgrad::{Device, Error, GradCheck, GradCheckReport, gradcheck, gradgradcheck};
+use streamgrad::{
+    DataLoader, Device, Error, GradCheck, GradCheckReport, LoaderOptions, gradcheck, gradcheck_module,
+    gradgradcheck, no_grad,
+};
 
-use super::args::device;
+use super::args::{device, workload, workload_help};
 use super::failure::Failure;
 use super::output::Printer;
 use super::table::Table;
@@ -12,6 +15,8 @@ use super::table::Table;
 pub(super) struct Args {
     /// The ops to check; all if none is named.
     ops: Vec<String>,
+    #[arg(long, value_name = "NAME", conflicts_with = "ops", help = workload_help("; its model is checked on a small batch"))]
+    workload: Option<String>,
     /// auto, cpu or cuda:N.
     #[arg(long, default_value = "auto")]
     device: String,
@@ -22,7 +27,7 @@ pub(super) struct Args {
 struct Checked {
     samples: usize,
     derivatives: usize,
-    /// The largest absolute errors, of first and of second derivatives.
+    /// The largest relative errors, of first and of second derivatives.
     errors: [Option<f64>; 2],
     /// The sample and order of each check that failed, with the reason.
     failed: Vec<(String, Error)>,
@@ -44,6 +49,9 @@ impl Checked {
 pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     let entries = select(&args.ops)?;
     let device = device(&args.device)?;
+    if let Some(name) = &args.workload {
+        return check_workload(name, &device, printer);
+    }
     let mut table = Table::new(1);
     table.row(["op", "samples", "derivatives", "max error", "second order", "result"]);
     let mut failed = Vec::new();
@@ -69,6 +77,30 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     names.dedup();
     printer.line(format_args!("{} of {} ops pass", entries.len() - names.len(), entries.len()))?;
     Ok(failed.is_empty())
+}
+
+/// Rows of the batch that a model is checked on, and elements of each parameter.
+const ROWS: usize = 4;
+const ELEMENTS: usize = 10;
+const SEED: u64 = 7;
+
+fn check_workload(name: &str, device: &Device, printer: &mut Printer) -> Result<bool, Failure> {
+    let workload = workload(Some(name), None)?;
+    let model = workload.model(SEED, device)?;
+    let (data, _) = workload.data_for(ROWS, SEED, device)?;
+    let options = LoaderOptions { batch: ROWS, device: workload.source(device), ..LoaderOptions::default() };
+    let mut batches = DataLoader::new(data, options)?.epoch(0).take(1).collect::<Result<Vec<_>, _>>()?;
+    batches = batches.drain(..).map(|batch| no_grad(|| model.prepare(batch))).collect::<Result<_, _>>()?;
+    let losses = |_: &_| batches.iter().map(|batch| model.batch_loss(batch)).collect::<Result<Vec<_>, _>>();
+    let options = GradCheck { elements: ELEMENTS, ..GradCheck::default() };
+    let checked = gradcheck_module(&*model, losses, options);
+    match &checked {
+        Ok(GradCheckReport { checked, undecided, kinks, max_error, max_uncertainty }) => printer.line(format_args!(
+            "{name}: {checked} derivatives pass, error at most {max_error:.1e}, uncertainty {max_uncertainty:.1e}; {undecided} undecided, {kinks} at kinks"
+        ))?,
+        Err(error) => printer.line(format_args!("{name}: {error}"))?,
+    }
+    Ok(checked.is_ok())
 }
 
 fn select(names: &[String]) -> Result<Vec<&'static OpEntry>, Failure> {

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use smallvec::SmallVec;
 
@@ -21,14 +21,12 @@ pub struct Groups {
     group: Vec<u32>,
     /// By the commands that stand for groups, their members in the program's order.
     members: Vec<SmallVec<[usize; 2]>>,
-    /// An order of the groups that the edges allow, by labels that rise, and for each the group before and the one after.
+    /// An order of the groups that the edges allow, by labels that rise, and the label of each.
+    order: BTreeMap<u64, u32>,
     labels: Vec<u64>,
-    links: Vec<[u32; 2]>,
     search: RefCell<Search>,
 }
 
-/// No group, in links.
-const NONE: u32 = u32::MAX;
 /// Edges that a query may follow: searches are local but for rare graphs.
 const LIMIT: usize = 1 << 12;
 /// Needs of a group that are looked up before a search.
@@ -109,15 +107,15 @@ impl Plan {
         for (command, needs) in needs.iter().enumerate() {
             needs.iter().for_each(|&need| next[need as usize].push(command as u32));
         }
-        let after = |command: usize| if command + 1 < count { command as u32 + 1 } else { NONE };
+        let labels: Vec<u64> = (1..=count as u64).map(|at| at * gap(count)).collect();
         Ok(Groups {
             reach,
             needs,
             next,
             group: (0..count as u32).collect(),
             members: (0..count).map(|command| SmallVec::from_slice(&[command])).collect(),
-            labels: (1..=count as u64).map(|at| at * gap(count)).collect(),
-            links: (0..count).map(|at| [(at as u32).wrapping_sub(1), after(at)]).collect(),
+            order: labels.iter().copied().zip(0..).collect(),
+            labels,
             search: RefCell::new(Search { marks: vec![0; count], ..Search::default() }),
         })
     }
@@ -165,7 +163,7 @@ impl Groups {
                 return;
             }
         };
-        self.unlink(goes);
+        self.order.remove(&self.labels[goes]);
         let more = std::mem::take(&mut self.members[goes]);
         more.iter().for_each(|&member| self.group[member] = stays as u32);
         self.members[stays].extend(more);
@@ -230,56 +228,35 @@ impl Groups {
 
     /// Moves groups, in the order that they are in, to before (0) or after (1) the group `at`.
     fn place(&mut self, mut moved: Vec<u32>, at: usize, side: usize) {
-        if moved.is_empty() {
-            return;
-        }
         moved.sort_unstable_by_key(|&group| self.labels[group as usize]);
-        moved.iter().for_each(|&group| self.unlink(group as usize));
-        let mut before = if side == 1 { at as u32 } else { self.links[at][0] };
-        let after = self.links[at][side];
-        let after = if side == 1 { after } else { at as u32 };
-        let label = |groups: &Groups, group: u32, none: u64| {
-            if group == NONE { none } else { groups.labels[group as usize] }
-        };
-        let (low, high) = (label(self, before, 0), label(self, after, u64::MAX));
-        let step = ((high - low) / (moved.len() as u64 + 1)).min(gap(self.group.len()));
-        for (&group, count) in moved.iter().zip(1..) {
-            self.labels[group as usize] = low + count * step;
-            self.link(before, group);
-            before = group;
+        for &group in &moved {
+            self.order.remove(&self.labels[group as usize]);
         }
-        self.link(before, after);
+        let (mut low, mut step) = self.room(moved.len(), at, side);
         if step == 0 {
-            self.relabel(at);
+            let ordered = std::mem::take(&mut self.order);
+            self.label(ordered.into_values(), 0, gap(self.group.len()));
+            (low, step) = self.room(moved.len(), at, side);
         }
+        self.label(moved, low, step);
     }
 
-    fn unlink(&mut self, group: usize) {
-        let [before, after] = self.links[group];
-        self.link(before, after);
+    /// Labels for `count` groups on one side of the group `at`: the label below them, and the step from one to the next.
+    fn room(&self, count: usize, at: usize, side: usize) -> (u64, u64) {
+        let own = self.labels[at];
+        let (low, high) = if side == 0 {
+            (self.order.range(..own).next_back().map_or(0, |(&label, _)| label), own)
+        } else {
+            (own, self.order.range(own + 1..).next().map_or(u64::MAX, |(&label, _)| label))
+        };
+        (low, ((high - low) / (count as u64 + 1)).min(gap(self.group.len())))
     }
 
-    fn link(&mut self, before: u32, after: u32) {
-        if before != NONE {
-            self.links[before as usize][1] = after;
-        }
-        if after != NONE {
-            self.links[after as usize][0] = before;
-        }
-    }
-
-    /// Gives all groups labels as far from each other as at first; `any` is one of them.
-    fn relabel(&mut self, any: usize) {
-        let mut at = any as u32;
-        while self.links[at as usize][0] != NONE {
-            at = self.links[at as usize][0];
-        }
-        for count in 1.. {
-            self.labels[at as usize] = count * gap(self.group.len());
-            at = self.links[at as usize][1];
-            if at == NONE {
-                return;
-            }
+    /// Gives groups labels above `low`, at steps of `step`.
+    fn label(&mut self, groups: impl IntoIterator<Item = u32>, low: u64, step: u64) {
+        for (group, count) in groups.into_iter().zip(1..) {
+            self.labels[group as usize] = low + count * step;
+            self.order.insert(low + count * step, group);
         }
     }
 

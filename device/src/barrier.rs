@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::pending::Stuck;
+
 /// A gate that keeps a stream from going on.
 #[derive(Default)]
 pub(crate) struct Gate {
@@ -30,13 +32,6 @@ impl Gate {
     }
 }
 
-/// What keeps a stream from going on by itself.
-pub(crate) enum Barrier {
-    Gate(Arc<Gate>),
-    /// A command that [waits](crate::Work::waits), by its op.
-    Ranks(&'static str),
-    Lent,
-}
-
-/// The barriers of one stream by tick, oldest first. Those that are passed are dropped when the next one is added.
-pub(crate) type Barriers = Mutex<VecDeque<(u64, Barrier)>>;
+/// What keeps one stream from going on by itself, by tick, oldest first; a hold is over once its gate is open. Those that are
+/// passed are dropped when the next one is added.
+pub(crate) type Barriers = Mutex<VecDeque<(u64, Stuck, Option<Arc<Gate>>)>>;

@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::audit::AuditLog;
-use crate::barrier::Barrier;
 use crate::borrow::{Borrows, Source};
 use crate::cuda::{Context, DriverStream, FaultWord, Launcher, in_host_function};
 use crate::delay::Delays;
@@ -20,7 +19,7 @@ use crate::hidden::HiddenSyncs;
 use crate::recorder::{Recorder, Syncing};
 use crate::{
     CudaConfig, Device, Error, ErrorKind, MemoryDriver, Moment, Peaks, Placement, Pool, Priority, Result,
-    Schedule, SyncStats, Team, fork,
+    Schedule, Stuck, SyncStats, Team, fork,
 };
 
 /// What runs a device's commands.
@@ -418,7 +417,7 @@ impl Host {
         reads.newest += 1;
         let moment = Moment { stream: self.fifo.id, tick: reads.newest };
         reads.open.push(moment.tick);
-        self.fifo.add_barrier(moment.tick, Barrier::Lent);
+        self.fifo.add_barrier(moment.tick, Stuck::Lent, None);
         self.fifo.enqueued.store(moment.tick, Ordering::Release);
         tell(moment);
         moment

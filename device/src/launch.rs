@@ -7,7 +7,7 @@ use std::time::Instant;
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
-use crate::barrier::{Barrier, Gate};
+use crate::barrier::Gate;
 use crate::core::Core;
 use crate::cuda::{DriverEvent, DriverStream, GateWord, Queue, Target};
 use crate::explorer::Ready;
@@ -17,7 +17,7 @@ use crate::needs::Moments;
 use crate::order::RunsOn;
 use crate::recorder::{CommandKind, Label, Launching, OperandRecord};
 use crate::within::{Holds, Within};
-use crate::{Cpu, Error, Moment, OnDrop, Panicked, Result, Shared, Stream, Use, Work, fork};
+use crate::{Cpu, Error, Moment, OnDrop, Panicked, Result, Shared, Stream, Stuck, Use, Work, fork};
 
 impl Stream {
     /// Launches a command that reads and writes `uses`, and does `work` on this stream's device.
@@ -112,7 +112,7 @@ impl Stream {
         self.owns(op, uses)?;
         let mut command = self.ordered(op, uses, Some(&Label::of(CommandKind::Compute)), false)?;
         if waits {
-            command.fifo.add_barrier(command.tail.tick, Barrier::Ranks(op));
+            command.waits_for_ranks();
         }
         command.drive(|driver, _| work(driver))?;
         command.launched();
@@ -194,7 +194,7 @@ impl Stream {
         let fifo = self.fifo();
         let mut command = self.ordered("hold", &[], None, false)?;
         let tick = command.tail.tick;
-        fifo.add_barrier(tick, Barrier::Gate(Arc::clone(&gate)));
+        fifo.add_barrier(tick, Stuck::Held(fifo.id), Some(Arc::clone(&gate)));
         if command.place == RunsOn::Driver {
             return command.drive(|driver, moment| driver.gate(moment, true)).map(Some);
         }
@@ -258,12 +258,18 @@ impl Ordered<'_> {
         }
     }
 
+    /// Notes that the command waits for other ranks or processes.
+    fn waits_for_ranks(&self) {
+        let stuck = Stuck::Ranks { op: self.op, stream: self.fifo.id };
+        self.fifo.add_barrier(self.tail.tick, stuck, None);
+    }
+
     /// Launches work that may wait, or that another thread or the driver does.
     #[inline(never)]
     fn hand_over<W: Work>(mut self, work: W, waits: bool) -> Result<()> {
         let (fifo, threads) = (self.fifo, self.fifo.threads);
         if waits {
-            fifo.add_barrier(self.tail.tick, Barrier::Ranks(self.op));
+            self.waits_for_ranks();
         }
         match self.place {
             RunsOn::Driver => self.enqueue(&work)?,

@@ -1,8 +1,9 @@
 //! Waits of the host for memory that queued commands still use, and what the host must not wait for.
 
 use std::fmt;
+use std::sync::Arc;
 
-use crate::barrier::Barrier;
+use crate::barrier::Gate;
 use crate::fifo::{Fifo, find};
 use crate::graph::capture::Capture;
 use crate::within::may_wait;
@@ -65,15 +66,11 @@ impl Fifo {
     /// The barriers of this stream at or before `tick` that it has not passed.
     fn own_barriers(&self, tick: u64) -> Vec<Stuck> {
         let barriers = self.barriers.lock();
-        let closed = barriers.iter().take_while(|&&(at, _)| at <= tick);
-        let stuck =
-            closed.filter(|&&(at, _)| !self.has_reached(at)).filter_map(|(_, barrier)| match barrier {
-                Barrier::Gate(gate) if gate.is_open() => None,
-                Barrier::Gate(_) => Some(Stuck::Held(self.id)),
-                Barrier::Ranks(op) => Some(Stuck::Ranks { op, stream: self.id }),
-                Barrier::Lent => Some(Stuck::Lent),
-            });
-        stuck.collect()
+        let before = barriers.iter().take_while(|&&(at, ..)| at <= tick);
+        let closed = before.filter(|(at, _, gate)| {
+            !self.has_reached(*at) && !gate.as_ref().is_some_and(|gate| gate.is_open())
+        });
+        closed.map(|(_, stuck, _)| stuck.clone()).collect()
     }
 
     /// Whether a [hold](Stream::hold) or a loan, of this stream or of one that it waits for, keeps the command at `tick` from
@@ -82,16 +79,16 @@ impl Fifo {
         self.barriers_before(tick).iter().any(|stuck| matches!(stuck, Stuck::Held(_) | Stuck::Lent))
     }
 
-    /// Notes that commands from `tick` on run only after something that no stream does.
-    pub(crate) fn add_barrier(&self, tick: u64, barrier: Barrier) {
+    /// Notes that commands from `tick` on run only after something that no stream does, or that `gate` is open.
+    pub(crate) fn add_barrier(&self, tick: u64, stuck: Stuck, gate: Option<Arc<Gate>>) {
         let mut barriers = self.barriers.lock();
         let many = barriers.len() >= MANY;
-        while let Some(&(oldest, _)) = barriers.front()
+        while let Some(&(oldest, ..)) = barriers.front()
             && (self.visible() >= oldest || many && self.has_reached(oldest))
         {
             barriers.pop_front();
         }
-        barriers.push_back((tick, barrier));
+        barriers.push_back((tick, stuck, gate));
     }
 }
 

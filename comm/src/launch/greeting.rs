@@ -48,17 +48,17 @@ struct Transcript {
 
 impl Transcript {
     /// What proves that the other rank has the token.
-    fn answer(&self, token: &str) -> Bytes {
+    fn answer(&self, token: &str) -> HMAC {
         self.keyed_hash(token, b"rank", 0)
     }
 
     /// What proves that rank 0 has the token and gave this verdict.
-    fn verdict(&self, token: &str, verdict: u8) -> Bytes {
+    fn verdict(&self, token: &str, verdict: u8) -> HMAC {
         self.keyed_hash(token, b"zero", verdict)
     }
 
     /// All parts have fixed lengths, so no two transcripts are the same bytes.
-    fn keyed_hash(&self, token: &str, side: &[u8; 4], verdict: u8) -> Bytes {
+    fn keyed_hash(&self, token: &str, side: &[u8; 4], verdict: u8) -> HMAC {
         let mut hash = HMAC::new(token.as_bytes());
         hash.update(MAGIC);
         hash.update(side);
@@ -66,7 +66,7 @@ impl Transcript {
         hash.update((self.rank as u32).to_be_bytes());
         hash.update((self.size as u32).to_be_bytes());
         hash.update([verdict]);
-        hash.finalize()
+        hash
     }
 }
 
@@ -157,7 +157,7 @@ impl Stranger {
         let [rank, ranks] = [0, 4].map(|at| number(&self.answer[at..at + 4]));
         let transcript =
             Transcript { challenges: [self.challenge, bytes(&self.answer[8..])], rank, size: ranks };
-        let verdict = if !equal(&transcript.answer(token), &self.answer[40..]) {
+        let verdict = if !transcript.answer(token).finalize_verify(&bytes(&self.answer[40..])) {
             WRONG_TOKEN
         } else if ranks != size || rank == 0 || rank >= size {
             WRONG_SIZE
@@ -166,7 +166,7 @@ impl Stranger {
         } else {
             WELCOME
         };
-        self.stream.write_all(&[&[verdict][..], &transcript.verdict(token, verdict)].concat())?;
+        self.stream.write_all(&[&[verdict][..], &transcript.verdict(token, verdict).finalize()].concat())?;
         self.stream.set_nonblocking(false)?;
         Ok((verdict == WELCOME).then_some((rank, self.stream)))
     }
@@ -277,19 +277,13 @@ fn greet(mut stream: Until<'_>, challenge: Bytes, place: Place<'_>) -> io::Resul
     answer.extend((rank as u32).to_be_bytes());
     answer.extend((size as u32).to_be_bytes());
     answer.extend(challenge);
-    answer.extend(transcript.answer(token));
+    answer.extend(transcript.answer(token).finalize());
     stream.write_all(&answer)?;
     let mut verdict = [0; VERDICT];
     stream.read_exact(&mut verdict)?;
-    let proven = equal(&transcript.verdict(token, verdict[0]), &verdict[1..]);
+    let proven = transcript.verdict(token, verdict[0]).finalize_verify(&bytes(&verdict[1..]));
     // A peer with another token cannot compute the keyed hash, so that verdict comes without proof.
     Ok((proven || verdict[0] == WRONG_TOKEN).then_some(verdict[0]))
-}
-
-/// Whether a keyed hash is the expected one, in a time that does not depend on where they differ.
-fn equal(expected: &Bytes, shown: &[u8]) -> bool {
-    let differ = shown.iter().zip(expected).fold(0, |differ, (a, b)| differ | (a ^ b));
-    shown.len() == expected.len() && std::hint::black_box(differ) == 0
 }
 
 fn bytes(from: &[u8]) -> Bytes {

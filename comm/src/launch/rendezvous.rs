@@ -117,24 +117,19 @@ impl Rendezvous {
                 Err(error) => ended.push((index + 1, error)),
             }
         }
-        let lost = ended.iter().find(|(_, error)| !is_late(error)).map(|&(rank, _)| rank);
-        let late: Vec<usize> = ended.iter().map(|&(rank, _)| rank).collect();
-        let (kind, blocks) = match lost {
-            Some(rank) => (LOST, vec![(rank as u32).to_be_bytes().to_vec()]),
-            None if late.is_empty() => (GATHERED, all.clone()),
-            None => (LATE, late.iter().map(|&rank| (rank as u32).to_be_bytes().to_vec()).collect()),
+        let (kind, ranks) = match ended.iter().find(|(_, error)| !is_late(error)) {
+            Some(&(lost, _)) => (LOST, vec![lost]),
+            None if ended.is_empty() => (GATHERED, Vec::new()),
+            None => (LATE, ended.iter().map(|&(rank, _)| rank).collect()),
         };
+        let named = ranks.iter().map(|&rank| (rank as u32).to_be_bytes().to_vec());
         // Who has gone meanwhile is found at the next exchange.
-        let answer = framed(kind, &blocks);
+        let answer = framed(kind, &if kind == GATHERED { all.clone() } else { named.collect() });
         let deadline = deadline.max(Instant::now() + GREETING);
         for peer in &self.peers {
             let _ = Until { stream: peer, deadline }.write_all(&answer);
         }
-        match kind {
-            LOST => Err(lost_rank(lost.unwrap_or_default())),
-            LATE => Err(self.late(late)),
-            _ => Ok(all),
-        }
+        if kind == GATHERED { Ok(all) } else { Err(self.ended(kind, ranks)) }
     }
 
     /// Another rank's part.
@@ -145,26 +140,20 @@ impl Rendezvous {
         // Rank 0 may have started to wait for the others later.
         let patience = deadline + timeout;
         let answer = written.and_then(|()| read_answer(Until { stream: peer, deadline: patience }, size));
-        let (kind, mut blocks) = answer.map_err(|error| match is_late(&error) {
-            true => self.late(vec![0]),
-            false => lost_rank(0),
-        })?;
+        let ended = |error| self.ended(if is_late(&error) { LATE } else { LOST }, vec![0]);
+        let (kind, blocks) = answer.map_err(ended)?;
         if kind == GATHERED {
             return Ok(blocks);
         }
-        let ranks: Vec<usize> = blocks
-            .drain(..)
-            .filter_map(|block| Some(u32::from_be_bytes(block.try_into().ok()?) as usize))
-            .collect();
-        Err(if kind == LOST {
-            lost_rank(ranks.first().copied().unwrap_or_default())
-        } else {
-            self.late(ranks)
-        })
+        Err(self.ended(kind, blocks.iter().map(|block| number(block)).collect()))
     }
 
-    fn late(&self, missing: Vec<usize>) -> Error {
-        late(OP, self.timeout, missing)
+    /// The error of an exchange that has ended so, because of these ranks.
+    fn ended(&self, kind: u8, ranks: Vec<usize>) -> Error {
+        if kind == LATE {
+            return late(OP, self.timeout, ranks);
+        }
+        lost(OP, ranks.first().copied().unwrap_or_default(), "its connection ended")
     }
 }
 
@@ -176,10 +165,6 @@ fn checked(rank: usize, size: usize, token: &str, timeout: Duration) -> Result<P
     Error::require(token.len() <= MAX_TOKEN, OP, "token", "at most 256 bytes", token.len())?;
     let timeout = timeout.min(LONGEST);
     Ok(Place { rank, size, token, timeout, deadline: Instant::now() + timeout })
-}
-
-fn lost_rank(rank: usize) -> Error {
-    lost(OP, rank, "its connection ended")
 }
 
 fn block(bytes: &[u8]) -> Vec<u8> {

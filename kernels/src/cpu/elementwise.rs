@@ -6,7 +6,7 @@ use super::activations::Activations;
 use super::copy::copy;
 use super::half::by_blocks;
 use super::number::{Number, Real};
-use super::walk::{map, select};
+use super::walk::{map, map_two};
 use super::{for_bits, inlined};
 use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Function, UnaryOp};
 use crate::layout::{Dst, Src};
@@ -330,7 +330,8 @@ unsafe fn where_cond(
     unsafe {
         for_bits!(size, B => {
             let inputs = [x, y].map(|input| input.cast::<B>().src());
-            select(places, workers, out.cast(), condition.src(), inputs);
+            let choose = inlined!(|[condition]: [u8; 1], [x, y]: [B; 2]| if condition != 0 { x } else { y });
+            map_two::<false, _, _, _, _, _, _>(places, workers, out.cast(), [condition.src()], inputs, choose);
         });
     }
 }

@@ -25,120 +25,67 @@ const SMALL_BLOCK: usize = 8;
 /// The first element of an operand, and the step from one element to the next.
 type Strided<T> = (*const T, isize);
 
-/// The inputs of a run. They are values in registers; memory for copies of blocks lies apart, because the fence at the
+/// Whether the blocks of each input are contiguous, or all of one element.
+#[inline(always)]
+fn are_dense<T, const N: usize>(inputs: [Strided<T>; N]) -> bool {
+    inputs.iter().all(inlined!(|(_, step): &Strided<T>| *step == 1 || *step == 0))
+}
+
+/// Returns the first block of `W` elements from `i` on and the step to the next one, for [`block`]. Blocks that are not
+/// contiguous are copied to `staged`. The inputs stay values in registers, apart from that memory, because the fence at the
 /// end of a block has the compiler reload what lies in memory.
-trait Inputs: Copy {
-    /// One element of each input.
-    type Elements: Copy;
-    /// A block of `W` elements of each input.
-    type Block<const W: usize>: Copy;
-
-    /// Whether the blocks of each input are contiguous, or all of one element.
-    fn are_dense(self) -> bool;
-
-    /// Returns the first block of `W` elements from `i` on and the step to the next one, for [`block`](Self::block). Blocks
-    /// that are not contiguous are copied to `staged`.
-    ///
-    /// # Safety
-    /// The block may be read, and `staged` be written.
-    unsafe fn blocks<const W: usize>(self, i: isize, staged: *mut Self::Block<W>) -> Self;
-
-    /// Returns block `b` of those of [`blocks`](Self::blocks).
-    ///
-    /// # Safety
-    /// It may be read. `b` is 0, or the inputs [are dense](Self::are_dense).
-    unsafe fn block<const W: usize>(self, b: isize) -> Self::Block<W>;
-
-    /// Elements `j` of a block.
-    fn of_block<const W: usize>(block: &Self::Block<W>, j: usize) -> Self::Elements;
-
-    /// Elements `i`.
-    ///
-    /// # Safety
-    /// They may be read.
-    unsafe fn one(self, i: isize) -> Self::Elements;
+///
+/// # Safety
+/// The block may be read, and `staged` be written.
+#[inline(always)]
+unsafe fn first_block<T: Copy, const N: usize, const W: usize>(
+    inputs: [Strided<T>; N],
+    i: isize,
+    staged: *mut [[T; W]; N],
+) -> [Strided<T>; N] {
+    array(inlined!(|k| {
+        let (first, step) = inputs[k];
+        if step == 1 {
+            return (first.wrapping_offset(i), W as isize);
+        }
+        let staged = staged.cast::<[T; W]>().wrapping_add(k);
+        // SAFETY: the caller promises that the `W` elements from `i` on, at steps of `step`, may be read, and
+        // `staged`, which has a block for each input, be written.
+        unsafe {
+            if step == 0 {
+                staged.write([*first; W]);
+            } else {
+                gather::<T, W>(first.offset(i * step), step, staged.cast());
+            }
+        }
+        (staged.cast_const().cast(), 0)
+    }))
 }
 
-impl<T: Copy, const N: usize> Inputs for [Strided<T>; N] {
-    type Elements = [T; N];
-    type Block<const W: usize> = [[T; W]; N];
-
-    #[inline(always)]
-    fn are_dense(self) -> bool {
-        self.iter().all(inlined!(|(_, step): &Strided<T>| *step == 1 || *step == 0))
-    }
-
-    #[inline(always)]
-    unsafe fn blocks<const W: usize>(self, i: isize, staged: *mut [[T; W]; N]) -> Self {
-        array(inlined!(|k| {
-            let (first, step) = self[k];
-            if step == 1 {
-                return (first.wrapping_offset(i), W as isize);
-            }
-            let staged = staged.cast::<[T; W]>().wrapping_add(k);
-            // SAFETY: the caller promises that the `W` elements from `i` on, at steps of `step`, may be read, and
-            // `staged`, which has a block for each input, be written.
-            unsafe {
-                if step == 0 {
-                    staged.write([*first; W]);
-                } else {
-                    gather::<T, W>(first.offset(i * step), step, staged.cast());
-                }
-            }
-            (staged.cast_const().cast(), 0)
-        }))
-    }
-
-    #[inline(always)]
-    unsafe fn block<const W: usize>(self, b: isize) -> [[T; W]; N] {
-        // SAFETY: the caller promises that block `b` may be read.
-        array(inlined!(|k| unsafe { self[k].0.offset(b * self[k].1).cast::<[T; W]>().read() }))
-    }
-
-    #[inline(always)]
-    fn of_block<const W: usize>(block: &[[T; W]; N], j: usize) -> [T; N] {
-        array(inlined!(|k| block[k][j]))
-    }
-
-    #[inline(always)]
-    unsafe fn one(self, i: isize) -> [T; N] {
-        // SAFETY: the caller promises that elements `i` may be read.
-        array(inlined!(|k| unsafe { *self[k].0.offset(i * self[k].1) }))
-    }
+/// Returns block `b` of those of [`first_block`].
+///
+/// # Safety
+/// It may be read. `b` is 0, or the inputs [are dense](are_dense).
+#[inline(always)]
+unsafe fn block<T: Copy, const N: usize, const W: usize>(blocks: [Strided<T>; N], b: isize) -> [[T; W]; N] {
+    // SAFETY: the caller promises that block `b` may be read.
+    array(inlined!(|k| unsafe { blocks[k].0.offset(b * blocks[k].1).cast::<[T; W]>().read() }))
 }
 
-/// Inputs of two types.
-impl<A: Inputs, B: Inputs> Inputs for (A, B) {
-    type Elements = (A::Elements, B::Elements);
-    type Block<const W: usize> = (A::Block<W>, B::Block<W>);
+/// Elements `j` of a block.
+#[inline(always)]
+fn of_block<T: Copy, const N: usize, const W: usize>(block: &[[T; W]; N], j: usize) -> [T; N] {
+    array(inlined!(|k| block[k][j]))
+}
 
-    #[inline(always)]
-    fn are_dense(self) -> bool {
-        self.0.are_dense() && self.1.are_dense()
-    }
-
-    #[inline(always)]
-    unsafe fn blocks<const W: usize>(self, i: isize, staged: *mut Self::Block<W>) -> Self {
-        // SAFETY: the contract is the same.
-        unsafe { (self.0.blocks::<W>(i, &raw mut (*staged).0), self.1.blocks::<W>(i, &raw mut (*staged).1)) }
-    }
-
-    #[inline(always)]
-    unsafe fn block<const W: usize>(self, b: isize) -> Self::Block<W> {
-        // SAFETY: the contract is the same.
-        unsafe { (self.0.block::<W>(b), self.1.block::<W>(b)) }
-    }
-
-    #[inline(always)]
-    fn of_block<const W: usize>(block: &Self::Block<W>, j: usize) -> Self::Elements {
-        (A::of_block(&block.0, j), B::of_block(&block.1, j))
-    }
-
-    #[inline(always)]
-    unsafe fn one(self, i: isize) -> Self::Elements {
-        // SAFETY: the contract is the same.
-        unsafe { (self.0.one(i), self.1.one(i)) }
-    }
+/// Elements `i`.
+///
+/// # Safety
+/// They may be read.
+#[inline(always)]
+unsafe fn one<T: Copy, const N: usize>(inputs: [Strided<T>; N], i: isize) -> [T; N] {
+    // SAFETY: the caller promises that elements `i` may be read.
+    array(inlined!(|k| unsafe { *inputs[k].0.offset(i * inputs[k].1) }))
 }
 
 /// Copies `W` elements at steps of `step` to a block. The number is a constant so that the compiler unrolls the loop, whose
@@ -172,25 +119,26 @@ fn end_of_block() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// `out[i] = f(inputs[i])` for `len` elements: in blocks, in small blocks, and the remainder one by one.
+/// `out[i] = f(xs[i], ys[i])` for `len` elements: in blocks, in small blocks, and the remainder one by one.
 ///
 /// # Safety
 /// The elements of the output may be written, and those of the inputs be read. The output may be an input, element for
 /// element.
 #[inline(always)]
-unsafe fn run<O: Copy, I: Inputs>(
+unsafe fn run<O: Copy, A: Copy, B: Copy, const N: usize, const M: usize>(
     len: usize,
     (out, step): (*mut O, isize),
-    inputs: I,
-    f: &impl Fn(I::Elements) -> O,
+    xs: [Strided<A>; N],
+    ys: [Strided<B>; M],
+    f: &impl Fn([A; N], [B; M]) -> O,
 ) {
     let len = len as isize;
     // SAFETY: the caller promises `len` elements of each.
     unsafe {
-        let done = blocks::<O, I, BLOCK>(0..len, (out, step), inputs, f);
-        let done = blocks::<O, I, SMALL_BLOCK>(done..len, (out, step), inputs, f);
+        let done = blocks::<O, A, B, N, M, BLOCK>(0..len, (out, step), xs, ys, f);
+        let done = blocks::<O, A, B, N, M, SMALL_BLOCK>(done..len, (out, step), xs, ys, f);
         for i in done..len {
-            *out.offset(i * step) = f(inputs.one(i));
+            *out.offset(i * step) = f(one(xs, i), one(ys, i));
             end_of_block();
         }
     }
@@ -201,37 +149,40 @@ unsafe fn run<O: Copy, I: Inputs>(
 /// # Safety
 /// As for [`run`].
 #[inline(always)]
-unsafe fn blocks<O: Copy, I: Inputs, const W: usize>(
+unsafe fn blocks<O: Copy, A: Copy, B: Copy, const N: usize, const M: usize, const W: usize>(
     range: Range<isize>,
     (out, step): (*mut O, isize),
-    inputs: I,
-    f: &impl Fn(I::Elements) -> O,
+    xs: [Strided<A>; N],
+    ys: [Strided<B>; M],
+    f: &impl Fn([A; N], [B; M]) -> O,
 ) -> isize {
-    let (mut i, block) = (range.start, W as isize);
-    let mut staged = MaybeUninit::<I::Block<W>>::uninit();
+    let mut i = range.start;
+    let (mut staged_xs, mut staged_ys) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     let mut results = [const { MaybeUninit::<O>::uninit() }; W];
-    while range.end - i >= block {
-        let count = if step == 1 && inputs.are_dense() { (range.end - i) / block } else { 1 };
+    let is_dense = step == 1 && are_dense(xs) && are_dense(ys);
+    while range.end - i >= W as isize {
+        let count = if is_dense { (range.end - i) / W as isize } else { 1 };
         // SAFETY: the caller promises the elements of `range`, of which these are `count` blocks. A block is read before
         // it is written.
         unsafe {
-            let from = inputs.blocks::<W>(i, staged.as_mut_ptr());
+            let xs = first_block::<A, N, W>(xs, i, staged_xs.as_mut_ptr());
+            let ys = first_block::<B, M, W>(ys, i, staged_ys.as_mut_ptr());
             let to = if step == 1 { out.offset(i) } else { results.as_mut_ptr().cast() };
             for b in 0..count {
-                let inputs = from.block::<W>(b);
+                let (xs, ys) = (block::<A, N, W>(xs, b), block::<B, M, W>(ys, b));
                 let mut values = [const { MaybeUninit::<O>::uninit() }; W];
                 // Such a loop becomes vector code, which `array::map` does not.
                 for (j, value) in values.iter_mut().enumerate() {
-                    value.write(f(I::of_block(&inputs, j)));
+                    value.write(f(of_block(&xs, j), of_block(&ys, j)));
                 }
-                to.offset(b * block).cast::<[MaybeUninit<O>; W]>().write(values);
+                to.offset(b * W as isize).cast::<[MaybeUninit<O>; W]>().write(values);
                 end_of_block();
             }
             if step != 1 {
                 scatter::<O, W>(to, out.offset(i * step), step);
             }
         }
-        i += count * block;
+        i += count * W as isize;
     }
     i
 }
@@ -280,45 +231,48 @@ pub(crate) unsafe fn map<const WIDE: bool, O: Copy, A: Copy, const N: usize, con
     inputs: [Src<A>; N],
     f: impl Fn([A; N]) -> O + Sync,
 ) {
-    const { assert!(OPERANDS == N + 1) };
-    drive::<WIDE, _>(
-        walk,
-        workers,
-        // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
-        |at| unsafe { *out.at(at[0]) = f(array(inlined!(|k| *inputs[k].at(at[k + 1])))) },
-        inlined!(|at: [isize; OPERANDS], len, steps: [isize; OPERANDS]| {
-            // SAFETY: `walk` yields only runs of elements that the caller vouches for.
-            unsafe {
-                let inputs: [Strided<A>; N] = array(inlined!(|k| (inputs[k].at(at[k + 1]), steps[k + 1])));
-                run(len, (out.at(at[0]), steps[0]), inputs, &f);
-            }
-        }),
-    );
+    // SAFETY: the contract is the same.
+    unsafe {
+        map_two::<WIDE, _, _, u8, N, 0, _>(walk, workers, out, inputs, [], inlined!(|inputs, _| f(inputs)));
+    }
 }
 
-/// `out[i] = if condition[i] { x[i] } else { y[i] }`.
+/// As [`map`], with inputs of two types: `walk` has the `ys` after the `xs`.
 ///
 /// # Safety
 /// As for [`map`].
 #[inline(always)]
-pub(crate) unsafe fn select<T: Copy>(
-    walk: &Places<4>,
+pub(crate) unsafe fn map_two<
+    const WIDE: bool,
+    O: Copy,
+    A: Copy,
+    B: Copy,
+    const N: usize,
+    const M: usize,
+    const OPERANDS: usize,
+>(
+    walk: &Places<OPERANDS>,
     workers: &Workers,
-    out: Dst<T>,
-    condition: Src<u8>,
-    [x, y]: [Src<T>; 2],
+    out: Dst<O>,
+    xs: [Src<A>; N],
+    ys: [Src<B>; M],
+    f: impl Fn([A; N], [B; M]) -> O + Sync,
 ) {
-    let f = inlined!(|([condition], [x, y]): ([u8; 1], [T; 2])| if condition != 0 { x } else { y });
-    drive::<false, _>(
+    const { assert!(OPERANDS == 1 + N + M) };
+    drive::<WIDE, _>(
         walk,
         workers,
         // SAFETY: `walk` yields only offsets of elements that the caller vouches for.
-        |[oo, oc, ox, oy]| unsafe { *out.at(oo) = f(([*condition.at(oc)], [*x.at(ox), *y.at(oy)])) },
-        inlined!(|[oo, oc, ox, oy], len, [so, sc, sx, sy]| {
+        |at| unsafe {
+            let xs = array(inlined!(|k| *xs[k].at(at[1 + k])));
+            *out.at(at[0]) = f(xs, array(inlined!(|k| *ys[k].at(at[1 + N + k]))));
+        },
+        inlined!(|at: [isize; OPERANDS], len, steps: [isize; OPERANDS]| {
             // SAFETY: `walk` yields only runs of elements that the caller vouches for.
             unsafe {
-                let inputs = ([(condition.at(oc), sc)], [(x.at(ox), sx), (y.at(oy), sy)]);
-                run(len, (out.at(oo), so), inputs, &f);
+                let xs: [Strided<A>; N] = array(inlined!(|k| (xs[k].at(at[1 + k]), steps[1 + k])));
+                let ys: [Strided<B>; M] = array(inlined!(|k| (ys[k].at(at[1 + N + k]), steps[1 + N + k])));
+                run(len, (out.at(at[0]), steps[0]), xs, ys, &f);
             }
         }),
     );
@@ -362,5 +316,5 @@ pub(crate) unsafe fn map_run<O: Copy, A: Copy, const N: usize>(
     f: impl Fn([A; N]) -> O,
 ) {
     // SAFETY: the contract is the same.
-    unsafe { run(len, out, inputs, &f) }
+    unsafe { run::<_, _, u8, N, 0>(len, out, inputs, [], &inlined!(|inputs, _| f(inputs))) }
 }

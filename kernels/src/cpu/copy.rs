@@ -116,29 +116,19 @@ unsafe fn convert<A: Copy, N: Source>(
     }
 }
 
-/// Copies of at least this many bytes are left to `memmove`, which knows the machine's caches.
-const LARGE_BYTES: usize = 1 << 12;
-const LARGE_CHUNK: usize = 1 << 18;
-
 /// # Safety
 /// As for [`map`].
 unsafe fn copy_bits<T: Copy>(walk: &Places<2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
-    // SAFETY: the caller keeps the contract of `map`. A run is `elements` elements from both addresses on.
-    // `Tiles::of` takes only loops with different steps of `out` and `x`, so there `out` is not `x` and overlaps it
-    // nowhere.
+    let tiles = match walk {
+        Places::Loops(loops) => Tiles::of(loops, TILE, TILE as isize),
+        Places::Run { .. } => None,
+    };
+    // SAFETY: the caller keeps the contract of `map`. `Tiles::of` takes only loops with different steps of `out` and `x`, so
+    // there `out` is not `x` and overlaps it nowhere.
     unsafe {
-        match walk {
-            Places::Run { elements, steps: [1, 1] } if elements * size_of::<T>() >= LARGE_BYTES => {
-                for_range(workers, *elements, LARGE_CHUNK, &|range| {
-                    let (start, len) = (range.start as isize, range.end - range.start);
-                    std::ptr::copy(x.at(start), out.at(start), len);
-                });
-            }
-            Places::Loops(loops) => match Tiles::of(loops, TILE, TILE as isize) {
-                Some(tiles) => tiles.copy(workers, out, x),
-                None => map::<false, _, _, _, _>(walk, workers, out, [x], |[x]| x),
-            },
-            Places::Run { .. } => map::<false, _, _, _, _>(walk, workers, out, [x], |[x]| x),
+        match tiles {
+            Some(tiles) => tiles.copy(workers, out, x),
+            None => map::<false, _, _, _, _>(walk, workers, out, [x], |[x]| x),
         }
     }
 }

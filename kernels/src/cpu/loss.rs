@@ -6,6 +6,7 @@ use super::index::checked;
 use super::inlined;
 use super::lanes::{Lanes, map, simd_for, with_scratch};
 use super::reduce::log_sum_exp;
+use super::walk::map_run;
 use crate::layout::{Dst, LoopAxis, Loops, Src};
 use crate::loops::Classes;
 use crate::par::{Workers, for_range};
@@ -94,14 +95,8 @@ pub(crate) unsafe fn cross_entropy_grad<T: Lanes>(
                 for i in range.clone() {
                     let (((to, from), g), log_sum) = ((rows(i), scale(i)), *log_sums.at(i as isize));
                     let own = own(i);
-                    if [out_step, from_step] == [1, 1] {
-                        map(classes, to, [from], inlined!(|[x]| x.sub(log_sum).exp().mul(g)));
-                    } else {
-                        for j in 0..classes as isize {
-                            let x = *from.offset(j * from_step);
-                            *to.offset(j * out_step) = x.sub(log_sum).exp().mul(g);
-                        }
-                    }
+                    let slope = inlined!(|[x]: [T; 1]| x.sub(log_sum).exp().mul(g));
+                    map_run(classes, (to, out_step), [(from, from_step)], slope);
                     if let Some((own, slope)) = own {
                         *own = slope;
                     }

@@ -108,17 +108,8 @@ pub(crate) unsafe fn step<T, R, const STATES: usize, const NUMBERS: usize, const
     for_range(workers, loops.elements, CHUNK, &|range| {
         loops.for_runs(range, |offsets, len| {
             let at: [*mut T; OPERANDS] = from_fn(|k| operands[k].at(offsets[k]));
-            if steps == [1; OPERANDS] {
-                Arch::new().dispatch(Run { at, len, numbers, flags, rule: PhantomData::<(R, [(); STATES])> });
-                return;
-            }
-            let numbers = Vector::splats(Scalar, numbers);
-            for i in 0..len as isize {
-                let at = from_fn(|k| at[k].wrapping_offset(i * steps[k]));
-                // SAFETY: `loops` reaches these elements, for which the caller vouches, and a `Scalar` vector is one
-                // element.
-                unsafe { step_vector::<_, _, R, STATES, NUMBERS, FLAGS>(Scalar, numbers, flags, at) }
-            }
+            let rule = PhantomData::<(R, [(); STATES])>;
+            Arch::new().dispatch(Run { at, steps, len, numbers, flags, rule });
         });
     });
 }
@@ -184,9 +175,10 @@ unsafe fn step_vector<S, T, R, const STATES: usize, const NUMBERS: usize, const 
     }
 }
 
-// Elements that lie next to each other in all operands.
+// Elements that the caller of [`step`] vouches for, at the given steps.
 struct Run<T, R, const STATES: usize, const NUMBERS: usize, const FLAGS: usize> {
     at: [*mut T; OPERANDS],
+    steps: [isize; OPERANDS],
     len: usize,
     numbers: [T; NUMBERS],
     flags: [bool; FLAGS],
@@ -203,20 +195,20 @@ where
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Run { at, len, numbers, flags, .. } = self;
+        let Run { at, steps, len, numbers, flags, .. } = self;
         let (vectors, scalars) = (Vector::splats(simd, numbers), Vector::splats(Scalar, numbers));
         let lanes = T::lanes::<S>();
         let mut i = 0;
-        // SAFETY: `step` runs this on `len` elements that follow each other at each address; vectors end at or before
-        // `len`.
+        // SAFETY: `step` runs this on `len` elements at each address; vectors, of those that lie next to each other in all
+        // operands, end at or before `len`, and a `Scalar` vector is one element.
         unsafe {
-            while i + lanes <= len {
+            while steps == [1; OPERANDS] && i + lanes <= len {
                 let at = at.map(|at| at.add(i));
                 step_vector::<_, _, R, STATES, NUMBERS, FLAGS>(simd, vectors, flags, at);
                 i += lanes;
             }
             while i < len {
-                let at = at.map(|at| at.add(i));
+                let at = from_fn(|k| at[k].offset(i as isize * steps[k]));
                 step_vector::<_, _, R, STATES, NUMBERS, FLAGS>(Scalar, scalars, flags, at);
                 i += 1;
             }

@@ -177,14 +177,6 @@ impl Tensor {
         Ok(self.with_layout(self.layout.expand("expand", shape)?))
     }
 
-    /// Another name of [`Tensor::expand`].
-    ///
-    /// # Errors
-    /// `ShapeMismatch`.
-    pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
-        self.expand(shape)
-    }
-
     /// Removes an axis of size 1, as a view; an axis of another size stays.
     ///
     /// # Errors

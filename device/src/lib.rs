@@ -64,6 +64,8 @@ mod transfer;
 mod within;
 mod work;
 
+#[doc(hidden)]
+pub use audit::RangeUses;
 pub use audit::{Audit, AuditedCommand, AuditedWait, Hazard};
 pub use branches::Branches;
 pub use buffer::{BlockId, Buffer, Loan, Pool, Use};

@@ -3,9 +3,9 @@
 //! The host keeps its pace between what it launches and waits for, commands keep their durations and how late they start after
 //! what they come after. With nothing changed, that gives the recording.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
-use device::{Access, CommandRecord};
+use device::{CommandRecord, RangeUses};
 
 use super::profile::{Profile, ms};
 use super::timeline::{HostWork, RecordingIndex};
@@ -208,54 +208,20 @@ fn scheduled_ns(timeline: &RecordingIndex<'_>, streams: usize) -> u64 {
     let mut order: Vec<usize> = (0..commands.len()).filter(|&at| commands[at].is_work()).collect();
     order.sort_by_key(|&at| (commands[at].launch.start_ns, at));
     let mut free = vec![0u64; streams.max(1)];
-    let mut data = Data::default();
+    let mut used = RangeUses::default();
     let mut ends: HashMap<usize, u64> = HashMap::new();
     for at in order {
         let command = &commands[at];
-        let needs = data.used(at, &command.accesses);
-        let ready = needs.into_iter().filter_map(|need| ends.get(&need).copied()).max().unwrap_or(0);
+        let mut ready = 0;
+        for access in &command.accesses {
+            used.record(access.start..access.end, at, access.write, |need, _| {
+                ready = ready.max(ends.get(&need).copied().unwrap_or(0));
+            });
+        }
         let first = (0..free.len()).min_by_key(|&stream| free[stream]).unwrap_or(0);
         let start = if timeline.is_inline(at) { 0 } else { timeline.launched_ns(at) };
         free[first] = free[first].max(ready).max(start) + command.duration_ns();
         ends.insert(at, free[first]);
     }
     free.into_iter().max().unwrap_or(0)
-}
-
-/// Who used which memory last.
-#[derive(Default)]
-struct Data(BTreeMap<usize, Used>);
-
-struct Used {
-    end: usize,
-    write: Option<usize>,
-    reads: Vec<usize>,
-}
-
-impl Data {
-    /// What a command comes after that uses memory like this.
-    fn used(&mut self, command: usize, accesses: &[Access]) -> Vec<usize> {
-        let mut needs = Vec::new();
-        for access in accesses {
-            let overlaps = |used: &(&usize, &mut Used)| used.1.end > access.start;
-            let mut known = Vec::new();
-            for (&start, used) in self.0.range_mut(..access.end).rev().take_while(overlaps) {
-                needs.extend(used.write);
-                if access.write {
-                    needs.append(&mut used.reads);
-                } else {
-                    used.reads.push(command);
-                }
-                known.push(start);
-            }
-            if access.write || known.is_empty() {
-                known.iter().for_each(|start| _ = self.0.remove(start));
-                let (write, reads) =
-                    if access.write { (Some(command), Vec::new()) } else { (None, vec![command]) };
-                self.0.insert(access.start, Used { end: access.end, write, reads });
-            }
-        }
-        needs.retain(|&need| need != command);
-        needs
-    }
 }

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-pub(crate) use range_uses::{LastUses, RangeUses};
+pub(crate) use range_uses::LastUses;
+pub use range_uses::RangeUses;
 
 use crate::{Access, Device, Moment, StreamId};
 

@@ -1,4 +1,4 @@
-//! The last uses of each range of memory, for the checks of launches and of plans.
+//! The last uses of each range of memory, for the checks of launches and of plans, and for profiles.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -31,7 +31,7 @@ impl LastUses {
 
 /// Ranges by their start, cut where accesses begin and end.
 #[derive(Default)]
-pub(crate) struct RangeUses(BTreeMap<usize, Uses>);
+pub struct RangeUses(BTreeMap<usize, Uses>);
 
 #[derive(Clone)]
 struct Uses {
@@ -42,7 +42,7 @@ struct Uses {
 impl RangeUses {
     /// Records an access of a command, and calls `meet` with each earlier command that it has to come after and the range
     /// that both use.
-    pub(crate) fn record(
+    pub fn record(
         &mut self,
         range: Range<usize>,
         command: usize,

@@ -88,25 +88,6 @@ trait Random: Real {
     fn normals(key: RandomKey, first_element: usize) -> [Self; BLOCK];
 }
 
-/// What a number is stored as.
-trait Stored<T>: Copy {
-    fn of(value: T) -> Self;
-}
-
-impl<T: Number> Stored<T> for T {
-    #[inline(always)]
-    fn of(value: T) -> T {
-        value
-    }
-}
-
-impl<H: Half> Stored<f32> for H {
-    #[inline(always)]
-    fn of(value: f32) -> H {
-        H::round(value)
-    }
-}
-
 impl Random for f32 {
     #[inline(always)]
     fn units(key: RandomKey, first_element: usize) -> [f32; BLOCK] {
@@ -155,8 +136,8 @@ impl Random for f64 {
     }
 }
 
-/// Where numbers go.
-type Target<'a, S> = (&'a Loops<1>, &'a Workers, Dst<S>);
+/// Where numbers go, and what each is stored as.
+type Target<'a, S, F> = (&'a Loops<1>, &'a Workers, Dst<S>, F);
 
 /// `out` drawn from `distribution`.
 ///
@@ -177,23 +158,23 @@ pub(crate) unsafe fn generate(
         match dtype {
             DType::F32 => {
                 let below = |high: f64| (high as f32).next_down();
-                real::<f32, f32>(of, below, (loops, workers, out.cast()));
+                real(of, below, (loops, workers, out.cast(), inlined!(|x: f32| x)));
             }
-            DType::F64 => real::<f64, f64>(of, f64::next_down, (loops, workers, out.cast())),
-            DType::BF16 => real::<f32, bf16>(of, below::<bf16>, (loops, workers, out.cast())),
-            DType::F16 => real::<f32, f16>(of, below::<f16>, (loops, workers, out.cast())),
-            DType::I64 => integers::<i64, i64>(of, (loops, workers, out.cast())),
-            DType::U8 => integers::<u8, u8>(of, (loops, workers, out)),
+            DType::F64 => real(of, f64::next_down, (loops, workers, out.cast(), inlined!(|x: f64| x))),
+            DType::BF16 => real(of, below::<bf16>, (loops, workers, out.cast(), bf16::round)),
+            DType::F16 => real(of, below::<f16>, (loops, workers, out.cast(), f16::round)),
+            DType::I64 => integers(of, (loops, workers, out.cast(), inlined!(|x: i64| x))),
+            DType::U8 => integers(of, (loops, workers, out, inlined!(|x: u8| x))),
             _ => {}
         }
     }
 }
 
 /// `below` gives the largest number of the stored type that is less than another one.
-unsafe fn real<T: Random, S: Stored<T>>(
+unsafe fn real<T: Random, S: Copy>(
     (key, distribution): (RandomKey, Distribution),
     below: fn(f64) -> T,
-    to: Target<'_, S>,
+    to: Target<'_, S, impl Fn(T) -> S + Sync>,
 ) {
     // SAFETY: `loops` reaches elements of `out` of type `S`, as `generate`'s caller vouches.
     unsafe {
@@ -225,9 +206,9 @@ fn each<A: Copy, B: Copy + Default, const N: usize>(values: [A; N], f: impl Fn(A
     results
 }
 
-unsafe fn integers<T: Number, S: Stored<T>>(
+unsafe fn integers<T: Number, S: Copy>(
     (key, distribution): (RandomKey, Distribution),
-    to: Target<'_, S>,
+    to: Target<'_, S, impl Fn(T) -> S + Sync>,
 ) {
     let Distribution::Integers { low, high } = distribution else { return };
     let count = high.wrapping_sub(low) as u64;
@@ -321,8 +302,8 @@ fn for_blocks<const N: usize>(loops: &Loops<N>, workers: &Workers, body: impl Fn
 /// # Safety
 /// The elements that `loops` reach lie in the memory of `out`, and nobody else touches them meanwhile.
 #[inline(always)]
-unsafe fn draw<T: Copy, S: Stored<T>>(
-    (loops, workers, out): Target<'_, S>,
+unsafe fn draw<T: Copy, S: Copy>(
+    (loops, workers, out, stored): Target<'_, S, impl Fn(T) -> S + Sync>,
     values: impl Fn(usize) -> [T; BLOCK] + Sync,
 ) {
     let store = inlined!(|mut runs: Runs<'_, 1>, first: usize| {
@@ -334,7 +315,7 @@ unsafe fn draw<T: Copy, S: Stored<T>>(
             for (i, value) in run.iter().enumerate() {
                 // SAFETY: `loops` reaches these elements, which the caller promises to lie in `out` and to be used by
                 // nobody else.
-                unsafe { *out.at(offset + i as isize * step) = S::of(*value) };
+                unsafe { *out.at(offset + i as isize * step) = stored(*value) };
             }
             rest = behind;
         }

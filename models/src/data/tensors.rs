@@ -27,8 +27,9 @@ use super::{Batch, Dataset};
 /// ```
 #[derive(Clone)]
 pub struct TensorDataset {
-    inputs: Arc<dyn Column>,
-    labels: Arc<dyn Column>,
+    rows: usize,
+    inputs: Arc<Column>,
+    labels: Arc<Column>,
 }
 
 #[derive::located]
@@ -42,8 +43,8 @@ impl TensorDataset {
         const OP: &str = "tensor data set";
         match (inputs.shape().first(), labels.shape().first()) {
             (Some(0), Some(0)) => Err(Error::invalid(OP, "rows", "at least 1", "0")),
-            (Some(rows), Some(others)) if rows == others => {
-                Ok(TensorDataset { inputs: column(inputs)?, labels: column(labels)? })
+            (Some(&rows), Some(&others)) if rows == others => {
+                Ok(TensorDataset { rows, inputs: column(inputs)?, labels: column(labels)? })
             }
             _ => Err(Error::shape_mismatch(OP, inputs.shape(), labels.shape())),
         }
@@ -54,24 +55,22 @@ impl Dataset for TensorDataset {
     type Batch = Batch;
 
     fn len(&self) -> usize {
-        self.inputs.len()
+        self.rows
     }
 
     fn batch(&self, rows: &[usize], key: u64, device: &Device) -> Result<Batch> {
-        let (inputs, labels) = (self.inputs.batch(rows, device)?, self.labels.batch(rows, device)?);
+        let (inputs, labels) = ((self.inputs)(rows, device)?, (self.labels)(rows, device)?);
         Ok(Batch { inputs, labels, bags: Vec::new(), key })
     }
 }
 
-/// Rows of some type.
-trait Column: Send + Sync {
-    fn len(&self) -> usize;
-    fn batch(&self, rows: &[usize], device: &Device) -> Result<Tensor>;
-}
+/// Makes a tensor of some rows.
+type Column = dyn Fn(&[usize], &Device) -> Result<Tensor> + Send + Sync;
 
-fn column(tensor: &Tensor) -> Result<Arc<dyn Column>> {
-    fn of<T: Element>(tensor: &Tensor) -> Result<Arc<dyn Column>> {
-        Ok(Arc::new(Rows::new(tensor.to_vec::<T>()?, tensor.shape()[0], &tensor.shape()[1..])))
+fn column(tensor: &Tensor) -> Result<Arc<Column>> {
+    fn of<T: Element>(tensor: &Tensor) -> Result<Arc<Column>> {
+        let all = Rows::new(tensor.to_vec::<T>()?, tensor.shape()[0], &tensor.shape()[1..]);
+        Ok(Arc::new(move |rows, device| all.batch(rows, device)))
     }
     match tensor.dtype() {
         DType::F32 => of::<f32>(tensor),
@@ -82,15 +81,5 @@ fn column(tensor: &Tensor) -> Result<Arc<dyn Column>> {
         DType::U8 => of::<u8>(tensor),
         DType::Bool => of::<bool>(tensor),
         dtype => Err(Error::dtype_unsupported("tensor data set", dtype)),
-    }
-}
-
-impl<T: Element> Column for Rows<T> {
-    fn len(&self) -> usize {
-        Rows::len(self)
-    }
-
-    fn batch(&self, rows: &[usize], device: &Device) -> Result<Tensor> {
-        Rows::batch(self, rows, device)
     }
 }

@@ -216,28 +216,25 @@ impl RecordingLog {
         let wall_ns = self.ns(Instant::now());
         let (places, numbers) = distinct(self.stacks.as_ref().map(Stacks::places).unwrap_or_default());
         let place = |stack: &mut Option<u32>| *stack = stack.and_then(|stack| numbers[stack as usize]);
-        let mut times: HashMap<Moment, (&'static str, u64, u64)> = HashMap::new();
-        let mut replayed = HashMap::new();
+        let mut times: HashMap<Moment, (&'static str, u64, u64, Vec<Replayed>)> = HashMap::new();
         for ran in std::mem::take(&mut self.ran) {
-            times.insert(ran.moment, (ran.op, self.ns(ran.start), self.ns(ran.end)));
-            replayed.insert(ran.moment, ran.replayed);
+            times.insert(ran.moment, (ran.op, self.ns(ran.start), self.ns(ran.end), ran.replayed));
         }
         times.extend(self.timed.iter().filter_map(|(moment, start, end)| {
-            Some((*moment, ("", self.event_ns(start)?, self.event_ns(end)?)))
+            Some((*moment, ("", self.event_ns(start)?, self.event_ns(end)?, Vec::new())))
         }));
         let mut recording = std::mem::take(&mut self.recording);
         for mut command in std::mem::take(&mut self.launched) {
             // What has not run is not in the recording.
-            let Some((_, start_ns, end_ns)) = times.remove(&command.moment) else { continue };
+            let Some((_, start_ns, end_ns, replayed)) = times.remove(&command.moment) else { continue };
             (command.start_ns, command.end_ns) = (start_ns, end_ns);
             self.time_kernels(&mut command);
-            let replayed = replayed.remove(&command.moment).unwrap_or_default().into_iter();
-            command.replayed = replayed.map(|part| self.replayed(&part)).collect();
+            command.replayed = replayed.iter().map(|part| self.replayed(part)).collect();
             recording.commands.push(command);
         }
         // What was launched before the recording began.
         recording.commands.extend(
-            times.into_iter().map(|(moment, (op, start, end))| CommandRecord::new(op, moment, start, end)),
+            times.into_iter().map(|(moment, (op, start, end, _))| CommandRecord::new(op, moment, start, end)),
         );
         recording
             .commands

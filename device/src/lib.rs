@@ -99,6 +99,8 @@ pub use recorder::{
     WaitRecord,
 };
 pub use shared::Shared;
+#[doc(hidden)]
+pub use spin::RawSpin;
 pub use spin::{SpinGuard, SpinLock};
 pub use stream::{Hold, Stream};
 pub use team::Team;

@@ -1,82 +1,69 @@
 //! A lock for critical sections of a few dozen instructions.
 
-use std::cell::UnsafeCell;
-use std::fmt;
-use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use parking_lot::lock_api::{GuardSend, Mutex, MutexGuard, RawMutex};
 
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{spin_loop, thread::yield_now};
-
-const UNLOCKED: usize = 0;
-const LOCKED: usize = 1;
 
 /// A spinning mutual exclusion lock: one atomic read-modify-write for a lock and unlock pair.
 ///
 /// Hold it for a few dozen instructions only, and never across a call that may block. It is not poisoned by a
 /// panic.
-pub struct SpinLock<T: ?Sized> {
-    /// A word, as what lies beside a narrower field moves byte by byte.
-    locked: AtomicUsize,
-    value: UnsafeCell<T>,
-}
+pub type SpinLock<T> = Mutex<RawSpin, T>;
 
-// SAFETY: the value is reached through a guard only, and one guard exists at a time.
-unsafe impl<T: ?Sized + Send> Send for SpinLock<T> {}
-// SAFETY: one guard exists at a time, so sharing the lock only hands the value from thread to thread, which `T: Send` allows.
-unsafe impl<T: ?Sized + Send> Sync for SpinLock<T> {}
+/// Access to the value of a [`SpinLock`]; unlocks when dropped.
+pub type SpinGuard<'a, T> = MutexGuard<'a, RawSpin, T>;
 
-impl<T> SpinLock<T> {
-    /// An unlocked lock around `value`.
+const UNLOCKED: usize = 0;
+const LOCKED: usize = 1;
+
+/// What a [`SpinLock`] spins on: a word, as what lies beside a narrower field moves byte by byte.
+#[derive(Debug)]
+pub struct RawSpin(Word);
+
+#[cfg(not(loom))]
+type Word = AtomicUsize;
+/// The model checker's atomics cannot be made in a constant.
+#[cfg(loom)]
+type Word = std::sync::LazyLock<AtomicUsize>;
+
+// SAFETY: only `unlock` makes the word `UNLOCKED`, and `try_lock` succeeds only where it was.
+unsafe impl RawMutex for RawSpin {
+    type GuardMarker = GuardSend;
+
     #[cfg(not(loom))]
-    pub const fn new(value: T) -> Self {
-        SpinLock { locked: AtomicUsize::new(UNLOCKED), value: UnsafeCell::new(value) }
-    }
-
-    /// An unlocked lock around `value`.
+    const INIT: RawSpin = RawSpin(AtomicUsize::new(UNLOCKED));
     #[cfg(loom)]
-    pub fn new(value: T) -> Self {
-        SpinLock { locked: AtomicUsize::new(UNLOCKED), value: UnsafeCell::new(value) }
-    }
+    const INIT: RawSpin = RawSpin(Word::new(|| AtomicUsize::new(UNLOCKED)));
 
-    /// The value, which nobody else can reach any more.
-    pub fn into_inner(self) -> T {
-        self.value.into_inner()
-    }
-
-    /// The value, by exclusive access.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.value.get_mut()
-    }
-}
-
-impl<T: ?Sized> SpinLock<T> {
-    /// Takes the lock, spinning while another thread has it.
     #[inline]
-    pub fn lock(&self) -> SpinGuard<'_, T> {
-        if !self.try_take() {
+    fn lock(&self) {
+        if !self.try_lock() {
             self.contended();
         }
-        SpinGuard { lock: self, value: PhantomData }
     }
 
     #[inline]
-    fn try_take(&self) -> bool {
+    fn try_lock(&self) -> bool {
         if cfg!(loom) {
             // A swap that changes nothing would hide the holder's unlocking from the model checker.
-            return self
-                .locked
-                .compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok();
+            return self.0.compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok();
         }
-        self.locked.swap(LOCKED, Ordering::Acquire) == UNLOCKED
+        self.0.swap(LOCKED, Ordering::Acquire) == UNLOCKED
     }
 
+    #[inline]
+    unsafe fn unlock(&self) {
+        self.0.store(UNLOCKED, Ordering::Release);
+    }
+}
+
+impl RawSpin {
     #[cold]
     fn contended(&self) {
         loop {
-            spin_until(|| self.locked.load(Ordering::Relaxed) == UNLOCKED);
-            if self.try_take() {
+            spin_until(|| self.0.load(Ordering::Relaxed) == UNLOCKED);
+            if self.try_lock() {
                 return;
             }
         }
@@ -93,45 +80,6 @@ pub(crate) fn spin_until(done: impl Fn() -> bool) {
     }
 }
 
-impl<T: ?Sized> fmt::Debug for SpinLock<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SpinLock").finish_non_exhaustive()
-    }
-}
-
-/// Access to the value of a [`SpinLock`]; unlocks when dropped.
-#[derive(Debug)]
-pub struct SpinGuard<'a, T: ?Sized> {
-    lock: &'a SpinLock<T>,
-    /// The guard is as good as a `&mut T`: shared between threads only if `T` may be.
-    value: PhantomData<&'a mut T>,
-}
-
-impl<T: ?Sized> Deref for SpinGuard<'_, T> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        // SAFETY: this guard holds the lock, so no other reference to the value exists.
-        unsafe { &*self.lock.value.get() }
-    }
-}
-
-impl<T: ?Sized> DerefMut for SpinGuard<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this guard holds the lock, so no other reference to the value exists.
-        unsafe { &mut *self.lock.value.get() }
-    }
-}
-
-impl<T: ?Sized> Drop for SpinGuard<'_, T> {
-    #[inline]
-    fn drop(&mut self) {
-        self.lock.locked.store(UNLOCKED, Ordering::Release);
-    }
-}
-
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
@@ -144,6 +92,8 @@ mod loom_tests {
     fn excludes_and_publishes() {
         loom::model(|| {
             let lock = Arc::new(SpinLock::new(UnsafeCell::new(0)));
+            // Makes the word, which the checker is to see before all other uses.
+            drop(lock.lock());
             let add = |lock: &SpinLock<UnsafeCell<u32>>| {
                 let cell = lock.lock();
                 // SAFETY: the lock is held, which is what loom checks.

@@ -7,41 +7,15 @@ pub(crate) use {
     std::hint::spin_loop,
     std::sync::atomic,
     std::{thread, thread_local},
-    usual::UnsafeCell,
 };
 
 #[cfg(loom)]
 pub(crate) use {
-    loom::cell::UnsafeCell,
     loom::hint::spin_loop,
     loom::sync::atomic,
     loom::{thread, thread_local},
     model::{Condvar, Mutex},
 };
-
-#[cfg(not(loom))]
-mod usual {
-    use std::cell;
-
-    /// A value that threads hand to each other. The model checker's twin reports accesses that nothing orders.
-    pub(crate) struct UnsafeCell<T>(cell::UnsafeCell<T>);
-
-    impl<T> UnsafeCell<T> {
-        pub(crate) fn new(value: T) -> Self {
-            UnsafeCell(cell::UnsafeCell::new(value))
-        }
-
-        #[inline]
-        pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
-            f(self.0.get())
-        }
-
-        #[inline]
-        pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
-            f(self.0.get())
-        }
-    }
-}
 
 #[cfg(loom)]
 mod model {

@@ -11,10 +11,10 @@ use crate::graph::capture;
 use crate::recorder::CurrentRange;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use crate::sync::thread::{self, JoinHandle};
-use crate::sync::{UnsafeCell, spin_loop, thread_local};
+use crate::sync::{spin_loop, thread_local};
 use crate::threads::spawn;
 use crate::within::{CurrentWithin, may_wait};
-use crate::{Error, OnDrop, Panicked, Result, fork};
+use crate::{Error, OnDrop, Panicked, Result, SpinLock, fork};
 
 /// Threads that wait close by for the next job: a hand-off takes well under a microsecond while they look around,
 /// which they do for some hundred microseconds after each job, and tens of microseconds once they sleep.
@@ -34,9 +34,8 @@ type Job<'a> = &'a (dyn Fn(usize) + Sync);
 struct Mailbox {
     /// [`FREE`], [`OFFERED`] or [`TAKEN`].
     state: AtomicU32,
-    /// The job, valid from when it is offered until `state` is free again. The giver writes it while the member is free,
-    /// the member reads it once it has taken it.
-    job: UnsafeCell<Option<Job<'static>>>,
+    /// The job, valid from when it is offered until `state` is free again.
+    job: SpinLock<Option<Job<'static>>>,
     asleep: AtomicBool,
     stop: AtomicBool,
     panic: Mutex<Option<Panicked>>,
@@ -48,10 +47,6 @@ const FREE: u32 = 0;
 const OFFERED: u32 = 1;
 /// The member works on it.
 const TAKEN: u32 = 2;
-
-// SAFETY: `job` is written only while `state` is free and read only while it is taken, and the release and acquire of
-// `state` order the accesses; everything else is `Sync` by itself.
-unsafe impl Sync for Mailbox {}
 
 /// A thread waits for a team to be free, within runs of others that end only after it.
 struct Waiting {
@@ -229,8 +224,7 @@ fn call(members: &[Member], job: Job<'_>, finish: impl Fn(&Mailbox)) -> Vec<(usi
 impl Member {
     fn offer(&self, job: Job<'static>) {
         let shared = &*self.shared;
-        // SAFETY: the member is free: it reads the cell only after it has taken what is offered below.
-        shared.job.with_mut(|cell| unsafe { *cell = Some(job) });
+        *shared.job.lock() = Some(job);
         shared.state.store(OFFERED, Ordering::Release);
         // Pairs with the fence of `next`: either the sleeper is seen here, or it sees the job there.
         fence(Ordering::SeqCst);
@@ -258,7 +252,7 @@ impl Mailbox {
     fn new() -> Mailbox {
         Mailbox {
             state: AtomicU32::new(FREE),
-            job: UnsafeCell::new(None),
+            job: SpinLock::new(None),
             asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
@@ -273,9 +267,8 @@ impl Mailbox {
 
     /// Does the job that this member has taken.
     fn work(&self, index: usize) {
-        // SAFETY: taking the job acquired what the giver wrote, and the giver waits for this member to be free before it
-        // touches the cell again or lets the job go.
-        if let Some(job) = self.job.with(|cell| unsafe { *cell })
+        let job = *self.job.lock();
+        if let Some(job) = job
             && let Err(panicked) = Panicked::catch(|| job(index))
         {
             *self.panic.lock() = Some(panicked);
@@ -349,6 +342,8 @@ debug_fields!(Team { members.len() });
 
 #[cfg(all(test, loom))]
 mod loom_tests {
+    use loom::cell::UnsafeCell;
+
     use super::*;
 
     /// What one member of the team works on.

@@ -95,10 +95,10 @@ impl<'a> Moved<'a> {
     /// Measures the noise of each output on points as close together as they may be for their values to differ.
     fn measure_noise(&mut self) -> Result<()> {
         let (direction, unit) = (self.anywhere()?, self.unit());
-        let finest = (unit.sqrt() / 16.0).max(2.0 * unit).max(1e-6);
-        let coarsest = finest.max(1.0 / 256.0);
+        let coarsest = (2.0 * unit).max(1.0 / 256.0);
         let mut open: Vec<usize> = (0..self.noises.len()).collect();
-        for spacing in [finest, (finest * coarsest).sqrt(), coarsest] {
+        for power in 0..4 {
+            let spacing = (64.0 * unit * 4096_f64.powi(power)).min(coarsest);
             let step = |point| self.step(&direction, spacing * node(point));
             let (changes, rises): (Vec<_>, Vec<_>) = (0..8).map(step).collect::<Result<_>>()?;
             let (weights, noises, least) = (&self.base.weights, &mut self.noises, self.base.unit / 4.0);
@@ -205,12 +205,14 @@ impl<'a> Moved<'a> {
         } else {
             search(&mut rise, start, least, &enough)?
         };
-        if analytic != 0.0 && noises.iter().all(|noise| *noise == 0.0) {
-            // Nothing changes: rounding of numbers about as large as 1 may hide it.
-            slope.uncertainty += NOISE / start * self.unit() * norm(self.base.weights.iter().copied());
-        }
         slope.uncertainty += self.unit() * (ROUNDINGS[0] * effect).max(ROUNDINGS[1] * self.typical);
         let magnitude = magnitude(&slope);
+        if slope.value.abs() > slope.uncertainty + rtol * magnitude {
+            // The rounding of outputs may hide a change; if none changes at all, that of numbers about as large as 1.
+            let is_still = noises.iter().all(|noise| *noise == 0.0);
+            let hidden = self.size + if is_still { norm(self.base.weights.iter().copied()) } else { 0.0 };
+            slope.uncertainty += NOISE / start * self.base.unit * hidden;
+        }
         let allowed = slope.uncertainty + rtol * magnitude;
         let is_wrong = !analytic.is_finite() || slope.value.abs() > allowed;
         Ok(Derivative { analytic, slope, magnitude, allowed, is_wrong })

@@ -185,7 +185,8 @@ impl Program {
     /// Whether all is finite and of moderate size, and the gradients are no residues of rounding.
     fn is_well_posed(&self) -> Result<bool> {
         let (_, inputs) = leaves(&self.inputs, true)?;
-        let (_, largest) = self.values(&inputs, None)?;
+        let (y, largest) = self.values(&inputs, None)?;
+        let least = 1e-6 * norm(numbers(y.value())?);
         let effects = self.gradients(None)?.into_iter().zip(&self.inputs).map(|(g, x)| {
             let scale = norm(numbers(x)?) / (g.len() as f64).sqrt();
             Ok(norm(g) * scale)
@@ -193,7 +194,8 @@ impl Program {
         let effects = effects.collect::<Result<Vec<_>>>()?;
         // The phase of a wave needs the bits before the point, too.
         let limit = if self.narrow { 100.0 } else { 1e5 };
-        Ok(largest < limit && effects.iter().all(|effect| *effect == 0.0 || (1e-4..1e8).contains(effect)))
+        Ok(largest < limit
+            && effects.iter().all(|effect| *effect == 0.0 || (least.max(1e-4)..1e8).contains(effect)))
     }
 
     fn check(&self, wrong: Option<(usize, f64)>) -> Result<GradCheckReport> {

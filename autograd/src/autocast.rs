@@ -82,9 +82,15 @@ pub fn autocast<R>(dtype: impl Into<Option<DType>>, f: impl FnOnce() -> Result<R
     if outermost { with_cache(Cache::default(), || with(half, f)) } else { with(half, f) }
 }
 
-/// Runs `f` with floats of all types taken to F64 by the ops that an autocast converts operands of.
+/// Runs `f` with floats of all types taken to F64 by the ops that an autocast converts operands of, and by those that take tables of
+/// weights, or weights of another type than the other operand.
 pub(crate) fn in_f64<R>(f: impl FnOnce() -> R) -> R {
     with(Some(DType::F64), f)
+}
+
+/// An operand of an op that takes it as it is, but in F64 [`in_f64`].
+pub(crate) fn wide(x: &Var) -> Result<Var> {
+    if HALF.get() == Some(DType::F64) { x.to_dtype(DType::F64) } else { Ok(x.clone()) }
 }
 
 /// Runs `f` in the types that its operands have.

@@ -7,6 +7,7 @@ use device::AtCaller;
 use tensor::{DType, Device, Error, ErrorKind, RandomKey, Result, Tensor};
 
 use crate::autocast::in_f64;
+use crate::pipeline::discard_deferred;
 use crate::{GradOptions, TapeEntry, Var, grad};
 use moved::{Derivative, Moved};
 use slope::unit;
@@ -271,7 +272,7 @@ impl Check<'_> {
     fn evaluate(&self) -> Result<Vec<Var>> {
         let versions = || self.leaves.iter().map(|leaf| leaf.value().version()).collect::<Vec<_>>();
         let before = versions();
-        let outputs = if self.wide { in_f64(self.f) } else { (self.f)() }?;
+        let outputs = discard_deferred(|| if self.wide { in_f64(self.f) } else { (self.f)() })?;
         let modified = versions().iter().zip(&before).position(|(now, before)| now != before);
         modified.map_or(Ok(outputs), |leaf| {
             Err(Error::new(ErrorKind::InputModified { input: self.names[leaf].as_str().into() }))

@@ -6,6 +6,7 @@ use tensor::fused::{self, Activation};
 use tensor::{BatchStatistics, CompareOp, Result, Tensor, grad};
 
 use super::{Draw, Sample};
+use crate::autocast::wide;
 use crate::{Save, Var, Vjp, is_recording, record};
 
 #[derive::located]
@@ -46,7 +47,7 @@ impl Var {
 fn parameter(x: &Var, parameter: Option<&Var>) -> Result<Option<Var>> {
     let widened = |parameter: &Var| match parameter.dtype() {
         dtype if dtype == x.dtype() => parameter.to_dtype(dtype.compute_dtype()),
-        _ => Ok(parameter.clone()),
+        _ => wide(parameter),
     };
     parameter.map(widened).transpose()
 }
@@ -63,6 +64,7 @@ pub fn batch_norm(
     eps: f64,
     activation: Activation,
 ) -> Result<(Var, BatchStatistics)> {
+    let x = &wide(x)?;
     let [weight, bias] = &[parameter(x, affine[0])?, parameter(x, affine[1])?];
     let values = [weight, bias].map(|given| given.as_ref().map(Var::value));
     let (value, statistics) = fused::batch_norm(x.value(), given, values, eps, activation)?;

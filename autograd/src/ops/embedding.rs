@@ -3,6 +3,7 @@
 use tensor::{CompareOp, Error, Result, Tensor, grad};
 
 use super::{Dims, Draw, Sample, indices, record_one};
+use crate::autocast::wide;
 use crate::{Save, Var};
 
 #[derive::located]
@@ -17,13 +18,14 @@ impl Var {
     /// `padding_idx` that is no row.
     pub fn embedding(&self, indices: &Tensor, padding_idx: Option<isize>) -> Result<Var> {
         const OP: &str = "embedding";
-        let (rows, width) = table(OP, self)?;
+        let weight = &wide(self)?;
+        let (rows, width) = table(OP, weight)?;
         let padding = padding_idx.map(|index| padding_row(OP, index, rows)).transpose()?;
         let flat = indices.reshape(&[indices.elements()])?;
         let mut shape = Dims::from_slice(indices.shape());
         shape.push(width);
-        let value = self.value().index_select(0, &flat)?.reshape(&shape)?;
-        record_one(OP, self, &[Save::Tensor(&flat)], value, move |ctx, g| {
+        let value = weight.value().index_select(0, &flat)?.reshape(&shape)?;
+        record_one(OP, weight, &[Save::Tensor(&flat)], value, move |ctx, g| {
             let indices = ctx.saved(0);
             let g = g.reshape(&[indices.value().elements(), width])?;
             embedding_grad(&g, indices.value(), rows, padding)

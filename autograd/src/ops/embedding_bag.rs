@@ -6,6 +6,7 @@ use tensor::{Bags, Error, Result, Tensor, grad};
 
 use super::embedding::{padding_row, table};
 use super::{Draw, Sample, if_needed, record_one};
+use crate::autocast::wide;
 use crate::{Grads, Save, Var, Vjp, record};
 
 /// What is done with the rows of a bag.
@@ -63,7 +64,7 @@ impl Var {
             Some(weights) => Some(weights.reshape(bags.indices.shape())?),
             None => None,
         };
-        bag(self, weights.as_ref(), &BagOp { bags, mean, members: None, rows }, false)
+        bag(&wide(self)?, weights.as_ref(), &BagOp { bags, mean, members: None, rows }, false)
     }
 }
 

@@ -44,7 +44,7 @@ fn a_sample_of_a_large_parameter_is_checked() {
     assert_eq!(report.undecided, 0);
 }
 
-/// What refuses operands of two types is checked in F32.
+/// Its running statistics stay as they are.
 #[test]
 fn a_model_with_norms_of_f32_and_a_frozen_layer_is_checked() {
     let device = Device::cpu();
@@ -60,7 +60,8 @@ fn a_model_with_norms_of_f32_and_a_frozen_layer_is_checked() {
     let all = GradCheck { elements: 1000, ..GradCheck::default() };
     let report = gradcheck_module(&model, loss, all).unwrap();
     assert_eq!(report.checked, count);
-    assert!(report.undecided * 2 < count, "{report:?}");
+    assert!(report.undecided * 50 < count, "{report:?}");
+    assert_eq!(model.named_buffers()[2].1.item::<i64>().unwrap(), 0);
     model.parameters()[0].freeze();
     assert_eq!(gradcheck_module(&model, loss, all).unwrap().checked, count - 54);
     model.freeze();

@@ -202,7 +202,11 @@ impl Cache {
             return Ok(Var::constant(value));
         }
         match self.nodes.get(&key) {
-            Some(known) if known.value().same_storage(&value) => Ok(known.clone()),
+            Some(known)
+                if known.value().same_storage(&value) && known.requires_grad() == leaf.requires_grad() =>
+            {
+                Ok(known.clone())
+            }
             _ => {
                 let converted = record_conversion(leaf, value);
                 if let Some(node) = &converted.node {

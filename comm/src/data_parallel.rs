@@ -259,9 +259,9 @@ fn parts_of(all: &Tensor, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
     tensors.iter().map(part).collect()
 }
 
-/// The parameters that get gradients, the last one first.
+/// The parameters that get gradients, or may once they are unfrozen, the last one first.
 fn trained(parameters: &[(String, Var)]) -> Vec<usize> {
-    (0..parameters.len()).rev().filter(|&parameter| parameters[parameter].1.requires_grad()).collect()
+    (0..parameters.len()).rev().filter(|&parameter| parameters[parameter].1.is_leaf()).collect()
 }
 
 /// Parameters in this order, in buckets of about that many bytes and of one type each.

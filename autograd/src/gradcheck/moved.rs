@@ -3,7 +3,7 @@
 use tensor::{DType, Device, Error, ErrorKind, RandomKey, Result, Tensor};
 
 use super::slope::{NOISE, Slope, node, noise_of, search, search_up, unit};
-use super::{Base, Check, DIRECTION, Results, SAMPLE, all_numbers, norm, normal, numbers};
+use super::{Base, Check, DIRECTION, OP, Results, SAMPLE, all_numbers, norm, normal, numbers};
 use crate::Var;
 
 /// A derivative below this share of the typical one of its leaf counts as large as this share.
@@ -130,6 +130,8 @@ impl<'a> Moved<'a> {
         // Infinite elements may stay as they are.
         let change = |(now, old): (&f64, &f64)| if now == old { 0.0 } else { now - old };
         let now = all_numbers(outputs.iter().map(Var::value))?;
+        let expected = self.base.outputs.len();
+        Error::require_shapes(now.len() == expected, OP, &[expected], &[now.len()])?;
         let changes: Vec<f64> = now.iter().zip(&self.base.outputs).map(change).collect();
         // As the leaf's type rounded them.
         let values = numbers(self.check.leaves[self.index].value())?;

@@ -280,3 +280,23 @@ fn an_infinite_output_may_stay() -> Result<()> {
 }
 
 mod random;
+
+/// Outputs whose number depends on values, and panics, leave leaves as they were.
+#[test]
+fn other_outputs_and_panics_leave_leaves_as_they_were() -> Result<()> {
+    let w = Var::leaf(Tensor::from_slice(&[1.0, 2.0], &[2], &Device::cpu())?);
+    let leaves = [("w".to_owned(), w.clone())];
+    let is_moved = || Ok::<_, Error>(w.value().to_vec::<f64>()? != [1.0, 2.0]);
+    let shorter = || if is_moved()? { w.narrow(0, 0, 1) } else { w.square() };
+    let refused = gradcheck_leaves(shorter, &leaves, GradCheck::default());
+    assert!(
+        matches!(refused.as_ref().map_err(Error::kind), Err(ErrorKind::ShapeMismatch { .. })),
+        "{refused:?}"
+    );
+    let panics = || if is_moved()? { std::panic::panic_any("moved") } else { w.square() };
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        gradcheck_leaves(panics, &leaves, GradCheck::default())
+    }));
+    assert!(caught.is_err() && !is_moved()?);
+    Ok(())
+}

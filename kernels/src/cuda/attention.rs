@@ -116,7 +116,7 @@ static HALF: [Tiling; 5] = [
     tiling!("attention_32x1", HALVES, 32, 1 64 3, 1 64 3, 1 64 3, 32),
     tiling!("attention_64x1", HALVES, 64, 1 64 3, 1 64 3, 1 64 2, 64),
     tiling!("attention_64x2", HALVES, 64, 2 64 2, 2 64 2, 2 32 2, 64),
-    tiling!("attention_128x1", HALVES, 128, 1 64 2, 1 64 2, 1 32 2, 128),
+    tiling!("attention_128x1", HALVES, 128, 1 64 2, 1 32 2, 1 32 2, 128),
     tiling!("attention_256x1", HALVES, 256, 1 32 2, 1 32 1, 1 32 1, 128),
 ];
 static FLOAT: [Tiling; 5] = [

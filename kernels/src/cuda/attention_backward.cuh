@@ -28,7 +28,7 @@ template <int WIDTH, int BLOCK_STRIPS, int TILE, int PART, bool KEPT, bool BY_KE
     enum : int { ROWS = TOGETHER * STRIPS * 16 };
     __device__ int together() const { return first_together(first, STRIPS * 16); }
 
-    // Processes rows of both matrices of a tile from `start` on; `mask(...)` applies scale and mask to scores; `numbers(n)` returns log-sums and products of the queries for eight columns. WHOLE:
+    // Processes rows of both matrices of a tile from `start` on; `prepare()` applies scale and mask to scores; `numbers(n)` returns log-sums and products of the queries for eight columns. WHOLE:
     // all queries attend to all keys (else see `seen(row, column)`). Calls `weighted`, which starts USES products, as soon as
     // the weights are known; in kernels for warp groups they include dropped ones.
     template <bool WHOLE, int USES, class Prepare, class Seen, class Numbers, class Weighted>
@@ -280,6 +280,7 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
         if (start + QUERIES < (int)problem.queries) {
             fetch(start + QUERIES);
         }
+        // Before `begin`, no query of a tile attends to a key.
         if (start < 0) {
             continue;
         }

@@ -49,7 +49,8 @@ template <bool DIRECT> struct Scores {
     // Dropout factor of kept weights; applied once to the final sums.
     __device__ f32 kept_scale() const { return DROPS ? (f32)problem.kept_scale : 1; }
 
-    // Applies scale and mask to products. `rows`: those of a tile, which are queries; BY_KEY: rows of products are keys.
+    // Applies scale and mask to products of queries and keys, or of keys and queries if BY_KEY. The tile of the mask has ROWS queries and WIDTH keys;
+    // `rows` are its first query and `column` its first key that the products have.
     template <bool BY_KEY, int WIDTH, int ROWS, int STRIPS, int EIGHTS>
     __device__ void prepare(Sums<STRIPS, EIGHTS>& products, Shared rows, int column) const {
         if (direct()) {

@@ -278,8 +278,7 @@ impl Check<'_> {
         let versions = || self.leaves.iter().map(|leaf| leaf.value().version()).collect::<Vec<_>>();
         let before = versions();
         let outputs = discard_deferred(|| if self.wide { in_f64(self.f) } else { (self.f)() })?;
-        let modified = versions().iter().zip(&before).position(|(now, before)| now != before);
-        modified.map_or(Ok(outputs), |leaf| {
+        versions().iter().zip(&before).position(|(now, before)| now != before).map_or(Ok(outputs), |leaf| {
             Err(Error::new(ErrorKind::InputModified { input: self.names[leaf].as_str().into() }))
         })
     }
@@ -289,12 +288,14 @@ impl Check<'_> {
         if again.len() != outputs.len() {
             return Err(Error::new(ErrorKind::NotDeterministic { output: again.len().min(outputs.len()) }));
         }
-        for (output, both) in outputs.iter().zip(&again).enumerate() {
-            both.0.dtype().require_float(OP)?;
-            let [first, again] = [both.0, both.1].map(|output| numbers(output.value()));
-            if !first?.iter().map(|x| x.to_bits()).eq(again?.iter().map(|x| x.to_bits())) {
+        let mut values = Vec::new();
+        for (output, (first, again)) in outputs.iter().zip(&again).enumerate() {
+            first.dtype().require_float(OP)?;
+            let (first, again) = (numbers(first.value())?, numbers(again.value())?);
+            if !first.iter().map(|x| x.to_bits()).eq(again.iter().map(|x| x.to_bits())) {
                 return Err(Error::new(ErrorKind::NotDeterministic { output }));
             }
+            values.extend(first);
         }
         let draw = |(index, output): (usize, &Var)| {
             let count = output.value().elements();
@@ -303,11 +304,10 @@ impl Check<'_> {
             Tensor::from_slice(&drawn, output.shape(), output.device())?.to_dtype(output.dtype())
         };
         let given = outputs.iter().enumerate().map(draw).collect::<Result<Vec<_>>>()?;
-        let weights = all_numbers(&given)?;
         let tape: Vec<TapeEntry> = outputs.iter().flat_map(Var::tape).collect();
         let ops = tape.iter().filter(|entry| entry.op != "leaf");
         let unit = ops.map(|entry| unit(entry.dtype)).fold(f64::EPSILON, f64::max);
-        Ok(Base { outputs: all_numbers(outputs.iter().map(Var::value))?, given, weights, tape, unit })
+        Ok(Base { outputs: values, weights: all_numbers(&given)?, given, tape, unit })
     }
 
     /// The gradient of each leaf; `None` where the tape has none.

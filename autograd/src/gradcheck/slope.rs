@@ -98,8 +98,8 @@ pub(super) fn search_up(rise: &mut Rise<'_>, least: f64, most: f64) -> Result<Sl
 
 /// Richardson's extrapolation from three steps, each half of the one before.
 ///
-/// What the last extrapolation changed is an upper bound of what is left. The slopes of the two sides are extrapolated, too: half
-/// of their difference is added, so that the interval contains both at a kink.
+/// The uncertainty is the sum of three terms: the difference of the last two extrapolations, which bounds the truncation error; the noise
+/// over the step; and half the difference of the one-sided slopes, so that the interval contains both at a kink.
 fn extrapolated(rise: &mut Rise<'_>, step: f64) -> Result<Slope> {
     let (mut slopes, mut gaps, mut noise) = ([0.0; 3], [0.0; 3], 0.0_f64);
     for (halved, (slope, gap)) in slopes.iter_mut().zip(&mut gaps).enumerate() {

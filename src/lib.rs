@@ -64,7 +64,7 @@ pub use ::profile;
 
 pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Snapshot, allocate};
 pub use autograd::{
-    BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads,
+    BackwardOptions, BatchResult, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads,
     LaneOptions, LaneReport, Lanes, PadMode, Pipeline, PipelineOptions, PipelineReport, PipelineSchedule,
     Prefetch, PrefetchOptions, PrefetchReport, Reduction, Save, Step, TapeEntry, Var, Vjp, autocast, defer,
     grad, grad_of, gradcheck, gradcheck_leaves, gradgradcheck, hvp, is_recording, jacobian, jvp, no_grad,

@@ -29,7 +29,7 @@ pub use mode::{is_recording, no_grad};
 pub use ops::record_one;
 pub use ops::{PadMode, Reduction};
 pub use pipeline::{
-    ConcurrentBatches, LaneOptions, LaneReport, Lanes, Pipeline, PipelineOptions, PipelineReport,
+    BatchResult, ConcurrentBatches, LaneOptions, LaneReport, Lanes, Pipeline, PipelineOptions, PipelineReport,
     PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport, Step, defer,
 };
 pub use recompute::recompute;

@@ -6,13 +6,14 @@ use crate::fifo::Fifo;
 use crate::stream::{Handle, Side};
 use crate::{Device, OnDrop, Placement, Result, Stream, StreamOptions, SyncMode};
 
-/// Closures that [`Device::concurrent`] runs at once: a tuple of 2 to 8 `FnOnce() -> Result<T>`.
+/// Closures that [`Device::concurrent`] runs at once: a tuple of 2 to 8 `FnOnce() -> Result<T>`, or those of
+/// [`Device::concurrent_all`].
 pub trait Branches: Sized {
     /// What they give: a tuple of each closure's `T`.
     type Output;
 
-    /// How many there are.
-    const COUNT: usize;
+    /// How many streams they take.
+    fn streams(&self) -> usize;
 
     /// Calls each of them on its stream, in order.
     ///
@@ -27,7 +28,9 @@ macro_rules! branches {
         impl<$($f: FnOnce() -> Result<$r>, $r),+> Branches for ($($f,)+) {
             type Output = ($($r,)+);
 
-            const COUNT: usize = [$($at),+].len();
+            fn streams(&self) -> usize {
+                [$($at),+].len()
+            }
 
             fn run_on(self, streams: &[Stream]) -> Result<Self::Output> {
                 Ok(($(streams[$at].scope(self.$at)?,)+))
@@ -43,6 +46,23 @@ branches!((F, R, 0), (G, S, 1), (H, T, 2), (I, U, 3), (J, V, 4));
 branches!((F, R, 0), (G, S, 1), (H, T, 2), (I, U, 3), (J, V, 4), (K, W, 5));
 branches!((F, R, 0), (G, S, 1), (H, T, 2), (I, U, 3), (J, V, 4), (K, W, 5), (L, X, 6));
 branches!((F, R, 0), (G, S, 1), (H, T, 2), (I, U, 3), (J, V, 4), (K, W, 5), (L, X, 6), (M, Y, 7));
+
+/// Any number of closures of one type, in turn on at most this many streams.
+struct All<F>(Vec<F>);
+
+const MOST_STREAMS: usize = 8;
+
+impl<F: FnOnce() -> Result<R>, R> Branches for All<F> {
+    type Output = Vec<R>;
+
+    fn streams(&self) -> usize {
+        self.0.len().min(MOST_STREAMS)
+    }
+
+    fn run_on(self, streams: &[Stream]) -> Result<Vec<R>> {
+        self.0.into_iter().zip(streams.iter().cycle()).map(|(branch, stream)| stream.scope(branch)).collect()
+    }
+}
 
 impl Device {
     /// Runs closures on streams of their own: what they launch runs at once. Gives what each of them gives.
@@ -70,7 +90,7 @@ impl Device {
     /// no thread.
     pub fn concurrent<B: Branches>(&self, branches: B) -> Result<B::Output> {
         let current = Stream::current(self);
-        let streams = current.branches(B::COUNT)?;
+        let streams = current.branches(branches.streams())?;
         // Nobody else would order them after what came before, and what comes next after them.
         let is_manual = self.sync_mode() == SyncMode::Manual;
         if !is_manual {
@@ -83,6 +103,26 @@ impl Device {
         let done = branches.run_on(&streams);
         drop(join);
         done.and_then(|done| joined.map(|()| done))
+    }
+
+    /// [`concurrent`](Self::concurrent) for any number of closures of one type, such as the members of an ensemble: closure `i`
+    /// runs on stream `i % 8`.
+    ///
+    /// ```
+    /// use device::{Device, Stream};
+    /// let dev = Device::cpu();
+    /// let streams = dev.concurrent_all((0..3).map(|_| || Ok(Stream::current(&dev).id())))?;
+    /// assert!(streams[0] != streams[1] && streams[1] != streams[2]);
+    /// # Ok::<(), device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`concurrent`](Self::concurrent).
+    pub fn concurrent_all<F, R>(&self, branches: impl IntoIterator<Item = F>) -> Result<Vec<R>>
+    where
+        F: FnOnce() -> Result<R>,
+    {
+        self.concurrent(All(branches.into_iter().collect()))
     }
 }
 

@@ -12,7 +12,7 @@ use super::around::Around;
 use super::deferred::{Update, collect, defer};
 use super::measured::{LaneReport, Trial};
 use crate::backward::{Ends, backward_from, backward_until};
-use crate::{Gradients, Var};
+use crate::{Gradients, Var, no_grad};
 
 /// Lanes that run the forward and backward pass of a batch each, at once.
 ///
@@ -42,8 +42,15 @@ pub struct ConcurrentBatches {
     /// Where batches run in serial order.
     serial: Stream,
     team: Team,
-    /// `None` where lanes are always used.
-    trial: Option<Mutex<Trial>>,
+    /// Of steps and of runs without gradients; `None` where lanes are always used.
+    trials: Option<[Mutex<Trial>; 2]>,
+}
+
+/// What [`ConcurrentBatches`] do with batches, by the index of its measurement.
+#[derive(Clone, Copy)]
+enum Work {
+    Steps,
+    Runs,
 }
 
 /// Options of [`ConcurrentBatches`].
@@ -75,12 +82,39 @@ pub enum Lanes {
     Always,
 }
 
+/// What a batch gives to [`ConcurrentBatches::step`]: its loss, alone or with values of any type beside it.
+pub trait BatchResult: Send {
+    /// What is given beside the loss.
+    type Output: Send;
+
+    /// The loss, and what is beside it.
+    fn into_parts(self) -> (Var, Self::Output);
+}
+
+impl BatchResult for Var {
+    type Output = ();
+
+    fn into_parts(self) -> (Var, ()) {
+        (self, ())
+    }
+}
+
+impl<T: Send> BatchResult for (Var, T) {
+    type Output = T;
+
+    fn into_parts(self) -> (Var, T) {
+        self
+    }
+}
+
 /// What a step of several batches gave.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Step {
+pub struct Step<T = ()> {
     /// Each batch's loss, in batch order. They may be pending on the lanes' streams; any use waits by itself.
     pub losses: Vec<Tensor>,
+    /// What each batch gave beside its loss, in batch order.
+    pub outputs: Vec<T>,
     /// The gradients of all batches, added in batch order.
     pub gradients: Gradients,
 }
@@ -119,7 +153,7 @@ impl ConcurrentBatches {
             streams: streams(device, &options)?,
             serial: device.default_stream(),
             team: Team::new("lane", lanes - 1)?,
-            trial: measured.then(|| Mutex::new(Trial::new(2, 1, 5))),
+            trials: measured.then(|| [(); 2].map(|()| Mutex::new(Trial::new(2, 1, 5)))),
         })
     }
 
@@ -128,11 +162,20 @@ impl ConcurrentBatches {
         &self.streams
     }
 
-    /// Whether the lanes are used, and what was measured to decide that.
+    /// Whether the lanes are used for [steps](Self::step), and what was measured to decide that.
     pub fn report(&self) -> LaneReport {
+        self.report_of(Work::Steps)
+    }
+
+    /// The same for batches without gradients, which [`run`](Self::run) measures on their own.
+    pub fn run_report(&self) -> LaneReport {
+        self.report_of(Work::Runs)
+    }
+
+    fn report_of(&self, work: Work) -> LaneReport {
         let lanes = self.streams.len();
-        match &self.trial {
-            Some(trial) => trial.lock().report(lanes),
+        match &self.trials {
+            Some(trials) => trials[work as usize].lock().report(lanes),
             None => LaneReport { lanes, used: Some(lanes), serial_ms: None, concurrent_ms: None },
         }
     }
@@ -142,11 +185,23 @@ impl ConcurrentBatches {
     /// under the [`autocast`](crate::autocast) that the call is under. What the
     /// batches put off with [`defer`] is done last, in batch order too.
     ///
+    /// A batch may give more than its loss, such as scores or statistics: `loss` returns a [`Var`], or `(Var, T)` for any `T`.
+    ///
     /// More batches than lanes are taken in rounds of one for each lane, whose gradients are merged before the next one: many
     /// small batches take the memory of a few.
     ///
     /// Returns once everything is launched, which for lanes that run inline means once it has run; a step that is measured
     /// waits for the device.
+    ///
+    /// ```
+    /// use autograd::{ConcurrentBatches, Device, Tensor, Var};
+    /// let dev = Device::cpu();
+    /// let w = Var::leaf(Tensor::from_slice(&[3.0f32], &[1], &dev)?);
+    /// let lanes = ConcurrentBatches::new(&dev, 2)?;
+    /// let step = lanes.step([1.0, 2.0], |x| Ok((w.mul_scalar(x)?.sum_all()?, format!("batch of {x}"))))?;
+    /// assert_eq!(step.outputs, ["batch of 1", "batch of 2"]);
+    /// # Ok::<(), autograd::Error>(())
+    /// ```
     ///
     /// # Errors
     /// That of the first batch, in batch order, whose loss or backward pass returned one or panicked
@@ -154,46 +209,93 @@ impl ConcurrentBatches {
     /// and returned one or panicked; those after it are not run. `InvalidArgument` for no batches;
     /// `Deadlock` from within a batch of the same lanes, and where it would wait for them within a command.
     /// A step that is measured returns what the device met before it, too.
-    pub fn step<B, F>(&self, batches: impl IntoIterator<Item = B>, loss: F) -> Result<Step>
+    pub fn step<B, R, F>(&self, batches: impl IntoIterator<Item = B>, loss: F) -> Result<Step<R::Output>>
     where
         B: Send,
-        F: Fn(B) -> Result<Var> + Sync,
+        R: BatchResult,
+        F: Fn(B) -> Result<R> + Sync,
     {
-        let (first, later) = self.first("ConcurrentBatches::step", batches)?;
-        let around = Around::next();
-        let run = |index: usize, batch: B| {
-            as_batch(&around, index, || {
-                let loss = AtCaller::user(|| loss(batch))?;
-                let gradients = loss.backward()?;
-                Ok((loss.value().clone(), gradients))
-            })
+        let run = |batch| {
+            let (loss, output) = AtCaller::user(|| loss(batch))?.into_parts();
+            let gradients = loss.backward()?;
+            Ok((loss.value().clone(), output, gradients))
         };
+        let mut step = Step { losses: Vec::new(), outputs: Vec::new(), gradients: Gradients::default() };
+        self.in_rounds(Work::Steps, "ConcurrentBatches::step", batches, run, |(loss, output, gradients)| {
+            step.losses.push(loss);
+            step.outputs.push(output);
+            step.gradients.merge(gradients)
+        })?;
+        Ok(step)
+    }
+
+    /// What `work` gives for each batch, in batch order, computed on lanes as [`step`](Self::step) does, without gradients: as in
+    /// [`no_grad`]. Whether lanes pay is measured apart from steps.
+    ///
+    /// ```
+    /// use autograd::{ConcurrentBatches, DType, Device, Tensor, Var};
+    /// let dev = Device::cpu();
+    /// let w = Var::leaf(Tensor::from_slice(&[1.0f32, 2.0], &[2, 1], &dev)?);
+    /// let lanes = ConcurrentBatches::new(&dev, 2)?;
+    /// let batches = [1.0, 2.0].map(|value| Tensor::full(&[1, 2], value, DType::F32, &dev));
+    /// let scores = lanes.run(batches, |x| Var::constant(x?).matmul(&w))?;
+    /// assert_eq!(scores[1].value().item::<f32>()?, 6.0);
+    /// # Ok::<(), autograd::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`step`](Self::step).
+    pub fn run<B, T, F>(&self, batches: impl IntoIterator<Item = B>, work: F) -> Result<Vec<T>>
+    where
+        B: Send,
+        T: Send,
+        F: Fn(B) -> Result<T> + Sync,
+    {
+        let mut outputs = Vec::new();
+        let run = |batch| no_grad(|| AtCaller::user(|| work(batch)));
+        self.in_rounds(Work::Runs, "ConcurrentBatches::run", batches, run, |output| {
+            outputs.push(output);
+            Ok(())
+        })?;
+        Ok(outputs)
+    }
+
+    /// Runs each batch in rounds of one for each lane, and gives the results to `add` in batch order.
+    fn in_rounds<B: Send, T: Send>(
+        &self,
+        work: Work,
+        op: &'static str,
+        batches: impl IntoIterator<Item = B>,
+        run: impl Fn(B) -> Result<T> + Sync,
+        mut add: impl FnMut(T) -> Result<()>,
+    ) -> Result<()> {
+        let (first, later) = self.first(op, batches)?;
+        let around = Around::next();
+        let run = |index: usize, batch: B| as_batch(&around, index, || run(batch));
         let at_least = first.len();
         let mut batches = first.into_iter().chain(later);
-        let (step, updates) = self.timed(at_least, |width| {
+        let updates = self.timed(work, at_least, |width| {
             let mut started = 0;
             // The first error, once all batches were run to their end.
-            let mut sum = Ok((Step { losses: Vec::new(), gradients: Gradients::default() }, Vec::new()));
+            let mut updates = Ok(Vec::new());
             loop {
                 let round: Vec<B> = AtCaller::user(|| batches.by_ref().take(width).collect());
                 if round.is_empty() {
-                    return Ok(sum);
+                    return Ok(updates);
                 }
                 let done = self.each(width, started, round, &run)?;
                 started += done.len();
                 for done in done {
-                    sum = sum.and_then(|(mut step, mut updates): (Step, Vec<Updates>)| {
-                        let ((loss, gradients), own) = done?;
-                        step.losses.push(loss);
-                        step.gradients.merge(gradients)?;
+                    updates = updates.and_then(|mut updates: Vec<Updates>| {
+                        let (result, own) = done?;
+                        add(result)?;
                         updates.push(own);
-                        Ok((step, updates))
+                        Ok(updates)
                     });
                 }
             }
         })??;
-        self.update(updates)?;
-        Ok(step)
+        self.update(updates)
     }
 
     /// Computes `forward` of each batch, on lanes as [`step`](Self::step) does, one `loss` of all of them, and the gradients of
@@ -265,9 +367,10 @@ impl ConcurrentBatches {
             if !at_ends.is_empty() {
                 gradients.merge(backward_from(at_ends)?)?;
             }
-            Ok((Step { losses: vec![loss.value().clone()], gradients }, updates))
+            let outputs = Vec::new();
+            Ok((Step { losses: vec![loss.value().clone()], outputs, gradients }, updates))
         };
-        let (step, updates) = self.timed(count, merged)?;
+        let (step, updates) = self.timed(Work::Steps, count, merged)?;
         self.update(updates)?;
         Ok(step)
     }
@@ -282,11 +385,12 @@ impl ConcurrentBatches {
 
     /// Runs a step of so many batches, at least, which is told how many lanes it has; takes the time of it while that is to
     /// be decided.
-    fn timed<R>(&self, batches: usize, step: impl FnOnce(usize) -> Result<R>) -> Result<R> {
+    fn timed<R>(&self, work: Work, batches: usize, step: impl FnOnce(usize) -> Result<R>) -> Result<R> {
         let lanes = self.streams.len();
         let device = self.serial.device();
         let is_tried = !Capture::is_current() && device.sync_mode() == SyncMode::Auto;
-        let Some(trial) = self.trial.as_ref().filter(|_| is_tried) else { return step(lanes) };
+        let Some(trials) = self.trials.as_ref().filter(|_| is_tried) else { return step(lanes) };
+        let trial = &trials[work as usize];
         if batches < 2 {
             return step(1);
         }
@@ -407,9 +511,10 @@ fn as_batch<R>(around: &Around, index: usize, f: impl FnOnce() -> Result<R>) -> 
 /// What a batch put off.
 type Updates = Vec<Update>;
 
-impl Tensors for Step {
+impl<T: Tensors> Tensors for Step<T> {
     fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Step { losses: self.losses.rebuild(f)?, gradients: self.gradients.rebuild(f)? })
+        let (losses, outputs) = (self.losses.rebuild(f)?, self.outputs.rebuild(f)?);
+        Ok(Step { losses, outputs, gradients: self.gradients.rebuild(f)? })
     }
 }
 

@@ -10,7 +10,7 @@ mod progress;
 mod stages;
 
 pub(crate) use around::Around;
-pub use concurrent::{ConcurrentBatches, LaneOptions, Lanes, Step};
+pub use concurrent::{BatchResult, ConcurrentBatches, LaneOptions, Lanes, Step};
 pub use deferred::defer;
 pub(crate) use deferred::discard_deferred;
 pub use measured::LaneReport;

@@ -64,11 +64,11 @@ pub use ::profile;
 
 pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Snapshot, allocate};
 pub use autograd::{
-    BackwardOptions, BatchResult, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads,
-    LaneOptions, LaneReport, Lanes, PadMode, Pipeline, PipelineOptions, PipelineReport, PipelineSchedule,
-    Prefetch, PrefetchOptions, PrefetchReport, Reduction, Save, Step, TapeEntry, Var, Vjp, autocast, defer,
-    grad, grad_of, gradcheck, gradcheck_leaves, gradgradcheck, hvp, is_recording, jacobian, jvp, no_grad,
-    ops, recompute, record,
+    BackwardOptions, BatchResult, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients,
+    Grads, LaneOptions, LaneReport, Lanes, PadMode, Pipeline, PipelineOptions, PipelineReport,
+    PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport, Reduction, Save, Step, TapeEntry, Var, Vjp,
+    autocast, defer, grad, grad_of, gradcheck, gradcheck_leaves, gradgradcheck, hvp, is_recording, jacobian,
+    jvp, no_grad, ops, recompute, record,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, ErrorKind, Event, Hazard,

@@ -8,9 +8,9 @@ use std::cell::RefCell;
 
 use common::bits;
 use common::devices::{Kind, each_device};
-use streamgrad::compare::{Model, Workload};
 use streamgrad::prelude::*;
 use streamgrad::{Graph, GraphOptions, Graphs, Result, Schedule};
+use workloads::{Model, Workload};
 
 use DType::{BF16, F16, F32};
 

@@ -14,6 +14,8 @@ mod captured_step;
 mod char_gpt;
 #[path = "../examples/cnn_digits.rs"]
 mod cnn_digits;
+#[path = "../examples/compare_my_step.rs"]
+mod compare_my_step;
 #[path = "../examples/custom_kernel.rs"]
 mod custom_kernel;
 #[path = "../examples/custom_op.rs"]

@@ -29,8 +29,8 @@ pub use mode::{is_recording, no_grad};
 pub use ops::record_one;
 pub use ops::{PadMode, Reduction};
 pub use pipeline::{
-    BatchResult, ConcurrentBatches, LaneOptions, LaneReport, Lanes, Pipeline, PipelineOptions, PipelineReport,
-    PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport, Step, defer,
+    BatchResult, ConcurrentBatches, LaneOptions, LaneReport, Lanes, Pipeline, PipelineOptions,
+    PipelineReport, PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport, Step, defer,
 };
 pub use recompute::recompute;
 pub use tape::{Grads, HookHandle, Save, TapeEntry, Var, VarId, Vjp, record};

@@ -4,7 +4,7 @@ use autograd::Var;
 use device::{Device, Result};
 use tensor::Tensor;
 
-use compare::{Evaluation, Model, Workload, WorkloadInfo};
+use crate::{Evaluation, Model, Workload, WorkloadInfo};
 
 use super::lenet;
 use models::data::augment::Augment;

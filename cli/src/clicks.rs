@@ -4,7 +4,7 @@ use autograd::{Reduction, Var};
 use device::{DType, Device, Result};
 use tensor::{CompareOp, Tensor};
 
-use compare::{Evaluation, Model, Workload, WorkloadInfo};
+use crate::{Evaluation, Model, Workload, WorkloadInfo};
 
 use super::{ClickLog, ClickOptions, Dlrm, DlrmOptions};
 use models::{Adam, Batch, InMemory, Module, Optimizer};

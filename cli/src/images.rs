@@ -4,7 +4,7 @@ use autograd::Var;
 use device::{DType, Device, Error, Result};
 use tensor::RandomKey;
 
-use compare::{Evaluation, Model, Overlap, Scale, Workload, WorkloadInfo};
+use crate::{Evaluation, Model, Overlap, Scale, Workload, WorkloadInfo};
 
 use super::classify::{EVALUATION_IMAGES, Prepare, Scores, images};
 use super::{Branches, EncoderDecoder, Images, PyramidOptions, encoder, pixel_cross_entropy};

@@ -4,7 +4,7 @@ use autograd::Var;
 use device::{DType, Device, Result};
 
 use super::gpt::token_loss;
-use compare::{Evaluation, Model, Workload, WorkloadInfo};
+use crate::{Evaluation, Model, Workload, WorkloadInfo};
 
 use super::{Gpt, GptOptions};
 use models::random::SplitMix;

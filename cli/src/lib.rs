@@ -1,5 +1,5 @@
 //! The example programs as data: model, batches, loss, optimizer, with their models and their made-up data. The `streamgrad`
-//! program trains them, and [`compare::compare`] runs one on one stream and on several, side by side.
+//! program trains them, and [`comparison`] runs one on one stream and on several, side by side.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
@@ -16,6 +16,8 @@ mod language;
 mod lenet;
 mod plan;
 mod ranks;
+mod scale;
+mod workload;
 
 use std::sync::LazyLock;
 
@@ -23,7 +25,6 @@ use autograd::no_grad;
 use device::{DType, Device, Error, Result};
 use tensor::Tensor;
 
-use compare::{Evaluation, Model, Scale, Workload};
 use models::{Batch, DataLoader, InMemory, LoaderOptions};
 
 pub use autoencoder::{EncoderDecoder, PyramidOptions, decoder, encoder, pixel_cross_entropy};
@@ -35,6 +36,10 @@ pub use gpt::{Gpt, GptBlock, GptOptions};
 pub use lenet::lenet;
 pub use plan::{Plan, PlanOptions, PlannedStep, plan};
 pub use ranks::{RankComparison, RankOptions, RankSchedule, compare_ranks};
+pub use scale::Scale;
+pub use workload::{
+    Evaluation, Model, Overlap, Trained, Workload, WorkloadInfo, check, check_rows, comparison,
+};
 
 /// Evaluates `part` on batches of so many rows, which gives a batch's mean loss and its number of right answers out of how
 /// many.

@@ -6,7 +6,7 @@ use comm::{Collective, CommModel, CommOptions, Communicator, DataParallel, DataP
 use device::{CommandKind, CommandRecord, Device, Error, Result};
 use profile::{Profile, ProfileOptions};
 
-use compare::Workload;
+use crate::Workload;
 use models::data::Position;
 use models::{DataLoader, LoaderOptions, Module};
 

@@ -1,39 +1,57 @@
 //! The figures of a comparison.
 
+use std::fmt;
+
 use ::profile::{Finding, Profile, Quantiles};
 use device::{PlanReport, Recording, StreamId};
 
-use crate::{CompareOptions, Scale, StepProfile};
+use crate::{CompareOptions, ExploreReport, StepProfile};
 
-/// What [`compare`](crate::compare) found.
+/// What a [`Comparison`](crate::Comparison) found. [`Display`](fmt::Display) gives its figures and the diagnosis as text.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Comparison {
-    /// The workload's name.
-    pub workload: &'static str,
+pub struct ComparisonReport {
+    /// What was compared.
+    pub name: String,
+    /// One line on it.
+    pub about: String,
     /// The device's name.
     pub device: String,
     /// Threads that the device has for kernels.
     pub threads: usize,
     /// What was asked for.
     pub options: CompareOptions,
-    /// The scale of its images, if they have more than one.
-    pub scale: Option<Scale>,
     /// Batches of a step.
     pub batches_per_step: usize,
     /// The serial schedule.
     pub serial: ScheduleReport,
-    /// The concurrent schedule.
-    pub concurrent: ScheduleReport,
-    /// The schedule whose batches the host prepares, for a workload that has one.
-    pub hosted: Option<ScheduleReport>,
-    /// The captured schedules, in the order of the stream, in that of the data, and in that with the next batch prepared beside it,
-    /// for a workload of stages on two streams; those that cannot be captured are named by the diagnosis instead.
-    pub captured: Vec<ScheduleReport>,
-    /// Median serial step over median concurrent step.
-    pub speedup: f64,
-    /// The same of each pair of neighbouring blocks.
-    pub speedup_spread: Quantiles,
+    /// The concurrent schedule, if the step has one.
+    pub concurrent: Option<ScheduleReport>,
+    /// Further schedules: lanes beside stages, batches that the host prepares, and the captured ones: in the order of the stream, in
+    /// that of the data, and in that with the next batches prepared beside it. Those that cannot be captured are named by the
+    /// diagnosis instead.
+    pub others: Vec<ScheduleReport>,
+    /// What the concurrent schedule could reach.
+    pub limits: Option<Limits>,
+    /// Whether every loss of every batch has the same bits in all schedules, `None` if steps have no losses. In schedules whose
+    /// batches another device prepares, losses have their [own](Gain::loss_difference).
+    pub identical_losses: Option<bool>,
+    /// Whether what else the steps gave has the same bits in these schedules, if they gave anything.
+    pub identical_results: Option<bool>,
+    /// Whether every tensor of the state has the same bits at their end, if the state is shown.
+    pub identical_parameters: Option<bool>,
+    /// Schedules that were tried out, all with the same bits.
+    pub explored: Option<ExploreReport>,
+    /// Numbers of the state at the end of the concurrent schedule, or of the serial one, by name.
+    pub metrics: Vec<(String, f64)>,
+    /// What limits the speed-up, by measured numbers.
+    pub diagnosis: Vec<Finding>,
+}
+
+/// What a concurrent schedule could reach.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Limits {
     /// The best that a concurrent step could take: the longest chain of commands or, if that is longer, all commands spread over the
     /// threads or over a GPU's multiprocessors and copy engines, each command as long as it takes undisturbed and nothing between them. How much of the
     /// multiprocessors libraries' kernels take is not known: their commands count for the chain alone.
@@ -49,30 +67,35 @@ pub struct Comparison {
     pub inflation: f64,
     /// A step's time on one lane's threads with the batches one after the other.
     pub alone_ms: f64,
-    /// Whether every loss of every batch has the same bits in all schedules; in those whose batches another device prepares, they
-    /// have their [own](Gain::loss_difference).
-    pub identical_losses: bool,
-    /// Whether every parameter has the same bits at the end of these schedules.
-    pub identical_parameters: bool,
-    /// The share of held-out rows that the concurrent model classifies correctly.
-    pub accuracy: f64,
-    /// The mean loss over the held-out rows.
-    pub held_out_loss: f64,
-    /// What limits the speed-up, by measured numbers.
-    pub diagnosis: Vec<Finding>,
 }
 
-impl Comparison {
+impl ComparisonReport {
     /// Every schedule, the serial one first.
     pub fn schedules(&self) -> impl Iterator<Item = &ScheduleReport> {
-        [&self.serial, &self.concurrent].into_iter().chain(&self.hosted).chain(&self.captured)
+        std::iter::once(&self.serial).chain(&self.concurrent).chain(&self.others)
     }
 
-    /// The part of the room above the [work](Self::work_ms) of the serial commands that a captured schedule uses. Fused commands have
+    /// The captured schedules.
+    pub fn captured(&self) -> impl Iterator<Item = &ScheduleReport> {
+        self.others.iter().filter(|schedule| schedule.captured.is_some())
+    }
+
+    /// Whether all that must be equal is, bit for bit.
+    pub fn is_identical(&self) -> bool {
+        let all = [self.identical_losses, self.identical_results, self.identical_parameters];
+        all.into_iter().flatten().all(|is_equal| is_equal)
+    }
+
+    /// How the concurrent schedule compares with the serial one.
+    pub fn gain(&self) -> Option<Gain> {
+        self.concurrent.as_ref()?.gain
+    }
+
+    /// The part of the room above the [work](Limits::work_ms) of the serial commands that a captured schedule uses. Fused commands have
     /// less work, so that it may be more than all.
     pub fn captured_efficiency(&self, schedule: &ScheduleReport) -> Option<f64> {
         schedule.captured?;
-        efficiency(self.serial.step_ms.median, schedule.step_ms.median, self.work_ms?)
+        efficiency(self.serial.step_ms.median, schedule.step_ms.median, self.limits?.work_ms?)
     }
 
     /// Whether other programs kept the machine so busy that the times say little: they had processors that the device's
@@ -87,7 +110,7 @@ impl Comparison {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ScheduleReport {
-    /// `serial`, `concurrent`, `host-prepared`, or how it was captured.
+    /// `serial`, `lanes`, `stages`, `branches`, `host-prepared`, or how it was captured.
     pub name: &'static str,
     /// Lanes.
     pub streams: usize,
@@ -120,7 +143,7 @@ pub struct ScheduleReport {
     pub streams_by_name: Vec<(StreamId, String)>,
     /// The traced steps.
     pub recordings: Vec<Recording>,
-    /// How it compares with the serial schedule, for those beside the serial and the concurrent one.
+    /// How it compares with the serial schedule, unless it is that.
     pub gain: Option<Gain>,
     /// If steps are replays: of what.
     pub captured: Option<CapturedReport>,
@@ -151,17 +174,37 @@ impl ScheduleReport {
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct Gain {
-    /// Median serial step over median step.
-    pub speedup: f64,
+    /// Median serial step over median step; `None` if the pairs of blocks disagree, as on a busy machine: nine tenths of their ratios
+    /// are up to more than half as much again as the least tenth.
+    pub speedup: Option<f64>,
     /// The same of each pair of neighbouring blocks.
     pub speedup_spread: Quantiles,
     /// Whether every loss of every batch has the same bits as in the serial schedule.
     pub identical_losses: bool,
+    /// Whether what else the steps gave has.
+    pub identical_results: bool,
     /// Whether every parameter has the same bits at the end as in the serial schedule.
     pub identical_parameters: bool,
     /// The most that a batch's loss differs from that in the serial schedule, as a part of it: where another device prepares the
     /// batches, what the two round differently, and what training makes of that.
     pub loss_difference: f64,
+}
+
+impl Gain {
+    /// Whether all bits are those of the serial schedule.
+    pub fn is_identical(&self) -> bool {
+        self.identical_losses && self.identical_results && self.identical_parameters
+    }
+}
+
+impl fmt::Display for Gain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Quantiles { p10, p90, .. } = self.speedup_spread;
+        match self.speedup {
+            Some(speedup) => write!(f, "{speedup:.2}x (blocks of steps: {p10:.2} to {p90:.2})"),
+            None => write!(f, "not known: blocks of steps disagree ({p10:.2}x to {p90:.2}x)"),
+        }
+    }
 }
 
 /// What a schedule replays.

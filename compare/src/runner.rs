@@ -1,54 +1,56 @@
-//! One copy of the training, stepped, timed or traced.
+//! One copy of the program, stepped, timed or traced.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use allocator::{DeviceMemory, MemoryStats};
-use autograd::{
-    ConcurrentBatches, GraphOptions, Lanes, Order, Pipeline, PipelineOptions, PipelineSchedule, no_grad,
-};
-use device::{DType, Device, Error, Recording, Result, Stream, StreamId, SyncStats};
+use autograd::{ConcurrentBatches, Lanes, Order, Pipeline, PipelineOptions, PipelineSchedule};
+use device::{DType, Device, Recording, Result, Stream, StreamId, SyncStats};
 use parking_lot::Mutex;
-use tensor::Tensor;
+use tensor::{Generator, Tensor, Tensors, with_generator};
 
-use crate::{
-    CapturedReport, CompareOptions, Evaluation, Model, Overlap, ScheduleReport, StepProfile, Trainer,
-    Workload,
-};
+use crate::program::{Outcome, Prepare, Program, Source, Work, next};
+use crate::trainer::Trainer;
+use crate::{ScheduleReport, StepProfile};
 use ::profile::{Quantiles, median};
-use models::data::{LoaderSteps, Position};
-use models::{Batch, DataLoader, InMemory, LoaderOptions, checkpoint};
 
 /// How a copy is run.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum How {
-    /// Launched step by step, on so many streams; one is the serial schedule.
-    Eager { streams: usize },
-    /// The serial schedule, on batches that the host prepares before they are copied to the device.
+    /// Each batch on one of so many lanes; one lane is the default stream.
+    Lanes(usize),
+    /// The next step's batches are prepared while this one trains.
+    Stages,
+    /// The step runs two branches at once.
+    Branches,
+    /// On batches that the host prepares before they are copied to the device.
     Hosted,
     /// The serial schedule, captured and replayed.
     Captured(Order),
-    /// The next batch is prepared while what trains is replayed in the order of its data.
+    /// The next step's batches are prepared while what trains is replayed in the order of its data.
     CapturedStages,
 }
 
 impl How {
-    fn streams(self) -> usize {
+    fn captured(self) -> Option<Order> {
         match self {
-            How::Eager { streams } => streams,
-            How::Hosted | How::Captured(_) => 1,
-            How::CapturedStages => 2,
+            How::Captured(order) => Some(order),
+            How::CapturedStages => Some(Order::Data),
+            _ => None,
         }
     }
 }
 
-pub(super) struct Runner {
+pub(super) struct Runner<'a, S, B> {
     name: &'static str,
     device: Device,
-    schedule: Schedule,
+    trainer: Arc<Mutex<Trainer<'a, S, B>>>,
+    /// What prepares batches ahead, and trains.
+    stages: Option<Pipeline<'a, Vec<B>, Outcome>>,
     streams: Named,
-    model: Arc<dyn Model>,
-    batches: LoaderSteps<InMemory>,
+    batches: Source<'a, B>,
+    batches_per_step: usize,
     found: Found,
 }
 
@@ -57,9 +59,15 @@ pub(super) struct Runner {
 struct Found {
     /// The loss of every batch.
     losses: Vec<f64>,
-    /// Batches before the measured steps, and in them.
+    /// A hash of what else each step gave.
+    results: Vec<u64>,
+    /// Whether there was anything else.
+    has_results: bool,
+    /// The losses before the measured steps, and in them.
     warm: usize,
     measured: usize,
+    /// How many steps were measured.
+    steps: usize,
     /// Step times of each block.
     times_ms: Vec<Vec<f64>>,
     /// How long the host took to launch each measured step.
@@ -72,102 +80,8 @@ struct Found {
     recordings: Vec<Recording>,
 }
 
-/// How a step's batches run.
-enum Schedule {
-    /// Forward and backward pass of each on a lane; the only lane of the serial schedule is the default stream. Where steps are
-    /// captured, batches are prepared and copied to where they read them.
-    Trained(Box<Trainer>),
-    /// The next step's only batch is prepared while this step's trains, as it is captured if it is.
-    Stages(Box<Pipeline<'static, Batch, Tensor>>, Option<Arc<Mutex<Trainer>>>),
-}
-
 /// What runs at once, with a name each.
 type Named = Vec<(StreamId, String)>;
-
-impl Schedule {
-    /// The schedule of a workload, the model for it, and its streams; those of stages are made for the first batch. One stream is
-    /// the serial schedule.
-    fn new(
-        workload: &dyn Workload,
-        options: &CompareOptions,
-        how: How,
-        device: &Device,
-    ) -> Result<(Schedule, Arc<dyn Model>, Named)> {
-        let seed = options.seed;
-        let streams = how.streams();
-        let overlap = if streams == 1 { Overlap::Batches } else { workload.overlap() };
-        let model: Arc<dyn Model> = match overlap {
-            Overlap::Branches => workload.branched(seed, device)?,
-            Overlap::Batches | Overlap::Stages => workload.model(seed, device)?,
-        }
-        .into();
-        let optimizer =
-            workload.optimizer(model.parameters(), workload.overlap().batches(options.streams))?;
-        let trainer = |lanes, optimizer, order: Option<Order>| -> Result<Trainer> {
-            let lanes = ConcurrentBatches::with_options(device, lanes, Lanes::Always)?;
-            let captured = order.map(|order| GraphOptions { order, ..GraphOptions::default() });
-            Ok(Trainer::new(lanes, optimizer, captured))
-        };
-        let (schedule, named) = match (overlap, how) {
-            (Overlap::Batches, how) => {
-                let order = if let How::Captured(order) = how { Some(order) } else { None };
-                let trainer = trainer(streams, optimizer, order)?;
-                let named = trainer.lanes.streams().iter().enumerate();
-                let named = named.map(|(lane, stream)| (stream.id(), format!("lane {lane}"))).collect();
-                (Schedule::Trained(Box::new(trainer)), named)
-            }
-            (Overlap::Branches, _) => {
-                let branches = device.default_stream().branches(2)?;
-                let named =
-                    branches.iter().map(Stream::id).zip(["first branch", "second branch"].map(str::to_owned));
-                (Schedule::Trained(Box::new(trainer(1, optimizer, None)?)), named.collect())
-            }
-            (Overlap::Stages, How::CapturedStages) => {
-                let replays = Arc::new(Mutex::new(trainer(1, optimizer, Some(Order::Data))?));
-                let replayed = Arc::clone(&replays);
-                let stages = stages(&model, device, move |model, batch| {
-                    Ok(replayed.lock().replay(model, &vec![batch])?.swap_remove(0))
-                });
-                (Schedule::Stages(stages, Some(replays)), Named::new())
-            }
-            (Overlap::Stages, _) => {
-                let mut optimizer = optimizer;
-                let stages = stages(&model, device, move |model, batch| {
-                    let loss = model.batch_loss(&batch)?;
-                    optimizer.step(&loss.backward()?)?;
-                    Ok(loss.value().clone())
-                });
-                (Schedule::Stages(stages, None), Named::new())
-            }
-        };
-        Ok((schedule, model, named))
-    }
-
-    /// Losses of a step's batches, and their gradients' sum, with one optimizer step; of the batches before if these are
-    /// prepared ahead.
-    fn step(&mut self, model: &dyn Model, batches: Vec<Batch>) -> Result<Vec<Tensor>> {
-        match self {
-            Schedule::Trained(trainer) => trainer.step(model, batches),
-            Schedule::Stages(pipeline, _) => {
-                Ok(pipeline.progress(&mut batches.into_iter())?.into_iter().collect())
-            }
-        }
-    }
-}
-
-/// What comes before the part that learns, and that part.
-fn stages(
-    model: &Arc<dyn Model>,
-    device: &Device,
-    mut train: impl FnMut(&dyn Model, Batch) -> Result<Tensor> + Send + 'static,
-) -> Box<Pipeline<'static, Batch, Tensor>> {
-    let (first, model) = (Arc::clone(model), Arc::clone(model));
-    let options = PipelineOptions { schedule: PipelineSchedule::Stages, ..PipelineOptions::default() };
-    let pipeline = Pipeline::with_options(device, options)
-        .stage("prepare", move |batch| no_grad(|| first.prepare(batch)))
-        .stage("train", move |batch| train(&*model, batch));
-    Box::new(pipeline)
-}
 
 /// What a step took.
 struct Taken {
@@ -186,60 +100,71 @@ fn ms(time: Duration) -> f64 {
 const SETTLED_BLOCK: usize = 8;
 const SETTLE: usize = 2;
 
-impl Runner {
+impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runner<'a, S, B> {
     pub(super) fn new(
         name: &'static str,
-        workload: &dyn Workload,
-        train: &InMemory,
-        options: &CompareOptions,
+        (program, work): (&Program<'a, S, B>, &Work<'a, S, B>),
+        (seed, batches_per_step): (u64, usize),
         how: How,
         device: Device,
-    ) -> Result<Runner> {
-        let loader = LoaderOptions {
-            batch: options.batch,
-            seed: options.seed,
-            drop_last: true,
-            device: match how {
-                // A device that is the host prepares batches itself.
-                How::Hosted if device.runs_on_host() => device.clone(),
-                How::Hosted => Device::cpu(),
-                _ => workload.source(&device),
-            },
-            ..LoaderOptions::default()
+    ) -> Result<Self> {
+        let root = Generator::new(seed);
+        let setup = match &program.branched {
+            Some(branched) if how == How::Branches => branched,
+            _ => &program.setup,
         };
-        let loader = DataLoader::new(train.clone(), loader)?;
-        let mut batches = loader.steps(workload.overlap().batches(options.streams), Position::default())?;
-        let (mut schedule, model, mut streams) = Schedule::new(workload, options, how, &device)?;
-        if let Schedule::Stages(pipeline, replays) = &mut schedule {
-            // Every step has batches ready, the first one too, and finds itself captured.
-            let first = next(&mut batches)?;
-            if let Some(replays) = replays {
-                replays.lock().capture(&*model, &model.prepare_all(first.clone())?)?;
+        let state = with_generator(root, || setup(&device))?;
+        let prepare = program.prepare.as_ref().map(|prepare| prepare(&state));
+        let prepare = Prepare::new(prepare, &device, root.fork(0));
+        let lanes = if let How::Lanes(lanes) = how { lanes } else { 1 };
+        let lanes = ConcurrentBatches::with_options(&device, lanes, Lanes::Always)?;
+        let streams = match how {
+            How::Branches => {
+                let branches = device.default_stream().branches(2)?;
+                branches
+                    .iter()
+                    .map(Stream::id)
+                    .zip(["first branch", "second branch"].map(str::to_owned))
+                    .collect()
             }
-            pipeline.fill(&mut first.into_iter())?;
-            device.synchronize()?;
-            let stages = pipeline.report().stages.iter();
-            streams = stages.map(|stage| (stage.stream_id, stage.name.to_string())).collect();
+            _ => {
+                let streams = lanes.streams().iter().enumerate();
+                streams.map(|(lane, stream)| (stream.id(), format!("lane {lane}"))).collect()
+            }
+        };
+        // A device that is the host prepares batches itself.
+        let is_elsewhere = how == How::Hosted && !device.runs_on_host();
+        let source = if is_elsewhere { Device::cpu() } else { device.clone() };
+        let batches = (program.batches)(&source)?;
+        let trainer = Trainer::new(state, work.clone(), prepare.clone(), lanes, how.captured(), root.fork(1));
+        let trainer = Arc::new(Mutex::new(trainer));
+        let (stages, found) = (None, Found::default());
+        let mut runner = Runner { name, device, trainer, stages, streams, batches, batches_per_step, found };
+        if matches!(how, How::Stages | How::CapturedStages) {
+            runner.add_stages(prepare)?;
         }
-        Ok(Runner { name, schedule, streams, model, batches, device, found: Found::default() })
+        Ok(runner)
     }
 
-    /// Captures a step on batches like these, if there is none.
-    fn capture(&mut self, batches: &[Batch]) -> Result<()> {
-        let Schedule::Trained(trainer) = &mut self.schedule else { return Ok(()) };
-        if trainer.captured().is_none() {
-            return Ok(());
-        }
-        trainer.capture(&*self.model, &self.model.prepare_all(batches.to_vec())?)?;
-        // What prepared the batches is not the step's.
-        self.device.synchronize()
-    }
-
-    fn captured(&self) -> Option<CapturedReport> {
-        match &self.schedule {
-            Schedule::Trained(trainer) => trainer.captured(),
-            Schedule::Stages(_, replays) => replays.as_ref()?.lock().captured(),
-        }
+    /// Prepares the batches of the first step, of which every later step finds its own prepared.
+    fn add_stages(&mut self, prepare: Prepare<'a, B>) -> Result<()> {
+        let (mut prepared, trainer) = (0, Arc::clone(&self.trainer));
+        let options = PipelineOptions { schedule: PipelineSchedule::Stages, ..PipelineOptions::default() };
+        let mut stages = Pipeline::with_options(&self.device, options)
+            .stage("prepare", move |batches: Vec<B>| {
+                let first = prepared;
+                prepared += batches.len() as u64;
+                prepare.all(first, batches)
+            })
+            .stage("train", move |batches| trainer.lock().step_prepared(&batches));
+        let first = next(&mut self.batches, self.batches_per_step)?;
+        self.trainer.lock().capture(&first)?;
+        stages.fill(&mut std::iter::once(first))?;
+        self.device.synchronize()?;
+        let named = stages.report().stages.iter();
+        self.streams = named.map(|stage| (stage.stream_id, stage.name.to_string())).collect();
+        self.stages = Some(stages);
+        Ok(())
     }
 
     pub(super) fn name(&self) -> &'static str {
@@ -249,14 +174,21 @@ impl Runner {
     /// One step, timed and counted from the first launch to the end of the last command. Batches are made before
     /// that and losses are read after it.
     fn step(&mut self, traced: bool) -> Result<Taken> {
-        let batches = next(&mut self.batches)?;
-        self.capture(&batches)?;
+        let batches = next(&mut self.batches, self.batches_per_step)?;
+        if self.stages.is_none() {
+            self.trainer.lock().capture(&batches)?;
+            // What prepared the batches is not the step's.
+            self.device.synchronize()?;
+        }
         let before = self.device.sync_stats();
         if traced {
             self.device.start_recording();
         }
         let start = Instant::now();
-        let losses = self.schedule.step(&*self.model, batches)?;
+        let done = match &mut self.stages {
+            Some(stages) => stages.progress(&mut std::iter::once(batches))?.unwrap_or_default(),
+            None => self.trainer.lock().step(batches)?,
+        };
         let launched = start.elapsed();
         self.device.synchronize()?;
         let took = start.elapsed();
@@ -264,9 +196,7 @@ impl Runner {
             self.found.recordings.push(self.device.stop_recording());
         }
         let counts = self.device.sync_stats() - before;
-        for loss in losses {
-            self.found.losses.push(loss.to_dtype(DType::F64)?.item::<f64>()?);
-        }
+        self.found.add(done)?;
         Ok(Taken { step_ms: ms(took), launch_ms: ms(launched), counts })
     }
 
@@ -274,10 +204,14 @@ impl Runner {
         (0..steps).try_for_each(|_| self.step(false).map(drop))
     }
 
-    /// The measured steps start here.
+    /// The measured steps start here; those measured before count as warm-up.
     pub(super) fn begin(&mut self) {
-        self.found.warm = self.found.losses.len();
-        self.found.driver_allocations = self.device.memory_stats().driver_allocations;
+        let found = &mut self.found;
+        found.warm = found.losses.len();
+        (found.steps, found.counts) = (0, SyncStats::default());
+        found.times_ms.clear();
+        found.launch_ms.clear();
+        found.driver_allocations = self.device.memory_stats().driver_allocations;
     }
 
     /// The measured steps are over.
@@ -298,6 +232,7 @@ impl Runner {
                 self.found.launch_ms.push(launch_ms);
             }
         }
+        self.found.steps += steps;
         self.found.times_ms.push(times);
         Ok(())
     }
@@ -308,29 +243,28 @@ impl Runner {
         (0..steps).try_for_each(|_| self.step(true).map(drop))
     }
 
-    /// All step times.
-    pub(super) fn times_ms(&self) -> impl Iterator<Item = f64> {
-        self.found.times_ms.iter().flatten().copied()
+    /// The median of all step times.
+    pub(super) fn median_ms(&self) -> f64 {
+        median(self.found.times_ms.iter().flatten().copied())
     }
 
     pub(super) fn block_medians(&self) -> impl Iterator<Item = f64> {
         self.found.times_ms.iter().map(|times| median(times.iter().copied()))
     }
 
-    pub(super) fn first_difference_in_losses(&self, other: &Runner) -> Option<String> {
-        let lanes = self.batches.lanes();
-        if self.found.losses.len() != other.found.losses.len() {
-            return Some(format!("{} against {} of them", self.found.losses.len(), other.found.losses.len()));
+    pub(super) fn first_difference_in_losses(&self, other: &Self) -> Option<String> {
+        let (mine, others) = (&self.found.losses, &other.found.losses);
+        let batches = self.batches_per_step;
+        if mine.len() != others.len() {
+            return Some(format!("{} against {} of them", mine.len(), others.len()));
         }
-        let pairs = self.found.losses.iter().zip(&other.found.losses).enumerate();
-        pairs
-            .filter(|(_, (a, b))| a.to_bits() != b.to_bits())
-            .map(|(at, (a, b))| format!("step {}, batch {}: {a:e} against {b:e}", at / lanes, at % lanes))
-            .next()
+        let mut pairs = mine.iter().zip(others).enumerate();
+        let (at, (a, b)) = pairs.find(|(_, (a, b))| a.to_bits() != b.to_bits())?;
+        Some(format!("step {}, batch {}: {a:e} against {b:e}", at / batches, at % batches))
     }
 
     /// As a part of the loss here.
-    pub(super) fn largest_difference_in_losses(&self, other: &Runner) -> f64 {
+    pub(super) fn largest_difference_in_losses(&self, other: &Self) -> f64 {
         let pairs =
             self.found.losses.iter().zip(&other.found.losses).filter(|(a, b)| a.to_bits() != b.to_bits());
         pairs
@@ -338,11 +272,20 @@ impl Runner {
             .fold(0.0, |most: f64, next| if most.is_nan() || next <= most { most } else { next })
     }
 
-    /// Parameters and buffers.
-    pub(super) fn first_difference_in_parameters(&self, other: &Runner) -> Result<Option<String>> {
-        let [mine, others] = [self, other].map(|runner| checkpoint::state(&*runner.model));
+    pub(super) fn first_difference_in_results(&self, other: &Self) -> Option<String> {
+        let mut pairs = self.found.results.iter().zip(&other.found.results);
+        pairs.position(|(a, b)| a != b).map(|step| format!("step {step}"))
+    }
+
+    /// Of the state that the program shows.
+    pub(super) fn first_difference_in_state(
+        &self,
+        other: &Self,
+        state: &dyn Fn(&S) -> Vec<(String, Tensor)>,
+    ) -> Result<Option<String>> {
+        let [mine, others] = [self, other].map(|runner| state(&runner.trainer.lock().state));
         if mine.len() != others.len() {
-            return Ok(Some(format!("{} against {} parameters", mine.len(), others.len())));
+            return Ok(Some(format!("{} against {} tensors", mine.len(), others.len())));
         }
         for ((name, a), (_, b)) in mine.iter().zip(&others) {
             let (each, elements) = (a.dtype().size_bytes(), a.elements());
@@ -356,8 +299,14 @@ impl Runner {
         Ok(None)
     }
 
-    pub(super) fn evaluate(&self, test: &InMemory) -> Result<Evaluation> {
-        self.model.evaluate(test, &self.device)
+    /// Whether steps gave more than losses.
+    pub(super) fn has_results(&self) -> bool {
+        self.found.has_results
+    }
+
+    /// What `f` makes of the state.
+    pub(super) fn with_state<R>(&self, f: impl FnOnce(&S) -> R) -> R {
+        f(&self.trainer.lock().state)
     }
 
     pub(super) fn profile(&self) -> StepProfile {
@@ -366,27 +315,26 @@ impl Runner {
     }
 
     pub(super) fn report(self) -> ScheduleReport {
-        let lanes = self.batches.lanes();
-        let steps = (self.found.measured / lanes).max(1) as f64;
-        let per_step = |count: u64| count as f64 / steps;
+        let found = &self.found;
+        let per_step = |count: u64| count as f64 / found.steps.max(1) as f64;
         ScheduleReport {
             name: self.name,
             gain: None,
-            captured: self.captured(),
+            captured: self.trainer.lock().captured(),
             streams: self.streams.len(),
-            step_ms: Quantiles::of(self.times_ms()),
-            launch_ms: median(self.found.launch_ms.iter().copied()),
+            step_ms: Quantiles::of(found.times_ms.iter().flatten().copied()),
+            launch_ms: median(found.launch_ms.iter().copied()),
             profile: self.profile(),
-            launches_per_step: per_step(self.found.counts.launches),
-            waits_per_step: per_step(self.found.counts.waits_inserted),
-            waits_elided_per_step: per_step(self.found.counts.waits_elided),
-            events_per_step: per_step(self.found.counts.events_recorded),
-            host_syncs_per_step: per_step(self.found.counts.host_syncs),
-            peak_allocated_bytes: self.found.memory.peak_allocated_bytes,
-            peak_reserved_bytes: self.found.memory.peak_reserved_bytes,
-            driver_allocations: self.found.driver_allocations,
-            losses: self.found.losses[self.found.warm..self.found.warm + self.found.measured]
-                .chunks(lanes)
+            launches_per_step: per_step(found.counts.launches),
+            waits_per_step: per_step(found.counts.waits_inserted),
+            waits_elided_per_step: per_step(found.counts.waits_elided),
+            events_per_step: per_step(found.counts.events_recorded),
+            host_syncs_per_step: per_step(found.counts.host_syncs),
+            peak_allocated_bytes: found.memory.peak_allocated_bytes,
+            peak_reserved_bytes: found.memory.peak_reserved_bytes,
+            driver_allocations: found.driver_allocations,
+            losses: found.losses[found.warm..found.warm + found.measured]
+                .chunks(self.batches_per_step)
                 .map(|step| step.iter().sum::<f64>() / step.len() as f64)
                 .collect(),
             streams_by_name: self.streams_by_name(),
@@ -401,7 +349,18 @@ impl Runner {
     }
 }
 
-/// The batches of the next step.
-fn next(batches: &mut LoaderSteps<InMemory>) -> Result<Vec<Batch>> {
-    batches.next().unwrap_or_else(|| Err(Error::invalid("compare", "data", "endless", "no batch")))
+impl Found {
+    /// Reads what a step gave.
+    fn add(&mut self, (losses, results): Outcome) -> Result<()> {
+        for loss in losses {
+            self.losses.push(loss.to_dtype(DType::F64)?.item::<f64>()?);
+        }
+        self.has_results |= !results.is_empty();
+        let mut hash = DefaultHasher::new();
+        for result in results {
+            (result.shape(), result.to_bytes()?).hash(&mut hash);
+        }
+        self.results.push(hash.finish());
+        Ok(())
+    }
 }

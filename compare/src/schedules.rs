@@ -1,71 +1,132 @@
 //! The schedules of a comparison, and how they differ from the serial one.
 
-use ::profile::{Finding, Quantiles, median};
+use ::profile::{Finding, Quantiles};
 use device::{Device, Error, ErrorKind, Order, Result};
-use models::InMemory;
+use tensor::Tensors;
 
+use crate::comparison::HOSTED;
+use crate::program::{Program, Work};
 use crate::runner::{How, Runner};
-use crate::{CapturedReport, CompareOptions, Gain, Overlap, ScheduleReport, Workload};
+use crate::{CapturedReport, CompareOptions, Gain, ScheduleReport};
 
-/// The copies of a training that are compared.
-pub(super) struct Runners {
-    pub(super) serial: Runner,
-    pub(super) concurrent: Runner,
-    /// The serial schedule on one lane's threads, which runs beside no other.
-    pub(super) alone: Runner,
-    pub(super) hosted: Option<Runner>,
-    pub(super) captured: Vec<Runner>,
+/// The copies of a program that are compared.
+pub(super) struct Runners<'a, S, B> {
+    pub(super) serial: Runner<'a, S, B>,
+    pub(super) concurrent: Option<Concurrent<'a, S, B>>,
+    /// Further schedules, captured ones last.
+    pub(super) others: Vec<Runner<'a, S, B>>,
     /// Why schedules cannot be captured.
     pub(super) refused: Vec<Finding>,
 }
 
-impl Runners {
-    pub(super) fn new(
-        workload: &dyn Workload,
-        train: &InMemory,
-        options: &CompareOptions,
-    ) -> Result<Runners> {
-        let threads = options.device.threads();
-        let device = |threads| -> Result<Device> { options.device.sibling(threads) };
-        let runner = |name, how, threads| Runner::new(name, workload, train, options, how, device(threads)?);
+/// The concurrent schedule, and the serial one on one lane's threads, which runs beside no other.
+pub(super) struct Concurrent<'a, S, B> {
+    pub(super) runner: Runner<'a, S, B>,
+    pub(super) alone: Runner<'a, S, B>,
+}
+
+/// What runs at once, and how many batches a step has.
+pub(super) struct Chosen {
+    /// The concurrent schedules, the one that is diagnosed first.
+    concurrent: Vec<(&'static str, How)>,
+    pub(super) batches_per_step: usize,
+}
+
+impl Chosen {
+    /// As far as the program says how.
+    pub(super) fn of<S, B>(program: &Program<'_, S, B>, options: &CompareOptions) -> Chosen {
         let streams = options.streams;
-        let hosted = || runner("host-prepared", How::Hosted, threads);
+        let has_loss = program.loss.is_some();
+        let has_parts = program.prepare.is_some() || program.branched.is_some();
+        let natural = if has_loss && !has_parts { streams } else { 1 };
+        let batches_per_step = options.batches_per_step.filter(|_| has_loss).unwrap_or(natural);
+        let mut concurrent = Vec::new();
+        if streams > 1 && program.prepare.is_some() {
+            concurrent.push(("stages", How::Stages));
+        }
+        if streams > 1 && program.branched.is_some() {
+            concurrent.push(("branches", How::Branches));
+        }
+        if has_loss && (batches_per_step > 1 || concurrent.is_empty()) {
+            concurrent.push(("lanes", How::Lanes(streams)));
+        }
+        Chosen { concurrent, batches_per_step }
+    }
+
+    /// Whether the streams of the concurrent schedule that is diagnosed need nothing of each other.
+    pub(super) fn are_independent(&self) -> bool {
+        self.concurrent.first().is_some_and(|(_, how)| *how != How::Stages)
+    }
+
+    pub(super) fn has_branches(&self) -> bool {
+        self.concurrent.first().is_some_and(|(_, how)| *how == How::Branches)
+    }
+
+    /// The lanes of the concurrent schedule; one if it has none.
+    pub(super) fn lanes(&self) -> usize {
+        let lanes = |(_, how): &(&str, How)| if let How::Lanes(lanes) = how { Some(*lanes) } else { None };
+        self.concurrent.iter().find_map(lanes).unwrap_or(1)
+    }
+
+    fn has_stages(&self) -> bool {
+        self.concurrent.iter().any(|(_, how)| *how == How::Stages)
+    }
+}
+
+impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runners<'a, S, B> {
+    pub(super) fn new(
+        program: &Program<'a, S, B>,
+        work: &Work<'a, S, B>,
+        options: &CompareOptions,
+        chosen: &Chosen,
+        device: &Device,
+    ) -> Result<Self> {
+        let (streams, threads) = (options.streams, device.threads());
+        let with = |name, how, threads| {
+            let keys = (options.seed, chosen.batches_per_step);
+            Runner::new(name, (program, work), keys, how, device.sibling(threads)?)
+        };
+        let runner = |&(name, how): &(&'static str, How)| with(name, how, threads);
+        let serial = with("serial", How::Lanes(1), threads)?;
+        let concurrent = |first| -> Result<_> {
+            let alone = with("alone", How::Lanes(1), (threads / streams).max(1))?;
+            Ok(Concurrent { runner: runner(first)?, alone })
+        };
         let mut runners = Runners {
-            serial: runner("serial", How::Eager { streams: 1 }, threads)?,
-            concurrent: runner("concurrent", How::Eager { streams }, threads)?,
-            alone: runner("alone", How::Eager { streams: 1 }, (threads / streams).max(1))?,
-            hosted: workload.info().prepares_on_host.then(hosted).transpose()?,
-            captured: Vec::new(),
+            serial,
+            concurrent: chosen.concurrent.first().map(concurrent).transpose()?,
+            others: chosen.concurrent.iter().skip(1).map(runner).collect::<Result<_>>()?,
             refused: Vec::new(),
         };
-        let has_stages = workload.overlap() == Overlap::Stages && streams > 1;
-        let stages = has_stages.then_some(("captured, stages", How::CapturedStages));
+        if program.prepare.is_some() && program.on_host {
+            runners.others.push(runner(&(HOSTED, How::Hosted))?);
+        }
+        let stages = chosen.has_stages().then_some(("captured, stages", How::CapturedStages));
         let orders = [
             ("captured, serial order", How::Captured(Order::Streams)),
             ("captured, data order", How::Captured(Order::Data)),
         ];
-        for (name, how) in orders.into_iter().chain(stages).filter(|_| options.graph) {
-            runners.add_captured(runner(name, how, threads))?;
+        for one in orders.iter().chain(&stages).filter(|_| options.captured) {
+            runners.add(runner(one))?;
         }
         Ok(runners)
     }
 
-    /// Has every copy but the one that runs alone do `work`. A captured one that fails to be captured is removed.
-    pub(super) fn each(&mut self, mut work: impl FnMut(&mut Runner) -> Result<()>) -> Result<()> {
+    /// Has every copy but the one that runs alone do `work`. One that fails to be captured is removed.
+    pub(super) fn each(&mut self, mut work: impl FnMut(&mut Runner<'a, S, B>) -> Result<()>) -> Result<()> {
         work(&mut self.serial)?;
-        work(&mut self.concurrent)?;
-        self.hosted.iter_mut().try_for_each(&mut work)?;
-        for mut runner in std::mem::take(&mut self.captured) {
-            self.add_captured(work(&mut runner).map(|()| runner))?;
+        self.concurrent.iter_mut().try_for_each(|concurrent| work(&mut concurrent.runner))?;
+        for mut runner in std::mem::take(&mut self.others) {
+            self.add(work(&mut runner).map(|()| runner))?;
         }
         Ok(())
     }
 
-    /// Adds a captured copy, or why there is none.
-    fn add_captured(&mut self, made: Result<Runner>) -> Result<()> {
+    /// Adds a copy, or why it cannot be captured.
+    fn add(&mut self, made: Result<Runner<'a, S, B>>) -> Result<()> {
         let error: Error = match made {
             Ok(runner) => {
-                self.captured.push(runner);
+                self.others.push(runner);
                 return Ok(());
             }
             Err(error) => error,
@@ -80,19 +141,36 @@ impl Runners {
         }
         Ok(())
     }
+
+    /// Whether the measured blocks say how the schedules compare.
+    pub(super) fn agree(&self) -> bool {
+        let concurrent = self.concurrent.iter().map(|concurrent| &concurrent.runner);
+        concurrent.chain(&self.others).all(|other| is_credible(speedups(&self.serial, other)))
+    }
+}
+
+/// Ratios of neighbouring blocks of which nine tenths are more than this many times a tenth say nothing.
+const CREDIBLE: f64 = 1.5;
+
+fn is_credible(ratios: Quantiles) -> bool {
+    ratios.p90 <= CREDIBLE * ratios.p10
 }
 
 /// How much faster than the serial schedule another one is, by pairs of neighbouring blocks.
-pub(super) fn speedups(serial: &Runner, other: &Runner) -> Quantiles {
+fn speedups<'a, S, B>(serial: &Runner<'a, S, B>, other: &Runner<'a, S, B>) -> Quantiles
+where
+    S: Send + Sync + 'a,
+    B: Tensors + Send + 'static,
+{
     Quantiles::of(serial.block_medians().zip(other.block_medians()).map(|(serial, other)| serial / other))
 }
 
 /// What a captured schedule gains, what its edges allow, and what a replay costs beside its commands.
 pub(super) fn finding(schedule: &ScheduleReport, on_host: bool) -> Option<Finding> {
     let CapturedReport { plan, captures, capture_ms } = schedule.captured?;
-    let Gain { speedup, speedup_spread, .. } = schedule.gain?;
+    let gain = schedule.gain?;
     let step_ms = schedule.step_ms.median;
-    let saved_ms = step_ms * (speedup - 1.0);
+    let saved_ms = gain.speedup.map_or(0.0, |speedup| step_ms * (speedup - 1.0));
     let paid = if saved_ms > 0.0 {
         format!(", as long as {:.0} steps save", (capture_ms / saved_ms).ceil())
     } else {
@@ -121,16 +199,10 @@ pub(super) fn finding(schedule: &ScheduleReport, on_host: bool) -> Option<Findin
         )
     };
     let message = format!(
-        "{}: {speedup:.2}x the serial schedule (blocks of steps: {:.2} to {:.2}). A replay is one command, one slice of the \
+        "{} against the serial schedule: {gain}. A replay is one command, one slice of the \
          trace, that runs {} commands with {} edges, {} on the longest way; these allow at most {:.2}x by running at once. \
          {beside}. {taken} took {capture_ms:.1} ms{paid}",
-        schedule.name,
-        speedup_spread.p10,
-        speedup_spread.p90,
-        plan.commands,
-        plan.edges,
-        plan.critical_path,
-        plan.gain,
+        schedule.name, plan.commands, plan.edges, plan.critical_path, plan.gain,
     );
     Some(Finding::new("captured", message))
 }
@@ -138,37 +210,66 @@ pub(super) fn finding(schedule: &ScheduleReport, on_host: bool) -> Option<Findin
 /// Where schedules differ from the serial one.
 #[derive(Default)]
 pub(super) struct Differences {
-    pub(super) losses: Vec<String>,
-    pub(super) parameters: Vec<String>,
+    found: Vec<(&'static str, String)>,
 }
 
 impl Differences {
-    /// Adds those of one more schedule. Returns whether losses and parameters are equal.
-    pub(super) fn add(&mut self, serial: &Runner, other: &Runner) -> Result<[bool; 2]> {
-        let losses = serial.first_difference_in_losses(other);
-        let parameters = serial.first_difference_in_parameters(other)?;
-        let equal = [losses.is_none(), parameters.is_none()];
-        let named = |found: String| format!("{}: {found}", other.name());
-        self.losses.extend(losses.map(named));
-        self.parameters.extend(parameters.map(named));
-        Ok(equal)
+    pub(super) fn add(&mut self, what: &'static str, found: String) {
+        self.found.push((what, found));
     }
 
-    /// The report of one more schedule, whose differences are added.
-    pub(super) fn report(&mut self, serial: &Runner, other: Runner) -> Result<ScheduleReport> {
-        let [identical_losses, identical_parameters] = self.add(serial, &other)?;
+    pub(super) fn is_equal(&self, what: &'static str) -> bool {
+        self.found.iter().all(|(other, _)| *other != what)
+    }
+
+    /// The report of a schedule beside the serial one, with its differences; these are added unless devices that round
+    /// differently have prepared its batches.
+    pub(super) fn report<'a, S, B>(
+        &mut self,
+        serial: &Runner<'a, S, B>,
+        other: Runner<'a, S, B>,
+        program: &Program<'_, S, B>,
+        is_exact: bool,
+    ) -> Result<ScheduleReport>
+    where
+        S: Send + Sync + 'a,
+        B: Tensors + Send + 'static,
+    {
+        let state = program.state.as_deref();
+        let parameters =
+            state.map(|state| serial.first_difference_in_state(&other, state)).transpose()?.flatten();
+        let differences = [
+            (LOSS, serial.first_difference_in_losses(&other)),
+            (RESULT, serial.first_difference_in_results(&other)),
+            (PARAMETER, parameters),
+        ];
+        let equal = differences.each_ref().map(|(_, difference)| difference.is_none());
+        let found = differences.into_iter().filter_map(|(what, found)| Some((what, found?)));
+        if is_exact {
+            self.found.extend(found.map(|(what, found)| (what, format!("{}: {found}", other.name()))));
+        }
         let loss_difference = serial.largest_difference_in_losses(&other);
-        let speedup_spread = speedups(serial, &other);
+        let (speedup_spread, serial_ms) = (speedups(serial, &other), serial.median_ms());
         let report = other.report();
-        let speedup = median(serial.times_ms()) / report.step_ms.median;
-        let gain = Gain { speedup, speedup_spread, identical_losses, identical_parameters, loss_difference };
+        let speedup = is_credible(speedup_spread).then(|| serial_ms / report.step_ms.median);
+        let [identical_losses, identical_results, identical_parameters] = equal;
+        let gain = Gain {
+            speedup,
+            speedup_spread,
+            identical_losses,
+            identical_results,
+            identical_parameters,
+            loss_difference,
+        };
         Ok(ScheduleReport { gain: Some(gain), ..report })
     }
 
-    pub(super) fn findings(&self) -> Vec<Finding> {
-        let of = |what: &'static str, all: &[String]| -> Vec<Finding> {
-            all.iter().map(|found| Finding::new("not-equal", format!("a {what} differs, {found}"))).collect()
-        };
-        [of("loss", &self.losses), of("parameter", &self.parameters)].concat()
+    pub(super) fn findings(&self) -> impl Iterator<Item = Finding> {
+        self.found.iter().map(|(what, found)| Finding::new("not-equal", format!("a {what} differs, {found}")))
     }
 }
+
+/// What may differ.
+pub(super) const LOSS: &str = "loss";
+pub(super) const RESULT: &str = "result";
+pub(super) const PARAMETER: &str = "parameter";

@@ -6,7 +6,10 @@ use device::{
 };
 
 use super::bound::{copies_ms, engine_ms};
+use super::comparison::blocks;
+use super::report::efficiency;
 use super::*;
+use ::profile::{Schedules, diagnose_schedules};
 
 const DEFAULT: StreamId = StreamId::from_raw(1);
 const A: StreamId = StreamId::from_raw(2);

@@ -19,8 +19,7 @@ impl Profile {
     pub fn write_trace(&self, path: impl AsRef<Path>) -> Result<()> {
         let mut trace = Trace::new();
         trace.add("streamgrad", self);
-        let path = path.as_ref();
-        std::fs::write(path, trace.to_json().to_string()).map_err(|error| io_error(path, error))
+        trace.write(path)
     }
 }
 
@@ -48,6 +47,15 @@ impl Trace {
     /// A trace without profiles.
     pub fn new() -> Trace {
         Trace::default()
+    }
+
+    /// Writes [`to_json`](Self::to_json) to a file.
+    ///
+    /// # Errors
+    /// `Io` if the file cannot be written.
+    pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        std::fs::write(path, self.to_json().to_string()).map_err(|error| io_error(path, error))
     }
 
     /// Adds a profile under a name.

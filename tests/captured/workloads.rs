@@ -4,10 +4,10 @@ use std::cell::RefCell;
 
 use crate::common::bits;
 use crate::common::devices::Kind;
-use streamgrad::compare::{Model, Overlap, Workload};
 use streamgrad::device::{needless, unordered};
 use streamgrad::prelude::*;
 use streamgrad::{ConcurrentBatches, Graph, GraphOptions, Graphs, Order, Result, Schedule};
+use workloads::{Model, Overlap, Workload};
 
 /// Steps in each test; more by hand.
 fn replays() -> usize {

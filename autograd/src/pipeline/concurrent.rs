@@ -18,8 +18,8 @@ use crate::{Gradients, Var, no_grad};
 ///
 /// Every lane has a stream, and a host thread that drives it; lane 0 is driven by the calling thread. A step gives
 /// what the same batches give one after the other, bit for bit: each batch's ops run in its own order, and gradients
-/// are merged in batch order. One lane is the serial schedule: the default stream of the device, with all its threads
-/// for one kernel.
+/// are merged in batch order. One lane is the serial schedule: the current stream, which has all threads for one kernel unless it is a
+/// lane itself.
 ///
 /// Small steps are faster on one stream: what lanes gain is less than the hand-off, and than what a kernel has of all
 /// threads. So the first two dozen steps of several batches are measured, in turn on the lanes and in serial order, and lanes are
@@ -39,8 +39,7 @@ use crate::{Gradients, Var, no_grad};
 #[derive(Debug)]
 pub struct ConcurrentBatches {
     streams: Vec<Stream>,
-    /// Where batches run in serial order.
-    serial: Stream,
+    device: Device,
     team: Team,
     /// Of steps and of runs without gradients; `None` where lanes are always used.
     trials: Option<[Mutex<Trial>; 2]>,
@@ -151,7 +150,7 @@ impl ConcurrentBatches {
         let measured = schedule == Lanes::Measured && lanes > 1 && !tries_orders;
         Ok(ConcurrentBatches {
             streams: streams(device, &options)?,
-            serial: device.default_stream(),
+            device: device.clone(),
             team: Team::new("lane", lanes - 1)?,
             trials: measured.then(|| [(); 2].map(|()| Mutex::new(Trial::new(2, 1, 5)))),
         })
@@ -387,8 +386,7 @@ impl ConcurrentBatches {
     /// be decided.
     fn timed<R>(&self, work: Work, batches: usize, step: impl FnOnce(usize) -> Result<R>) -> Result<R> {
         let lanes = self.streams.len();
-        let device = self.serial.device();
-        let is_tried = !Capture::is_current() && device.sync_mode() == SyncMode::Auto;
+        let is_tried = !Capture::is_current() && self.device.sync_mode() == SyncMode::Auto;
         let Some(trials) = self.trials.as_ref().filter(|_| is_tried) else { return step(lanes) };
         let trial = &trials[work as usize];
         if batches < 2 {
@@ -403,7 +401,7 @@ impl ConcurrentBatches {
             return step(width(on_lanes));
         }
         // The recorder takes time, too, and its reader would be told of the waits.
-        if device.is_recording() {
+        if self.device.is_recording() {
             return step(lanes);
         }
         self.synchronize()?;
@@ -416,8 +414,7 @@ impl ConcurrentBatches {
 
     /// Waits for all that a step uses.
     fn synchronize(&self) -> Result<()> {
-        let current = Stream::current(self.serial.device());
-        self.streams.iter().chain([&self.serial, &current]).try_for_each(Stream::synchronize)
+        self.streams.iter().chain([&Stream::current(&self.device)]).try_for_each(Stream::synchronize)
     }
 
     /// Does `work` on each item, of which the first has the number `from`, on so many lanes; one is the serial order.
@@ -428,8 +425,8 @@ impl ConcurrentBatches {
         items: Vec<I>,
         work: &(impl Fn(usize, I) -> Result<T> + Sync),
     ) -> Result<Vec<Result<T>>> {
-        let streams =
-            if width == self.streams.len() { &self.streams[..] } else { std::slice::from_ref(&self.serial) };
+        let current = [Stream::current(&self.device)];
+        let streams = if width > 1 { &self.streams[..] } else { &current[..] };
         let lanes = width.min(items.len()).max(1);
         let slot = |item| SpinLock::new((Some(item), None));
         let slots: Vec<_> = items.into_iter().map(slot).collect();
@@ -443,10 +440,10 @@ impl ConcurrentBatches {
             }
         };
         // A profile learns from the ranges which thread waits for which.
-        let device = self.serial.device();
-        device.range("ConcurrentBatches::step", || {
-            self.team
-                .run_some(lanes - 1, &|lane| streams[lane].scope(|| device.range("lane", || drive(lane))))
+        self.device.range("ConcurrentBatches::step", || {
+            self.team.run_some(lanes - 1, &|lane| {
+                streams[lane].scope(|| self.device.range("lane", || drive(lane)))
+            })
         })?;
         let done = slots.into_iter().enumerate().map(|(at, slot)| {
             let skipped = || Err(self.panicked(from + at, "the batch did not run".into()));

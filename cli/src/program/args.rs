@@ -1,7 +1,7 @@
 //! How arguments are read.
 
 use streamgrad::Device;
-use streamgrad::compare::{Scale, Workload};
+use workloads::{Scale, Workload};
 
 use super::failure::Failure;
 

@@ -2,17 +2,16 @@
 
 use std::path::PathBuf;
 
-use streamgrad::DeviceKind;
-use streamgrad::compare::{CompareOptions, Comparison, Scale, ScheduleReport, Workload, compare};
-use streamgrad::profile::Trace;
-use workloads::RankOptions;
+use serde_json::Value;
+use streamgrad::compare::{CompareOptions, ComparisonReport};
+use streamgrad::{Device, DeviceKind};
+use workloads::{RankOptions, Scale, Workload, check, check_rows, comparison};
 
 use super::args::{device, positive, workload, workload_help};
 use super::failure::Failure;
 use super::output::{Output, Printer, progress_bar};
 use super::ranks::{self, RankArgs};
-use super::show::{figures, results, to_json, verdicts};
-use super::{report, sweep};
+use super::sweep::{self, One};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -68,27 +67,27 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         return Err(Failure::Usage(format!("{name} is for {} alone", ranks::FORUM)));
     }
     let workload = workload(args.workload.as_deref(), args.scale)?;
-    let defaults = CompareOptions::new(workload, &device(&args.device)?);
+    let device = device(&args.device)?;
+    let defaults = CompareOptions { steps: 1000, warmup: 200, traced: 32, explored: 0, ..Default::default() };
     let steps = args.steps.unwrap_or(defaults.steps);
-    let of = |streams, batch| CompareOptions {
-        streams,
-        batch,
+    let options = CompareOptions {
         steps,
         traced: defaults.traced.min(steps),
         warmup: args.warmup.unwrap_or(defaults.warmup),
         seed: args.seed.unwrap_or(defaults.seed),
-        graph: args.graph,
-        ..defaults.clone()
+        captured: args.graph,
+        ..defaults
     };
-    let (streams, batches) = (or(&args.streams, defaults.streams), or(&args.batch, defaults.batch));
-    let all: Vec<CompareOptions> = streams
+    let (streams, batches) =
+        (or(&args.streams, options.streams), or(&args.batch, workload.info().compared_batch));
+    let all: Vec<(usize, CompareOptions)> = streams
         .iter()
-        .flat_map(|&streams| batches.iter().map(move |&batch| (streams, batch)))
-        .map(|(streams, batch)| of(streams, batch))
+        .flat_map(|&streams| batches.iter().map(move |&batch| (batch, streams)))
+        .map(|(batch, streams)| (batch, CompareOptions { streams, ..options.clone() }))
         .collect();
-    all.iter().try_for_each(|options| options.check(workload))?;
-    if let Some(largest) = all.iter().max_by_key(|options| options.batch).filter(|_| all.len() > 1) {
-        largest.check_rows(workload)?;
+    all.iter().try_for_each(|(batch, options)| check(workload, *batch, options))?;
+    if let Some(&largest) = batches.iter().max().filter(|_| all.len() > 1) {
+        check_rows(largest, &workload.data_for(largest, options.seed, &device)?.0)?;
     }
     if all.len() > 1 && args.trace.is_some() {
         return Err(Failure::Usage("--trace takes one comparison, not several batches or streams".into()));
@@ -96,37 +95,45 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     let outputs = Output::open([&args.json, &args.trace, &args.report], printer)?;
     let saves = outputs.iter().any(Option::is_some);
     let mut found = Vec::with_capacity(all.len());
-    for options in &all {
-        introduce(workload, options, printer)?;
+    for (batch, options) in all {
+        introduce(workload, &device, batch, &options, printer)?;
         printer.check_read(saves)?;
-        let one = compare_with_bar(workload, options)?;
-        results([&figures(&one), &verdicts(&one)], "diagnosis", &one.diagnosis, printer)?;
+        let report = compare_with_bar(workload, &device, batch, options)?;
+        printer.text(&report)?;
         printer.check_read(saves)?;
-        found.push(one);
+        found.push(One { batch, report });
     }
     if let [_, _, ..] = &found[..] {
         printer.empty_line()?;
-        printer.table(&sweep::table(&found))?;
+        printer.text(&sweep::table(&found))?;
     }
     let [json, trace, report] = outputs;
     Output::save(json, || {
         let value = match &found[..] {
-            [one] => to_json(one),
-            several => several.iter().map(to_json).collect(),
+            [one] => to_json(workload, &device, one),
+            several => several.iter().map(|one| to_json(workload, &device, one)).collect(),
         };
         format!("{value:#}\n")
     })?;
     if let (Some(output), [one]) = (trace, &found[..]) {
-        output.write(&traced(one).to_json().to_string())?;
+        output.write(&one.report.trace().to_json().to_string())?;
     }
     Output::save(report, || {
         let page = match &found[..] {
-            [one] => report::of(one, workload.info().about, &figures(one), &verdicts(one)),
+            [one] => one.report.page(),
             several => sweep::report(several, workload.info().about),
         };
         page.html()
     })?;
-    Ok(found.iter().all(|one| one.identical_losses && one.identical_parameters))
+    Ok(found.iter().all(|one| one.report.is_identical()))
+}
+
+/// The figures, with what the workload was given.
+fn to_json(workload: &dyn Workload, device: &Device, one: &One) -> Value {
+    let mut value = one.report.to_json();
+    value["batch"] = one.batch.into();
+    value["scale"] = workload.scale(device).map(|scale| scale.to_string()).into();
+    value
 }
 
 /// The options of a comparison of ranks.
@@ -156,26 +163,18 @@ fn or(asked: &[usize], default: usize) -> Vec<usize> {
     if asked.is_empty() { vec![default] } else { asked.to_vec() }
 }
 
-/// The traced steps, a process for each schedule. A replay is one slice; on a CPU, tracks of their own have its commands.
-fn traced(found: &Comparison) -> Trace {
-    let mut trace = Trace::new();
-    for schedule in found.schedules() {
-        let ScheduleReport { name, streams, captured, .. } = schedule;
-        let name = match captured {
-            Some(found) => format!("{name} (a replay of {} commands)", found.plan.commands),
-            None => format!("{name} ({streams} streams)"),
-        };
-        trace.add(&name, &schedule.recorded());
-    }
-    trace
-}
-
-fn compare_with_bar(workload: &dyn Workload, options: &CompareOptions) -> Result<Comparison, Failure> {
+fn compare_with_bar(
+    workload: &dyn Workload,
+    device: &Device,
+    batch: usize,
+    options: CompareOptions,
+) -> Result<ComparisonReport, Failure> {
     let bar = progress_bar(0, "");
-    let found = compare(workload, options, |done, total| {
+    let comparison = comparison(workload, device, batch, options)?.progress(|done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     });
+    let found = comparison.run();
     bar.finish_and_clear();
     Ok(found?)
 }
@@ -183,22 +182,22 @@ fn compare_with_bar(workload: &dyn Workload, options: &CompareOptions) -> Result
 /// Says what is compared, before it is.
 fn introduce(
     workload: &dyn Workload,
+    device: &Device,
+    batch: usize,
     options: &CompareOptions,
     printer: &mut Printer,
 ) -> Result<(), Failure> {
-    let device = &options.device;
     let threads = match device.kind() {
         DeviceKind::Cpu => format!(" with {} threads", device.threads()),
         _ => String::new(),
     };
     let batches = workload.overlap().batches(options.streams);
-    let scale = report::at_scale(workload.scale(device));
+    let scale = workload.scale(device).map_or(String::new(), |scale| format!(" at scale {scale}"));
     printer.line(format_args!("{}: {}", workload.name(), workload.info().about))?;
     printer.line(format_args!(
-        "device {}{threads}, {batches} batch{} of {} rows a step{scale}, {} steps after {} of warm-up, seed {}",
+        "device {}{threads}, {batches} batch{} of {batch} rows a step{scale}, {} steps after {} of warm-up, seed {}",
         device.name(),
         if batches == 1 { "" } else { "es" },
-        options.batch,
         options.steps,
         options.warmup,
         options.seed

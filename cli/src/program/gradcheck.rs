@@ -1,6 +1,7 @@
 //! `streamgrad gradcheck`: the gradients of every op, or of a workload's model, against numeric derivatives.
 
 use streamgrad::ops::{self, OpEntry, Sample};
+use streamgrad::profile::Table;
 use streamgrad::{
     DataLoader, Device, Error, GradCheck, GradCheckReport, LoaderOptions, gradcheck, gradcheck_module,
     gradgradcheck, no_grad,
@@ -9,7 +10,6 @@ use streamgrad::{
 use super::args::{device, workload, workload_help};
 use super::failure::Failure;
 use super::output::Printer;
-use super::table::Table;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -68,7 +68,7 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         ]);
         failed.extend(checked.failed.into_iter().map(|(what, error)| (entry.name, what, error)));
     }
-    printer.table(&table)?;
+    printer.text(&table)?;
     printer.empty_line()?;
     for (op, what, error) in &failed {
         printer.line(format_args!("{op}, {what}: {error}"))?;

@@ -2,10 +2,10 @@
 
 use streamgrad::Device;
 use streamgrad::device::environment;
+use streamgrad::profile::Table;
 
 use super::failure::Failure;
 use super::output::Printer;
-use super::table::Table;
 
 const THREADS: &str = "STREAMGRAD_THREADS";
 
@@ -36,7 +36,7 @@ pub(super) fn run(printer: &mut Printer) -> Result<bool, Failure> {
     for workload in workloads::ALL {
         table.row([&format!("workload {}", workload.name()), workload.info().about]);
     }
-    printer.table(&table)?;
+    printer.text(&table)?;
     Ok(environment::check().is_ok())
 }
 

@@ -10,10 +10,7 @@ mod launch;
 mod output;
 mod plan;
 mod ranks;
-mod report;
-mod show;
 mod sweep;
-mod table;
 mod train;
 
 use std::process::ExitCode;

@@ -9,7 +9,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 use streamgrad::models::file;
 
 use super::failure::Failure;
-use super::table::Table;
 
 /// What a run says, on standard output. When its reader goes away the rest is dropped.
 pub(super) struct Printer {
@@ -41,9 +40,9 @@ impl Printer {
         }
     }
 
-    /// Prints a table's lines.
-    pub(super) fn table(&mut self, table: &Table) -> Result<(), Failure> {
-        table.lines().iter().try_for_each(|line| self.line(format_args!("{line}")))
+    /// Prints lines.
+    pub(super) fn text(&mut self, text: &impl fmt::Display) -> Result<(), Failure> {
+        self.line(format_args!("{}", text.to_string().trim_end_matches('\n')))
     }
 
     pub(super) fn empty_line(&mut self) -> Result<(), Failure> {

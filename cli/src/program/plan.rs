@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use serde_json::json;
 use streamgrad::comm::CommModel;
+use streamgrad::profile::Table;
 use workloads::{Plan, PlanOptions, PlannedStep};
 
 use super::args::{device, positive, rate, workload, workload_help};
 use super::failure::Failure;
 use super::output::{Output, Printer};
-use super::table::Table;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -93,7 +93,7 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         if plan.buckets.len() == 1 { "" } else { "s" }
     ))?;
     printer.empty_line()?;
-    printer.table(&table(&steps))?;
+    printer.text(&table(&steps))?;
     Output::save(json, || format!("{:#}\n", to_json(&plan, &steps)))?;
     Ok(true)
 }

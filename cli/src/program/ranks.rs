@@ -4,14 +4,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use streamgrad::comm::CommModel;
-use streamgrad::profile::{Communication, Finding, Trace, diagnose, report::Report};
+use streamgrad::profile::{Communication, Finding, Table, Trace, diagnose, report::Report};
 use workloads::{RankComparison, RankOptions, RankSchedule, compare_ranks};
 
 use super::args::{positive, rate};
 use super::failure::Failure;
 use super::output::{Output, Printer};
-use super::show::results;
-use super::table::{Table, pairs};
 
 /// The name on the command line.
 pub(super) const FORUM: &str = "forum";
@@ -80,7 +78,8 @@ pub(super) fn run(
     let found = compare_ranks(options)?;
     let (figures, verdicts) = (figures(&found), verdicts(&found));
     let diagnosis = diagnose(&found.serial.profile);
-    results([&figures, &verdicts], "diagnosis of the serial schedule", &diagnosis, printer)?;
+    printer.text(&format_args!("{figures}\n{verdicts}\ndiagnosis of the serial schedule"))?;
+    diagnosis.iter().try_for_each(|finding| printer.text(finding))?;
     let [json, trace, page] = outputs;
     Output::save(json, || format!("{:#}\n", to_json(&found)))?;
     Output::save(trace, || {
@@ -150,7 +149,7 @@ fn report(found: &RankComparison, figures: &Table, verdicts: &Table) -> Report {
     );
     let report =
         Report::new(format!("{FORUM}: {:.2}x on {} ranks", found.speedup, options.ranks)).about(about);
-    let report = report.notes("Result", pairs(verdicts));
+    let report = report.notes("Result", verdicts.pairs());
     let report = schedules(found).fold(report, |report, s| report.timeline(s.profile.drawing(s.name)));
     let notes = schedules(found).flat_map(|schedule| {
         let finding = |finding: Finding| (format!("{}, {}", schedule.name, finding.code), finding.message);

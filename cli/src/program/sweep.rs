@@ -1,22 +1,33 @@
 //! Comparisons of several sizes of batches and numbers of streams, beside one another.
 
-use streamgrad::compare::{Comparison, ScheduleReport};
+use streamgrad::compare::{ComparisonReport, Finding, ScheduleReport};
+use streamgrad::profile::Table;
 use streamgrad::profile::report::{Line, Plot, Report};
 
-use super::table::Table;
+/// A comparison with batches of so many rows.
+pub(super) struct One {
+    pub(super) batch: usize,
+    pub(super) report: ComparisonReport,
+}
 
 /// The schedules beside the serial and the concurrent one, how much faster than the serial one they are, and the part of the room that
 /// they use, if that is known.
-fn more(found: &Comparison) -> impl Iterator<Item = (&'static str, String)> {
-    found.schedules().filter_map(|schedule| {
+fn more(found: &ComparisonReport) -> impl Iterator<Item = (&'static str, String)> {
+    found.others.iter().filter_map(|schedule| {
         let share =
             found.captured_efficiency(schedule).map(|part| format!(", {:.0} % of the room", 100.0 * part));
-        Some((schedule.name, format!("{:.2}x{}", schedule.gain?.speedup, share.unwrap_or_default())))
+        let speedup = times(schedule.gain?.speedup);
+        Some((schedule.name, format!("{speedup}{}", share.unwrap_or_default())))
     })
 }
 
+/// A speed-up, unless its measurements disagree.
+fn times(speedup: Option<f64>) -> String {
+    speedup.map_or("-".into(), |speedup| format!("{speedup:.2}x"))
+}
+
 /// A line for each comparison.
-pub(super) fn table(all: &[Comparison]) -> Table {
+pub(super) fn table(all: &[One]) -> Table {
     let mut table = Table::new(0);
     let mut head = vec![
         "batch",
@@ -29,25 +40,25 @@ pub(super) fn table(all: &[Comparison]) -> Table {
         "bits",
     ];
     let mut others: Vec<&str> = Vec::new();
-    all.iter().flat_map(more).for_each(|(name, _)| {
+    all.iter().flat_map(|one| more(&one.report)).for_each(|(name, _)| {
         if !others.contains(&name) {
             others.push(name);
         }
     });
     head.extend(&others);
     table.row(head);
-    for found in all {
-        let Comparison { options, serial, concurrent, speedup, speedup_spread: spread, .. } = found;
-        let equal = found.identical_losses && found.identical_parameters;
+    for One { batch, report: found } in all {
+        let Some((concurrent, gain)) = found.concurrent.as_ref().zip(found.gain()) else { continue };
+        let efficiency = found.limits.and_then(|limits| limits.efficiency);
         let row = [
-            options.batch.to_string(),
-            options.streams.to_string(),
-            format!("{:.3}", serial.step_ms.median),
+            batch.to_string(),
+            found.options.streams.to_string(),
+            format!("{:.3}", found.serial.step_ms.median),
             format!("{:.3}", concurrent.step_ms.median),
-            format!("{speedup:.2}x{}", if found.is_disturbed() { " (busy)" } else { "" }),
-            format!("{:.2} to {:.2}", spread.p10, spread.p90),
-            found.efficiency.map_or("no room".to_owned(), |part| format!("{:.0} %", 100.0 * part)),
-            if equal { "equal" } else { "NOT EQUAL" }.to_owned(),
+            format!("{}{}", times(gain.speedup), if found.is_disturbed() { " (busy)" } else { "" }),
+            format!("{:.2} to {:.2}", gain.speedup_spread.p10, gain.speedup_spread.p90),
+            efficiency.map_or("no room".to_owned(), |part| format!("{:.0} %", 100.0 * part)),
+            if found.is_identical() { "equal" } else { "NOT EQUAL" }.to_owned(),
         ];
         // Not every size has every schedule.
         let gain = |name: &&str| {
@@ -60,22 +71,27 @@ pub(super) fn table(all: &[Comparison]) -> Table {
 }
 
 /// The page: both plots of the size of batches, with a line for each number of streams.
-pub(super) fn report(all: &[Comparison], about: &str) -> Report {
-    let Some(first) = all.first() else { return Report::default() };
+pub(super) fn report(all: &[One], about: &str) -> Report {
+    let Some(One { report: first, .. }) = all.first() else { return Report::default() };
     let about = format!(
         "{about}. Device {}, {} threads, {} steps each.",
         first.device, first.threads, first.options.steps
     );
-    let findings = all.iter().flat_map(|found| {
-        let name = format!("batch {}, streams {}", found.options.batch, found.options.streams);
-        found
-            .diagnosis
-            .iter()
-            .map(move |finding| (name.clone(), format!("{}: {}", finding.code, finding.message)))
+    let findings = all.iter().flat_map(|One { batch, report }| {
+        let name = format!("batch {batch}, streams {}", report.options.streams);
+        let note = move |finding: &Finding| (name.clone(), format!("{}: {}", finding.code, finding.message));
+        report.diagnosis.iter().map(note)
     });
-    Report::new(format!("{}: sizes of batches and numbers of streams", first.workload))
+    Report::new(format!("{}: sizes of batches and numbers of streams", first.name))
         .about(about)
-        .plot(plot(all, "Speed-up", "times", &|found| vec![("concurrent", found.speedup)]))
+        .plot(plot(all, "Speed-up", "times", &|found| {
+            found
+                .gain()
+                .and_then(|gain| gain.speedup)
+                .map(|speedup| ("concurrent", speedup))
+                .into_iter()
+                .collect()
+        }))
         .plot(plot(all, "Step, median", "ms", &|found| {
             found
                 .schedules()
@@ -88,16 +104,16 @@ pub(super) fn report(all: &[Comparison], about: &str) -> Report {
 
 /// Named values of each comparison, against its batch.
 fn plot(
-    all: &[Comparison],
+    all: &[One],
     title: &str,
     y: &str,
-    values: &dyn Fn(&Comparison) -> Vec<(&'static str, f64)>,
+    values: &dyn Fn(&ComparisonReport) -> Vec<(&'static str, f64)>,
 ) -> Plot {
     let mut lines: Vec<Line> = Vec::new();
-    for found in all {
+    for One { batch, report: found } in all {
         for (name, value) in values(found) {
             let name = format!("{name}, {} streams", found.options.streams);
-            let point = (found.options.batch as f64, value);
+            let point = (*batch as f64, value);
             match lines.iter_mut().find(|line| line.name == name) {
                 Some(line) => line.points.push(point),
                 None => lines.push(Line { name, points: vec![point] }),

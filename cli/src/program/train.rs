@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use indicatif::ProgressBar;
 use streamgrad::checkpoint::{self, Progress};
-use streamgrad::compare::{Evaluation, Model, Scale, Trainer, Workload};
 use streamgrad::models::data::LoaderSteps;
 use streamgrad::models::file;
 use streamgrad::profile::{
@@ -13,9 +12,10 @@ use streamgrad::profile::{
     report::{Line, Plot, Report},
 };
 use streamgrad::{
-    ConcurrentBatches, DType, DataLoader, Device, Error, ErrorKind, GraphOptions, InMemory, LoaderOptions,
-    Tensor, autocast,
+    Batch, ConcurrentBatches, DType, DataLoader, Device, Error, ErrorKind, GraphCache, GraphOptions,
+    InMemory, LoaderOptions, Tensor, autocast, no_grad, optim::Optimizer,
 };
+use workloads::{Evaluation, Model, Scale, Workload};
 
 use super::args::{device, positive, rate, workload, workload_help};
 use super::failure::Failure;
@@ -75,12 +75,17 @@ pub(super) struct Args {
 
 const SEED: u64 = 7;
 const MAX_LANES: usize = 256;
+/// Forms of batches whose captured steps are kept: batches of click logs have one each.
+const FORMS: usize = 8;
 
 /// A training run between two epochs.
 struct Run {
     device: Device,
     model: Box<dyn Model>,
-    trainer: Trainer,
+    lanes: ConcurrentBatches,
+    optimizer: Box<dyn Optimizer>,
+    /// The captured steps, if steps are captured.
+    graphs: Option<GraphCache<Vec<Batch>, Vec<Tensor>>>,
     autocast: Option<DType>,
     progress: Progress,
     batches: LoaderSteps<InMemory>,
@@ -148,7 +153,7 @@ fn train(
         // Says so if the parameters are not finite any more, and the last good checkpoint stays.
         let accuracy = 100.0 * run.evaluate()?.accuracy;
         if let Some(path) = &args.save {
-            checkpoint::save_training(path, &*run.model, &*run.trainer.optimizer, run.progress)?;
+            checkpoint::save_training(path, &*run.model, &*run.optimizer, run.progress)?;
         }
         let seconds = start.elapsed().as_secs_f64();
         let number = run.progress.epoch;
@@ -225,11 +230,13 @@ impl Run {
         let lanes = ConcurrentBatches::new(&device, lanes)?;
         let options = ProfileOptions { schedule: RECORDED, ..ProfileOptions::default() };
         let profiler = args.report.as_ref().map(|_| Profile::start(&device, options)).transpose()?;
-        let trainer = Trainer::new(lanes, optimizer, args.graph.then(GraphOptions::default));
+        let graphs = args.graph.then(|| GraphCache::new(&device, GraphOptions::default(), FORMS));
         Ok(Run {
             device,
             model,
-            trainer,
+            lanes,
+            optimizer,
+            graphs,
             autocast: args.autocast,
             progress,
             batches,
@@ -240,13 +247,27 @@ impl Run {
         })
     }
 
+    /// One step: the losses, in batch order. What comes before the part that learns is not captured.
+    fn step(&mut self, batches: Vec<Batch>) -> Result<Vec<Tensor>, Error> {
+        let Run { lanes, optimizer, model, graphs, .. } = self;
+        let Some(graphs) = graphs else {
+            let prepared = |batch| no_grad(|| model.prepare(batch));
+            let step = lanes.step(batches, |batch| model.batch_loss(&prepared(batch)?))?;
+            return optimizer.step(&step.gradients).map(|()| step.losses);
+        };
+        graphs.run(&model.prepare_all(batches)?, |batches| {
+            let step = lanes.step(batches, |batch| model.batch_loss(batch))?;
+            optimizer.step(&step.gradients).map(|()| step.losses)
+        })
+    }
+
     /// Trains one epoch and returns the mean loss over its batches.
     fn epoch(&mut self, bar: &ProgressBar) -> Result<f64, Failure> {
         let mut losses: Vec<Tensor> = Vec::new();
         for _ in 0..self.steps_per_epoch {
             let Some(batches) = self.batches.next() else { break };
             let batches = batches?;
-            let step = autocast(self.autocast, || self.trainer.step(&*self.model, batches));
+            let step = autocast(self.autocast, || self.step(batches));
             losses.extend(step.map_err(not_captured)?);
             self.profiler.iter().for_each(Profiler::step);
             bar.inc(1);
@@ -312,7 +333,7 @@ impl Run {
         if loss.is_finite() {
             return Ok(loss);
         }
-        let rate = self.trainer.optimizer.learning_rate() * self.trainer.lanes.streams().len() as f64;
+        let rate = self.optimizer.learning_rate() * self.lanes.streams().len() as f64;
         let epoch = self.progress.epoch;
         Err(Failure::Run(format!("epoch {epoch}: the {name} is {loss}; try an --lr below {rate}")))
     }

@@ -66,7 +66,7 @@ fn lerp<V: RuleValue>(near_end: V::Flag, mean: V, g: V, fresh: V) -> V {
 }
 
 /// Updates parameters in place from their gradients.
-pub trait Optimizer: Send {
+pub trait Optimizer: Send + Sync {
     /// One update of every parameter that has a gradient. Those without one, such as frozen ones, are left alone.
     ///
     /// Asynchronous: ordered on the current stream after all commands that still use the parameters.

@@ -6,6 +6,7 @@
 mod copies;
 mod host;
 mod schedules;
+mod show;
 mod streams;
 
 use device::{CommandRecord, DeviceFacts, Place, RangeRecord, StreamId};

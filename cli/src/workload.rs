@@ -1,8 +1,12 @@
-//! What is compared: a model with its data and optimizer.
+//! A model with its data and optimizer, and its training as a [`Comparison`].
+
+use std::sync::Arc;
 
 use autograd::{Var, no_grad};
-use device::{Device, Result};
-use models::{Batch, InMemory, Module, Optimizer};
+use compare::{CompareOptions, Comparison};
+use device::{Device, Error, Result};
+use models::data::Position;
+use models::{Batch, DataLoader, InMemory, LoaderOptions, Module, Optimizer, checkpoint};
 
 use crate::Scale;
 
@@ -116,6 +120,95 @@ impl Overlap {
     pub fn batches(self, streams: usize) -> usize {
         if self == Overlap::Batches { streams } else { 1 }
     }
+}
+
+/// What [`comparison`] trains.
+pub struct Trained {
+    model: Arc<dyn Model>,
+    optimizer: Box<dyn Optimizer>,
+}
+
+/// The training of `workload` on batches of `batch` rows as a comparison, with the [overlap](WorkloadInfo::overlap) of the workload.
+///
+/// ```
+/// use compare::CompareOptions;
+/// # fn main() -> device::Result<()> {
+/// let options = CompareOptions { steps: 4, warmup: 2, traced: 2, ..CompareOptions::default() };
+/// let workload = workloads::find("two-batch")?;
+/// assert!(workloads::comparison(workload, &device::Device::cpu(), 64, options)?.run()?.is_identical());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`CompareOptions::check`]; `InvalidArgument` for an empty batch, one larger than the data, and more than two streams where
+/// a workload has two parts.
+pub fn comparison<'a>(
+    workload: &'a dyn Workload,
+    device: &Device,
+    batch: usize,
+    options: CompareOptions,
+) -> Result<Comparison<'a, Trained, Batch>> {
+    check(workload, batch, &options)?;
+    let CompareOptions { seed, streams, .. } = options;
+    let overlap = workload.overlap();
+    let lanes = overlap.batches(streams);
+    let (train, test) = workload.data_for(batch, seed, device)?;
+    check_rows(batch, &train)?;
+    let trained = move |device: &Device, branched: bool| -> Result<Trained> {
+        let model: Arc<dyn Model> =
+            if branched { workload.branched(seed, device)? } else { workload.model(seed, device)? }.into();
+        let optimizer = workload.optimizer(model.parameters(), lanes)?;
+        Ok(Trained { model, optimizer })
+    };
+    let comparison = Comparison::new(device)
+        .setup(move |device| trained(device, false))
+        .loader(move |device| {
+            let device = workload.source(device);
+            let options = LoaderOptions { batch, seed, drop_last: true, device, ..LoaderOptions::default() };
+            let steps = DataLoader::new(train.clone(), options)?.steps(1, Position::default())?;
+            Ok(steps.map(|batches| Ok(batches?.swap_remove(0))))
+        })
+        .loss(|trained: &Trained, batch| trained.model.batch_loss(batch))
+        .update(|trained, gradients| trained.optimizer.step(&gradients))
+        .state(|trained| checkpoint::state(&*trained.model))
+        .metrics(move |trained| {
+            let device = trained.optimizer.parameters()[0].value().device().clone();
+            let Evaluation { loss, accuracy } = trained.model.evaluate(&test, &device)?;
+            Ok(vec![("held-out accuracy".into(), accuracy), ("held-out loss".into(), loss)])
+        })
+        .options(CompareOptions { batches_per_step: Some(lanes), ..options })
+        .titled(workload.name(), format!("{}; batches of {batch} rows", workload.info().about));
+    let comparison = match overlap {
+        Overlap::Batches => comparison,
+        Overlap::Branches => comparison.branched(move |device| trained(device, true)),
+        Overlap::Stages => comparison.prepare(|trained| {
+            let model = Arc::clone(&trained.model);
+            move |batch| model.prepare(batch)
+        }),
+    };
+    Ok(if workload.info().prepares_on_host { comparison.prepares_on_host() } else { comparison })
+}
+
+/// Whether a comparison can begin, before data are made.
+///
+/// # Errors
+/// As for [`comparison`], but for the data.
+pub fn check(workload: &dyn Workload, batch: usize, options: &CompareOptions) -> Result<()> {
+    options.check()?;
+    Error::require(batch > 0, "compare", "batch", "at least 1", batch)?;
+    let fits = workload.overlap() == Overlap::Batches || options.streams <= 2;
+    Error::require(fits, "compare", "streams", "at most 2 for a workload of two parts", options.streams)
+}
+
+/// Whether the data have a batch's rows.
+///
+/// # Errors
+/// `InvalidArgument` if they do not.
+pub fn check_rows(batch: usize, data: &InMemory) -> Result<()> {
+    let value = format_args!("{batch} for {} rows", data.len());
+    let expected = "at most the number of rows to train on";
+    Error::require(batch <= data.len(), "compare", "batch", expected, value)
 }
 
 /// A module that knows its loss.

@@ -1,42 +1,31 @@
 //! A comparison as one page of HTML.
 
-use streamgrad::compare::{Comparison, Finding, Scale, ScheduleReport};
-use streamgrad::device::Recording;
-use streamgrad::profile::{
-    Profile,
-    report::{Bars, Line, Plot, Report, Timeline},
-};
+use ::profile::report::{Bars, Line, Plot, Report, Timeline};
+use ::profile::{Finding, Profile};
+use device::Recording;
 
-use super::table::{Table, pairs};
+use crate::{ComparisonReport, ScheduleReport};
 
-/// The page. `figures` and `verdicts` are the tables that the terminal shows.
-pub(super) fn of(found: &Comparison, about: &str, figures: &Table, verdicts: &Table) -> Report {
-    let options = &found.options;
-    let title = format!("{}: {:.2}x on {} streams", found.workload, found.speedup, options.streams);
+pub(super) fn of(found: &ComparisonReport) -> Report {
+    let ComparisonReport { name, options, .. } = found;
+    let speedup = found.gain().and_then(|gain| gain.speedup);
+    let title = match speedup {
+        Some(speedup) => format!("{name}: {speedup:.2}x on {} streams", options.streams),
+        None => name.clone(),
+    };
     let about = format!(
-        "{about}. Device {}, {} threads, batches of {} rows{}, {} steps, seed {}.",
-        found.device,
-        found.threads,
-        options.batch,
-        at_scale(found.scale),
-        options.steps,
-        options.seed
+        "{}. Device {}, {} threads, {} steps, seed {}.",
+        found.about, found.device, found.threads, options.steps, options.seed
     );
-    let report = Report::new(title).about(about);
-    let report = report.notes("Result", pairs(verdicts));
+    let report = Report::new(title).about(about).notes("Result", found.verdicts().pairs());
     let report = found.schedules().filter_map(timeline).fold(report, Report::timeline);
     let note = |Finding { code, message, .. }: &Finding| ((*code).to_owned(), message.clone());
     report
         .bars(shares(found))
         .notes("Diagnosis", found.diagnosis.iter().map(note).collect())
-        .table("Figures", figures.rows().to_vec())
+        .table("Figures", found.figures().rows().to_vec())
         .plot(losses(found))
         .table("Ops", ops(found))
-}
-
-/// The words for a scale, if there is one.
-pub(super) fn at_scale(scale: Option<Scale>) -> String {
-    scale.map_or(String::new(), |scale| format!(" at scale {scale}"))
 }
 
 /// The traced step of median length, with the streams' names.
@@ -54,7 +43,7 @@ fn timeline(schedule: &ScheduleReport) -> Option<Timeline> {
 }
 
 /// How long each stream of each schedule ran commands in a step, and why it ran none.
-fn shares(found: &Comparison) -> Bars {
+fn shares(found: &ComparisonReport) -> Bars {
     let rows = |schedule: &ScheduleReport| {
         profile(schedule).map(|profile| profile.idle_rows(&format!("{}, ", schedule.name)))
     };
@@ -62,7 +51,7 @@ fn shares(found: &Comparison) -> Bars {
     Bars { title: "Streams".into(), unit: "ms".into(), rows }
 }
 
-fn losses(found: &Comparison) -> Plot {
+fn losses(found: &ComparisonReport) -> Plot {
     let line = |schedule: &ScheduleReport| Line {
         name: schedule.name.to_owned(),
         points: schedule.losses.iter().enumerate().map(|(batch, loss)| (batch as f64, *loss)).collect(),
@@ -75,7 +64,7 @@ fn losses(found: &Comparison) -> Plot {
     }
 }
 
-fn ops(found: &Comparison) -> Vec<Vec<String>> {
+fn ops(found: &ComparisonReport) -> Vec<Vec<String>> {
     let head = ["op", "schedule", "a step", "mean (us)", "total (us)", "share (%)"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for schedule in found.schedules() {

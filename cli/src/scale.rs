@@ -8,7 +8,7 @@ use device::{Device, DeviceKind, Error, Result};
 /// Height and width of a workload's images, and with them how many levels its model has.
 ///
 /// ```
-/// use compare::Scale;
+/// use workloads::Scale;
 /// # fn main() -> device::Result<()> {
 /// let device = device::Device::cpu();
 /// assert_eq!(Scale::of(&device), Scale::Small);

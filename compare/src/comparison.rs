@@ -1,0 +1,421 @@
+//! A comparison of a program of the user's, from its closures to its report.
+
+use std::sync::Arc;
+
+use ::profile::{Finding, Schedules, diagnose, diagnose_schedules};
+use autograd::{BatchResult, ConcurrentBatches, Gradients, Lanes};
+use device::{Device, ErrorKind, Result};
+use tensor::{Generator, Tensor, Tensors, with_generator};
+
+use crate::bound;
+use crate::machine::Ticks;
+use crate::program::{Loss, Prepare, Program, Source, Update, Whole, Work, next, tensors};
+use crate::report::efficiency;
+use crate::schedules::{self, Chosen, Concurrent, Differences, LOSS, PARAMETER, RESULT, Runners};
+use crate::trainer::Trainer;
+use crate::{CompareOptions, ComparisonReport, Explore, ExploreReport, Limits, explore};
+
+/// A step of any program, to be run one after the other and at once, side by side: times, equality bit for bit, and why it is not
+/// faster.
+///
+/// The program is a few closures. [`setup`](Self::setup) makes its state, such as a model and an optimizer; [`batches`](Self::batches)
+/// makes what a step is given. A step is the [`loss`](Self::loss) of each batch and an [`update`](Self::update) with the sum of the
+/// gradients, or any other [`step`](Self::step). What is given decides on the schedules:
+///
+/// | schedule | needs |
+/// |---|---|
+/// | serial: in order, on the default stream | a `loss` or a `step` |
+/// | lanes: the batches of a step at once, each on a stream | a `loss` |
+/// | stages: the next step's batches are prepared while this one trains | `prepare`, and a `loss` or a `step` |
+/// | branches: two branches of the model at once | `branched` |
+/// | host-prepared: batches are prepared on the CPU, and copied | `prepare` and `prepares_on_host` |
+/// | captured, in the order of its stream and in that of its data; with stages, beside the next preparation | the step reads nothing on the host |
+/// | other orders of the commands of two steps ([`explore`]) | the program works on a CPU |
+///
+/// Each schedule has a copy of the state, from the same `setup`, and the same batches. Losses, what else the steps give, and the
+/// [`state`](Self::state) at the end must have the same bits in all of them. Steps are timed untraced, in alternating blocks, until
+/// the blocks agree, three times at most; a short traced phase afterwards says where the time goes.
+///
+/// ```
+/// use autograd::Var;
+/// use compare::Comparison;
+/// use device::{DType::F32, Device};
+/// use models::{Forward, Module, Sgd, Optimizer, checkpoint, mlp, mse};
+/// use tensor::{RandomKey, Tensor};
+/// # use compare::CompareOptions;
+/// # fn main() -> device::Result<()> {
+/// let report = Comparison::new(&Device::best())
+///     .setup(|dev| {
+///         let model = mlp(&[8, 16, 1], 7, dev)?;
+///         let sgd = Sgd::new(model.parameters(), 0.05)?;
+///         Ok((model, sgd))
+///     })
+///     .batches(|dev, n| Tensor::randn(&[32, 8], F32, RandomKey { seed: 1, op: n }, dev))
+///     .loss(|(model, _), x| mse(&model.forward(&Var::constant(x.clone()))?, &x.sum(&[1], true)?.into()))
+///     .update(|(_, sgd), gradients| sgd.step(&gradients))
+///     .state(|(model, _)| checkpoint::state(model))
+/// #   .options(CompareOptions { steps: 4, warmup: 2, traced: 2, ..CompareOptions::default() })
+///     .run()?;
+/// assert!(report.is_identical());
+/// println!("{report}");
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a comparison does nothing until it is run"]
+pub struct Comparison<'a, S = (), B = ()> {
+    device: Device,
+    name: String,
+    about: String,
+    options: CompareOptions,
+    program: Program<'a, S, B>,
+    progress: Box<dyn FnMut(usize, usize) + 'a>,
+}
+
+impl<'a> Comparison<'a> {
+    /// A comparison on `device`. On a CPU each schedule gets a device of its own of the same make, so that their statistics do not
+    /// mix.
+    pub fn new(device: &Device) -> Self {
+        Comparison {
+            device: device.clone(),
+            name: "step".into(),
+            about: "A step".into(),
+            options: CompareOptions::default(),
+            program: Program::new(
+                Box::new(|_| Ok(())),
+                Box::new(|_| Ok(Box::new(std::iter::repeat_with(|| Ok(()))))),
+            ),
+            progress: Box::new(|_, _| ()),
+        }
+    }
+
+    /// What makes the state of a copy of the program, such as `(model, optimizer)`. Random values come from a generator of the
+    /// comparison's seed, the same for each copy. Stands before [`batches`](Comparison::batches).
+    pub fn setup<S>(self, setup: impl Fn(&Device) -> Result<S> + 'a) -> Comparison<'a, S> {
+        self.map(|program| Program::new(Box::new(setup), program.batches))
+    }
+}
+
+impl<'a, S> Comparison<'a, S> {
+    /// What makes batch number `n`, counted from 0; stands behind [`setup`](Comparison::setup). Making a batch is no part of a
+    /// step. A step without batches is given `()`.
+    pub fn batches<B>(self, batch: impl Fn(&Device, u64) -> Result<B> + 'a) -> Comparison<'a, S, B> {
+        let batch = Arc::new(batch);
+        self.loader(move |device| {
+            let (batch, device) = (Arc::clone(&batch), device.clone());
+            Ok((0..).map(move |number| batch(&device, number)))
+        })
+    }
+
+    /// The same with an iterator of batches, such as a [`DataLoader`](models::DataLoader) has; the same for each copy, and long
+    /// enough for all steps.
+    pub fn loader<B, I>(self, loader: impl Fn(&Device) -> Result<I> + 'a) -> Comparison<'a, S, B>
+    where
+        I: Iterator<Item = Result<B>> + 'a,
+    {
+        let source = move |device: &Device| -> Result<Source<'a, B>> { Ok(Box::new(loader(device)?)) };
+        self.map(|program| Program::new(program.setup, Box::new(source)))
+    }
+}
+
+impl<'a, S, B> Comparison<'a, S, B> {
+    fn map<T, C>(self, f: impl FnOnce(Program<'a, S, B>) -> Program<'a, T, C>) -> Comparison<'a, T, C> {
+        let Comparison { device, name, about, options, program, progress } = self;
+        Comparison { device, name, about, options, program: f(program), progress }
+    }
+
+    /// The loss of one batch, a [`Var`](autograd::Var), or `(Var, E)` with more tensors to compare, such as scores. Batches may be
+    /// at once, so the state is shared.
+    pub fn loss<R>(mut self, loss: impl Fn(&S, &B) -> Result<R> + Send + Sync + 'a) -> Self
+    where
+        R: BatchResult,
+        R::Output: Tensors,
+    {
+        let loss: Arc<Loss<'a, S, B>> = Arc::new(move |state, batch| {
+            let (loss, output) = loss(state, batch)?.into_parts();
+            Ok((loss, tensors(&output)?))
+        });
+        self.program.loss = Some(loss);
+        self
+    }
+
+    /// What is made of the sum of a step's gradients, most often an optimizer's step. Without it the gradients themselves are
+    /// compared.
+    pub fn update(mut self, update: impl Fn(&mut S, Gradients) -> Result<()> + Send + Sync + 'a) -> Self {
+        let update: Arc<Update<'a, S>> = Arc::new(update);
+        self.program.update = Some(update);
+        self
+    }
+
+    /// A whole step with one batch, in place of [`loss`](Self::loss) and [`update`](Self::update); what it gives is compared.
+    pub fn step<E: Tensors>(mut self, step: impl Fn(&mut S, B) -> Result<E> + Send + Sync + 'a) -> Self {
+        let step: Arc<Whole<'a, S, B>> = Arc::new(move |state, batch| tensors(&step(state, batch)?));
+        self.program.step = Some(step);
+        self
+    }
+
+    /// The tensors of the state that must be equal in the end, under their names, as [`checkpoint::state`](models::checkpoint::state)
+    /// gives those of a model.
+    pub fn state(mut self, state: impl Fn(&S) -> Vec<(String, Tensor)> + 'a) -> Self {
+        self.program.state = Some(Box::new(state));
+        self
+    }
+
+    /// What comes before the part that learns, such as augmentation or a frozen encoder: makes of the state a function that
+    /// prepares a batch, unrecorded, perhaps on another thread while the step before trains.
+    pub fn prepare<P>(mut self, prepare: impl Fn(&S) -> P + 'a) -> Self
+    where
+        P: Fn(B) -> Result<B> + Send + Sync + 'a,
+    {
+        self.program.prepare = Some(Box::new(move |state| Arc::new(prepare(state))));
+        self
+    }
+
+    /// Compares with batches that the CPU prepares, too, before they are copied to the device.
+    pub fn prepares_on_host(mut self) -> Self {
+        self.program.on_host = true;
+        self
+    }
+
+    /// What makes the state whose step runs two branches at once, as [`Device::concurrent`] does.
+    pub fn branched(mut self, setup: impl Fn(&Device) -> Result<S> + 'a) -> Self {
+        self.program.branched = Some(Box::new(setup));
+        self
+    }
+
+    /// Numbers of the final state for the report, such as the accuracy on held-out data.
+    pub fn metrics(mut self, metrics: impl Fn(&S) -> Result<Vec<(String, f64)>> + 'a) -> Self {
+        self.program.metrics = Some(Box::new(metrics));
+        self
+    }
+
+    /// How the comparison is run, and for how long.
+    pub fn options(mut self, options: CompareOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// A name and one line for the report.
+    pub fn titled(mut self, name: impl Into<String>, about: impl Into<String>) -> Self {
+        (self.name, self.about) = (name.into(), about.into());
+        self
+    }
+
+    /// Is told now and then how many of how many steps are done.
+    pub fn progress(mut self, progress: impl FnMut(usize, usize) + 'a) -> Self {
+        self.progress = Box::new(progress);
+        self
+    }
+}
+
+/// How often steps are measured until their blocks agree.
+const MOST_ROUNDS: usize = 3;
+
+impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> {
+    /// Runs all schedules.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a program without a step, with two, or with too few batches, and as [`CompareOptions::check`]; those of
+    /// the closures.
+    pub fn run(self) -> Result<ComparisonReport> {
+        let Comparison { device, name, about, options, program, mut progress } = self;
+        options.check()?;
+        let work = program.work()?;
+        let chosen = Chosen::of(&program, &options);
+        let mut runners = Runners::new(&program, &work, &options, &chosen, &device)?;
+        let others = runners.run(&options, &mut progress)?;
+
+        let (threads, on_host) = (device.threads(), device.runs_on_host());
+        let mut differences = Differences::default();
+        let Runners { serial, concurrent, others: more, refused } = runners;
+        let mut report = |runner, is_exact| differences.report(&serial, runner, &program, is_exact);
+        let (mut metrics, mut limits, mut alone) = (Vec::new(), None, None);
+        let measure = program.metrics.as_deref();
+        let concurrent = match concurrent {
+            Some(Concurrent { runner, alone: by_itself }) => {
+                alone = Some(by_itself.profile());
+                metrics = measure.map(|measure| runner.with_state(measure)).transpose()?.unwrap_or_default();
+                Some(report(runner, true)?)
+            }
+            None => {
+                metrics.extend(
+                    measure.map(|measure| serial.with_state(measure)).transpose()?.unwrap_or_default(),
+                );
+                None
+            }
+        };
+        let mut reports = Vec::new();
+        for runner in more {
+            let is_exact = on_host || runner.name() != HOSTED;
+            reports.push(report(runner, is_exact)?);
+        }
+        let explored = explored(&program, &work, &options, &mut differences)?;
+        let has_results = serial.has_results();
+        let serial = serial.report();
+        let mut diagnosis: Vec<Finding> = differences.findings().collect();
+        match (&concurrent, alone) {
+            (Some(concurrent), Some(alone)) => {
+                let host_threads = on_host.then_some(threads);
+                let (bound_ms, work_ms) = bound::bounds(&serial, concurrent, &alone, host_threads);
+                let (serial_ms, concurrent_ms) = (serial.step_ms.median, concurrent.step_ms.median);
+                let found = Limits {
+                    bound_ms,
+                    work_ms,
+                    efficiency: efficiency(serial_ms, concurrent_ms, bound_ms),
+                    inflation: bound::inflation(&concurrent.profile, &alone),
+                    alone_ms: alone.wall_ms,
+                };
+                limits = Some(found);
+                let schedules = Schedules {
+                    streams: concurrent.streams,
+                    are_independent: chosen.are_independent(),
+                    threads: host_threads,
+                    steps: options.steps,
+                    serial_ms: serial.step_ms,
+                    concurrent_ms,
+                    launch_ms: concurrent.launch_ms,
+                    others,
+                    // Both traced.
+                    split_gain: alone.wall_ms / serial.profile.wall_ms,
+                    overlap: concurrent.profile.overlap,
+                    chain_ms: concurrent.profile.critical_path_ms,
+                    bound_ms,
+                    inflation: found.inflation,
+                    host_syncs: serial.host_syncs_per_step.max(concurrent.host_syncs_per_step),
+                    driver_allocations: serial.driver_allocations.max(concurrent.driver_allocations),
+                    peak_reserved_bytes: serial.peak_reserved_bytes.max(concurrent.peak_reserved_bytes),
+                };
+                diagnosis.extend(diagnose_schedules(&concurrent.recorded(), &schedules));
+                // The default stream has its part of the step before the branches and behind them.
+                diagnosis.retain(|finding| !chosen.has_branches() || finding.code != "default-stream");
+            }
+            _ => diagnosis.extend(diagnose(&serial.recorded())),
+        }
+        diagnosis.extend(refused);
+        diagnosis.extend(reports.iter().filter_map(|schedule| schedules::finding(schedule, on_host)));
+        diagnosis.extend(explored.as_ref().err().cloned());
+        diagnosis.extend(program.left_out());
+        Ok(ComparisonReport {
+            name,
+            about,
+            device: device.name(),
+            threads,
+            batches_per_step: chosen.batches_per_step,
+            identical_losses: (!serial.losses.is_empty()).then(|| differences.is_equal(LOSS)),
+            identical_results: has_results.then(|| differences.is_equal(RESULT)),
+            identical_parameters: program.state.is_some().then(|| differences.is_equal(PARAMETER)),
+            serial,
+            concurrent,
+            others: reports,
+            limits,
+            explored: explored.ok().flatten(),
+            metrics,
+            diagnosis,
+            options,
+        })
+    }
+}
+
+/// The schedule whose batches the host prepares.
+pub(super) const HOSTED: &str = "host-prepared";
+
+impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runners<'a, S, B> {
+    /// Runs all steps of all copies; what other programs had of the machine meanwhile.
+    fn run(
+        &mut self,
+        options: &CompareOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Option<::profile::OtherPrograms>> {
+        let mut total = options.warmup.saturating_add(options.steps).saturating_add(options.traced);
+        let mut done = 0;
+        progress(done, total);
+        for steps in blocks(options.warmup) {
+            self.each(|runner| runner.warm_up(steps))?;
+            done += steps;
+            progress(done, total);
+        }
+        let mut others = None;
+        for round in 1..=MOST_ROUNDS {
+            let begin = Ticks::now();
+            self.each(|runner| {
+                runner.begin();
+                Ok(())
+            })?;
+            for steps in blocks(options.steps) {
+                self.each(|runner| runner.measure(steps))?;
+                done += steps;
+                progress(done, total);
+            }
+            self.each(|runner| {
+                runner.end();
+                Ok(())
+            })?;
+            others = begin.zip(Ticks::now()).and_then(|(begin, end)| begin.others_until(end));
+            if self.agree() || round == MOST_ROUNDS {
+                break;
+            }
+            total = total.saturating_add(options.steps);
+        }
+        if let Some(concurrent) = &mut self.concurrent {
+            concurrent.alone.warm_up(options.warmup.min(8))?;
+        }
+        for steps in blocks(options.traced) {
+            if let Some(concurrent) = &mut self.concurrent {
+                concurrent.alone.trace(steps)?;
+            }
+            self.each(|runner| runner.trace(steps))?;
+            done += steps;
+            progress(done, total);
+        }
+        Ok(others)
+    }
+}
+
+/// Cuts `steps` into blocks, about twelve, none longer than 32.
+pub(super) fn blocks(steps: usize) -> impl Iterator<Item = usize> {
+    let size = (steps / 12).clamp(1, 32);
+    (0..steps).step_by(size).map(move |start| size.min(steps - start))
+}
+
+/// Steps whose commands are tried out in other orders.
+const EXPLORED_STEPS: usize = 2;
+
+/// Tries out other orders of the commands of two steps. The finding says why there are none.
+fn explored<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static>(
+    program: &Program<'a, S, B>,
+    work: &Work<'a, S, B>,
+    options: &CompareOptions,
+    differences: &mut Differences,
+) -> Result<std::result::Result<Option<ExploreReport>, Finding>> {
+    if options.explored == 0 {
+        return Ok(Ok(None));
+    }
+    let chosen = Chosen::of(program, options);
+    let seeds = 0..options.explored as u64;
+    let found = explore(Explore { seeds, ..Explore::default() }, |device| {
+        let root = Generator::new(options.seed);
+        let state = with_generator(root, || (program.setup)(device))?;
+        let prepare = program.prepare.as_ref().map(|prepare| prepare(&state));
+        let prepare = Prepare::new(prepare, device, root.fork(0));
+        let lanes = ConcurrentBatches::with_options(device, chosen.lanes(), Lanes::Always)?;
+        let mut trainer = Trainer::new(state, work.clone(), prepare, lanes, None, root.fork(1));
+        let mut source = (program.batches)(device)?;
+        let mut results = Vec::new();
+        for _ in 0..EXPLORED_STEPS {
+            let (losses, others) = trainer.step(next(&mut source, chosen.batches_per_step)?)?;
+            results.extend(losses.into_iter().chain(others));
+        }
+        let state = program.state.as_ref().map(|state| state(&trainer.state)).unwrap_or_default();
+        results.extend(state.into_iter().map(|(_, tensor)| tensor));
+        Ok(results)
+    });
+    match found {
+        Ok(report) => Ok(Ok(Some(report))),
+        Err(error) if matches!(error.kind(), ErrorKind::ScheduleDependent { .. }) => {
+            differences.add(RESULT, error.to_string());
+            Ok(Ok(None))
+        }
+        Err(error) => {
+            Ok(Err(Finding::new("not-explored", format!("other orders were not tried out: {error}"))))
+        }
+    }
+}

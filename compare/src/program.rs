@@ -1,0 +1,190 @@
+//! What is compared: a step in closures.
+
+use std::sync::Arc;
+
+use ::profile::Finding;
+use autograd::{ConcurrentBatches, Gradients, Var, no_grad};
+use device::{Device, Error, Result};
+use tensor::{Generator, Tensor, Tensors, with_generator};
+
+/// A step in closures: how it begins, what it is given, and what it does.
+pub(super) struct Program<'a, S, B> {
+    pub(super) setup: Setup<'a, S>,
+    /// The same state, whose step runs its branches at once.
+    pub(super) branched: Option<Setup<'a, S>>,
+    pub(super) batches: Batches<'a, B>,
+    pub(super) prepare: Option<Box<dyn Fn(&S) -> PrepareBatch<'a, B> + 'a>>,
+    pub(super) on_host: bool,
+    pub(super) loss: Option<Arc<Loss<'a, S, B>>>,
+    pub(super) update: Option<Arc<Update<'a, S>>>,
+    pub(super) step: Option<Arc<Whole<'a, S, B>>>,
+    pub(super) state: Option<Box<dyn Fn(&S) -> Vec<(String, Tensor)> + 'a>>,
+    pub(super) metrics: Option<Box<dyn Fn(&S) -> Result<Vec<(String, f64)>> + 'a>>,
+}
+
+pub(super) type Setup<'a, S> = Box<dyn Fn(&Device) -> Result<S> + 'a>;
+pub(super) type Batches<'a, B> = Box<dyn Fn(&Device) -> Result<Source<'a, B>> + 'a>;
+
+impl<'a, S, B> Program<'a, S, B> {
+    pub(super) fn new(setup: Setup<'a, S>, batches: Batches<'a, B>) -> Self {
+        Program {
+            setup,
+            branched: None,
+            batches,
+            prepare: None,
+            on_host: false,
+            loss: None,
+            update: None,
+            step: None,
+            state: None,
+            metrics: None,
+        }
+    }
+
+    /// What a step does.
+    pub(super) fn work(&self) -> Result<Work<'a, S, B>> {
+        let invalid = |value: &str| {
+            Err(Error::invalid(
+                "Comparison::run",
+                "step",
+                "either a loss, perhaps with an update, or a step",
+                value,
+            ))
+        };
+        match (&self.loss, &self.update, &self.step) {
+            (Some(loss), update, None) => Ok(Work::Loss(Arc::clone(loss), update.clone())),
+            (None, None, Some(step)) => Ok(Work::Whole(Arc::clone(step))),
+            (None, Some(_), None) => invalid("an update alone"),
+            (None, None, None) => invalid("none"),
+            (_, _, Some(_)) => invalid("both"),
+        }
+    }
+
+    /// What is not compared because of what is not given.
+    pub(super) fn left_out(&self) -> Option<Finding> {
+        let missing = [
+            (self.loss.is_none(), "lanes need a `loss` in place of a whole `step`"),
+            (self.loss.is_some() && self.update.is_none(), "parameters change only with an `update`"),
+            (self.prepare.is_none(), "stages need a `prepare`"),
+            (self.state.is_none(), "parameters are compared with a `state`"),
+        ];
+        let missing: Vec<&str> =
+            missing.into_iter().filter(|(is_so, _)| *is_so).map(|(_, what)| what).collect();
+        (!missing.is_empty()).then(|| Finding::new("left-out", missing.join("; ")))
+    }
+}
+
+/// The batches of one schedule, in order.
+pub(super) type Source<'a, B> = Box<dyn Iterator<Item = Result<B>> + 'a>;
+
+/// What comes before a step, for one batch.
+pub(super) type PrepareBatch<'a, B> = Arc<dyn Fn(B) -> Result<B> + Send + Sync + 'a>;
+
+/// Losses of a step's batches, and what else the step gives.
+pub(super) type Outcome = (Vec<Tensor>, Vec<Tensor>);
+
+pub(super) type Loss<'a, S, B> = dyn Fn(&S, &B) -> Result<(Var, Vec<Tensor>)> + Send + Sync + 'a;
+pub(super) type Update<'a, S> = dyn Fn(&mut S, Gradients) -> Result<()> + Send + Sync + 'a;
+pub(super) type Whole<'a, S, B> = dyn Fn(&mut S, B) -> Result<Vec<Tensor>> + Send + Sync + 'a;
+
+/// What a step does.
+pub(super) enum Work<'a, S, B> {
+    /// The loss of each batch, its gradients, and what is made of their sum.
+    Loss(Arc<Loss<'a, S, B>>, Option<Arc<Update<'a, S>>>),
+    /// Anything, with one batch.
+    Whole(Arc<Whole<'a, S, B>>),
+}
+
+impl<S, B> Clone for Work<'_, S, B> {
+    fn clone(&self) -> Self {
+        match self {
+            Work::Loss(loss, update) => Work::Loss(Arc::clone(loss), update.clone()),
+            Work::Whole(step) => Work::Whole(Arc::clone(step)),
+        }
+    }
+}
+
+impl<S: Send + Sync, B> Work<'_, S, B> {
+    /// One step on batches that `ready` makes of items.
+    pub(super) fn run<I: Send>(
+        &self,
+        state: &mut S,
+        lanes: &ConcurrentBatches,
+        items: impl IntoIterator<Item = I>,
+        ready: impl Fn(I) -> Result<B> + Sync,
+    ) -> Result<Outcome> {
+        match self {
+            Work::Loss(loss, update) => {
+                let shared: &S = state;
+                let step = lanes.step(items, |item| loss(shared, &ready(item)?))?;
+                let mut results = step.outputs.concat();
+                match update {
+                    Some(update) => update(state, step.gradients)?,
+                    None => results.extend(tensors(&step.gradients)?),
+                }
+                Ok((step.losses, results))
+            }
+            Work::Whole(step) => {
+                let results = items.into_iter().map(|item| step(state, ready(item)?));
+                Ok((Vec::new(), results.collect::<Result<Vec<_>>>()?.concat()))
+            }
+        }
+    }
+}
+
+/// What makes batches ready for a step on `device`.
+pub(super) struct Prepare<'a, B> {
+    work: Option<PrepareBatch<'a, B>>,
+    device: Device,
+    generator: Generator,
+}
+
+impl<B> Clone for Prepare<'_, B> {
+    fn clone(&self) -> Self {
+        Prepare { work: self.work.clone(), device: self.device.clone(), generator: self.generator }
+    }
+}
+
+impl<'a, B: Tensors> Prepare<'a, B> {
+    /// Random ops of batch `i` draw from fork `i` of `generator`, whoever prepares it.
+    pub(super) fn new(work: Option<PrepareBatch<'a, B>>, device: &Device, generator: Generator) -> Self {
+        Prepare { work, device: device.clone(), generator }
+    }
+
+    /// The batch with this number, on the device.
+    pub(super) fn batch(&self, number: u64, batch: B) -> Result<B> {
+        let batch = match &self.work {
+            Some(work) => with_generator(self.generator.fork(number), || no_grad(|| work(batch)))?,
+            None => batch,
+        };
+        batch.rebuild(&mut |tensor| tensor.to_device(&self.device))
+    }
+
+    /// The batches of a step, of which the first has the number `from`.
+    pub(super) fn all(&self, from: u64, batches: Vec<B>) -> Result<Vec<B>> {
+        (from..).zip(batches).map(|(number, batch)| self.batch(number, batch)).collect()
+    }
+}
+
+/// The same batches, with the same tensors.
+pub(super) fn copies<B: Tensors>(batches: &[B]) -> Result<Vec<B>> {
+    batches.iter().map(|batch| batch.rebuild(&mut |tensor| Ok(tensor.clone()))).collect()
+}
+
+/// All tensors of a value.
+pub(super) fn tensors(value: &impl Tensors) -> Result<Vec<Tensor>> {
+    let mut found = Vec::new();
+    value.rebuild(&mut |tensor| {
+        found.push(tensor.clone());
+        Ok(tensor.clone())
+    })?;
+    Ok(found)
+}
+
+/// The next `count` batches of a step.
+pub(super) fn next<B>(source: &mut Source<'_, B>, count: usize) -> Result<Vec<B>> {
+    let batches: Vec<B> = source.take(count).collect::<Result<_>>()?;
+    let expected = "as many as all steps take";
+    Error::require(batches.len() == count, "Comparison::run", "batches", expected, "fewer")?;
+    Ok(batches)
+}

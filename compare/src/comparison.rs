@@ -2,18 +2,21 @@
 
 use std::sync::Arc;
 
-use ::profile::{Finding, Schedules, diagnose, diagnose_schedules};
-use autograd::{BatchResult, ConcurrentBatches, Gradients, Lanes};
+use ::profile::{Finding, OtherPrograms, Schedules, diagnose, diagnose_schedules};
+use autograd::{BatchResult, Gradients};
 use device::{Device, ErrorKind, Result};
-use tensor::{Generator, Tensor, Tensors, with_generator};
+use tensor::{Tensor, Tensors};
 
 use crate::bound;
 use crate::machine::Ticks;
-use crate::program::{Loss, Prepare, Program, Source, Update, Whole, Work, next, tensors};
+use crate::program::{Program, Source, next, tensors};
 use crate::report::efficiency;
-use crate::schedules::{self, Chosen, Concurrent, Differences, LOSS, PARAMETER, RESULT, Runners};
+use crate::runner::Runner;
+use crate::schedules::{self, Chosen, Differences, How, LOSS, PARAMETER, RESULT, Runners};
 use crate::trainer::Trainer;
-use crate::{CompareOptions, ComparisonReport, Explore, ExploreReport, Limits, explore};
+use crate::{
+    CompareOptions, ComparisonReport, Explore, ExploreReport, Limits, ScheduleReport, StepProfile, explore,
+};
 
 /// A step of any program, to be run one after the other and at once, side by side: times, equality bit for bit, and why it is not
 /// faster.
@@ -90,7 +93,7 @@ impl<'a> Comparison<'a> {
 
     /// What makes the state of a copy of the program, such as `(model, optimizer)`. Random values come from a generator of the
     /// comparison's seed, the same for each copy. Stands before [`batches`](Comparison::batches).
-    pub fn setup<S>(self, setup: impl Fn(&Device) -> Result<S> + 'a) -> Comparison<'a, S> {
+    pub fn setup<S>(self, setup: impl Fn(&Device) -> Result<S> + Send + Sync + 'a) -> Comparison<'a, S> {
         self.map(|program| Program::new(Box::new(setup), program.batches))
     }
 }
@@ -98,7 +101,10 @@ impl<'a> Comparison<'a> {
 impl<'a, S> Comparison<'a, S> {
     /// What makes batch number `n`, counted from 0; stands behind [`setup`](Comparison::setup). Making a batch is no part of a
     /// step. A step without batches is given `()`.
-    pub fn batches<B>(self, batch: impl Fn(&Device, u64) -> Result<B> + 'a) -> Comparison<'a, S, B> {
+    pub fn batches<B>(
+        self,
+        batch: impl Fn(&Device, u64) -> Result<B> + Send + Sync + 'a,
+    ) -> Comparison<'a, S, B> {
         let batch = Arc::new(batch);
         self.loader(move |device| {
             let (batch, device) = (Arc::clone(&batch), device.clone());
@@ -108,7 +114,10 @@ impl<'a, S> Comparison<'a, S> {
 
     /// The same with an iterator of batches, such as a [`DataLoader`](models::DataLoader) has; the same for each copy, and long
     /// enough for all steps.
-    pub fn loader<B, I>(self, loader: impl Fn(&Device) -> Result<I> + 'a) -> Comparison<'a, S, B>
+    pub fn loader<B, I>(
+        self,
+        loader: impl Fn(&Device) -> Result<I> + Send + Sync + 'a,
+    ) -> Comparison<'a, S, B>
     where
         I: Iterator<Item = Result<B>> + 'a,
     {
@@ -130,39 +139,36 @@ impl<'a, S, B> Comparison<'a, S, B> {
         R: BatchResult,
         R::Output: Tensors,
     {
-        let loss: Arc<Loss<'a, S, B>> = Arc::new(move |state, batch| {
+        self.program.loss = Some(Box::new(move |state, batch| {
             let (loss, output) = loss(state, batch)?.into_parts();
             Ok((loss, tensors(&output)?))
-        });
-        self.program.loss = Some(loss);
+        }));
         self
     }
 
     /// What is made of the sum of a step's gradients, most often an optimizer's step. Without it the gradients themselves are
     /// compared.
     pub fn update(mut self, update: impl Fn(&mut S, Gradients) -> Result<()> + Send + Sync + 'a) -> Self {
-        let update: Arc<Update<'a, S>> = Arc::new(update);
-        self.program.update = Some(update);
+        self.program.update = Some(Box::new(update));
         self
     }
 
     /// A whole step with one batch, in place of [`loss`](Self::loss) and [`update`](Self::update); what it gives is compared.
     pub fn step<E: Tensors>(mut self, step: impl Fn(&mut S, B) -> Result<E> + Send + Sync + 'a) -> Self {
-        let step: Arc<Whole<'a, S, B>> = Arc::new(move |state, batch| tensors(&step(state, batch)?));
-        self.program.step = Some(step);
+        self.program.step = Some(Box::new(move |state, batch| tensors(&step(state, batch)?)));
         self
     }
 
     /// The tensors of the state that must be equal in the end, under their names, as [`checkpoint::state`](models::checkpoint::state)
     /// gives those of a model.
-    pub fn state(mut self, state: impl Fn(&S) -> Vec<(String, Tensor)> + 'a) -> Self {
+    pub fn state(mut self, state: impl Fn(&S) -> Vec<(String, Tensor)> + Send + Sync + 'a) -> Self {
         self.program.state = Some(Box::new(state));
         self
     }
 
     /// What comes before the part that learns, such as augmentation or a frozen encoder: makes of the state a function that
     /// prepares a batch, unrecorded, perhaps on another thread while the step before trains.
-    pub fn prepare<P>(mut self, prepare: impl Fn(&S) -> P + 'a) -> Self
+    pub fn prepare<P>(mut self, prepare: impl Fn(&S) -> P + Send + Sync + 'a) -> Self
     where
         P: Fn(B) -> Result<B> + Send + Sync + 'a,
     {
@@ -177,13 +183,13 @@ impl<'a, S, B> Comparison<'a, S, B> {
     }
 
     /// What makes the state whose step runs two branches at once, as [`Device::concurrent`] does.
-    pub fn branched(mut self, setup: impl Fn(&Device) -> Result<S> + 'a) -> Self {
+    pub fn branched(mut self, setup: impl Fn(&Device) -> Result<S> + Send + Sync + 'a) -> Self {
         self.program.branched = Some(Box::new(setup));
         self
     }
 
     /// Numbers of the final state for the report, such as the accuracy on held-out data.
-    pub fn metrics(mut self, metrics: impl Fn(&S) -> Result<Vec<(String, f64)>> + 'a) -> Self {
+    pub fn metrics(mut self, metrics: impl Fn(&S) -> Result<Vec<(String, f64)>> + Send + Sync + 'a) -> Self {
         self.program.metrics = Some(Box::new(metrics));
         self
     }
@@ -219,77 +225,41 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
     pub fn run(self) -> Result<ComparisonReport> {
         let Comparison { device, name, about, options, program, mut progress } = self;
         options.check()?;
-        let work = program.work()?;
+        program.check()?;
+        let program = Arc::new(program);
         let chosen = Chosen::of(&program, &options);
-        let mut runners = Runners::new(&program, &work, &options, &chosen, &device)?;
+        let mut runners = Runners::new(&program, &options, &chosen, &device)?;
         let others = runners.run(&options, &mut progress)?;
 
         let (threads, on_host) = (device.threads(), device.runs_on_host());
         let mut differences = Differences::default();
         let Runners { serial, concurrent, others: more, refused } = runners;
         let mut report = |runner, is_exact| differences.report(&serial, runner, &program, is_exact);
-        let (mut metrics, mut limits, mut alone) = (Vec::new(), None, None);
-        let measure = program.metrics.as_deref();
-        let concurrent = match concurrent {
-            Some(Concurrent { runner, alone: by_itself }) => {
-                alone = Some(by_itself.profile());
-                metrics = measure.map(|measure| runner.with_state(measure)).transpose()?.unwrap_or_default();
-                Some(report(runner, true)?)
-            }
-            None => {
-                metrics.extend(
-                    measure.map(|measure| serial.with_state(measure)).transpose()?.unwrap_or_default(),
-                );
-                None
-            }
+        let metrics = match &program.metrics {
+            Some(measure) => concurrent.as_ref().map_or(&serial, |one| &one.runner).with_state(measure)?,
+            None => Vec::new(),
         };
+        let concurrent = concurrent.map(|one| Ok((report(one.runner, true)?, one.alone.profile())));
+        let concurrent = concurrent.transpose()?;
         let mut reports = Vec::new();
         for runner in more {
             let is_exact = on_host || runner.name() != HOSTED;
             reports.push(report(runner, is_exact)?);
         }
-        let explored = explored(&program, &work, &options, &mut differences)?;
+        let explored = explored(&program, &options, &chosen, &mut differences);
         let has_results = serial.has_results();
         let serial = serial.report();
         let mut diagnosis: Vec<Finding> = differences.findings().collect();
-        match (&concurrent, alone) {
-            (Some(concurrent), Some(alone)) => {
-                let host_threads = on_host.then_some(threads);
-                let (bound_ms, work_ms) = bound::bounds(&serial, concurrent, &alone, host_threads);
-                let (serial_ms, concurrent_ms) = (serial.step_ms.median, concurrent.step_ms.median);
-                let found = Limits {
-                    bound_ms,
-                    work_ms,
-                    efficiency: efficiency(serial_ms, concurrent_ms, bound_ms),
-                    inflation: bound::inflation(&concurrent.profile, &alone),
-                    alone_ms: alone.wall_ms,
-                };
-                limits = Some(found);
-                let schedules = Schedules {
-                    streams: concurrent.streams,
-                    are_independent: chosen.are_independent(),
-                    threads: host_threads,
-                    steps: options.steps,
-                    serial_ms: serial.step_ms,
-                    concurrent_ms,
-                    launch_ms: concurrent.launch_ms,
-                    others,
-                    // Both traced.
-                    split_gain: alone.wall_ms / serial.profile.wall_ms,
-                    overlap: concurrent.profile.overlap,
-                    chain_ms: concurrent.profile.critical_path_ms,
-                    bound_ms,
-                    inflation: found.inflation,
-                    host_syncs: serial.host_syncs_per_step.max(concurrent.host_syncs_per_step),
-                    driver_allocations: serial.driver_allocations.max(concurrent.driver_allocations),
-                    peak_reserved_bytes: serial.peak_reserved_bytes.max(concurrent.peak_reserved_bytes),
-                };
-                diagnosis.extend(diagnose_schedules(&concurrent.recorded(), &schedules));
-                // The default stream has its part of the step before the branches and behind them.
-                diagnosis.retain(|finding| !chosen.has_branches() || finding.code != "default-stream");
+        let host_threads = on_host.then_some(threads);
+        let (limits, findings) = match &concurrent {
+            Some((schedule, alone)) => {
+                let (limits, findings) =
+                    judged(&serial, schedule, alone, &chosen, (options.steps, host_threads, others));
+                (Some(limits), findings)
             }
-            _ => diagnosis.extend(diagnose(&serial.recorded())),
-        }
+            None => (None, diagnose(&serial.recorded())),
+        };
+        diagnosis.extend(findings);
         diagnosis.extend(refused);
         diagnosis.extend(reports.iter().filter_map(|schedule| schedules::finding(schedule, on_host)));
         diagnosis.extend(explored.as_ref().err().cloned());
@@ -304,7 +274,7 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
             identical_results: has_results.then(|| differences.is_equal(RESULT)),
             identical_parameters: program.state.is_some().then(|| differences.is_equal(PARAMETER)),
             serial,
-            concurrent,
+            concurrent: concurrent.map(|(schedule, _)| schedule),
             others: reports,
             limits,
             explored: explored.ok().flatten(),
@@ -313,6 +283,49 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
             options,
         })
     }
+}
+
+/// What a concurrent schedule could reach, and why it does not. With the steps that were measured, the threads of a device that
+/// is the host, and what other programs had meanwhile.
+fn judged(
+    serial: &ScheduleReport,
+    concurrent: &ScheduleReport,
+    alone: &StepProfile,
+    chosen: &Chosen,
+    (steps, threads, others): (usize, Option<usize>, Option<OtherPrograms>),
+) -> (Limits, Vec<Finding>) {
+    let (bound_ms, work_ms) = bound::bounds(serial, concurrent, alone, threads);
+    let (serial_ms, concurrent_ms) = (serial.step_ms.median, concurrent.step_ms.median);
+    let limits = Limits {
+        bound_ms,
+        work_ms,
+        efficiency: efficiency(serial_ms, concurrent_ms, bound_ms),
+        inflation: bound::inflation(&concurrent.profile, alone),
+        alone_ms: alone.wall_ms,
+    };
+    let schedules = Schedules {
+        streams: concurrent.streams,
+        are_independent: chosen.are_independent(),
+        threads,
+        steps,
+        serial_ms: serial.step_ms,
+        concurrent_ms,
+        launch_ms: concurrent.launch_ms,
+        others,
+        // Both traced.
+        split_gain: alone.wall_ms / serial.profile.wall_ms,
+        overlap: concurrent.profile.overlap,
+        chain_ms: concurrent.profile.critical_path_ms,
+        bound_ms,
+        inflation: limits.inflation,
+        host_syncs: serial.host_syncs_per_step.max(concurrent.host_syncs_per_step),
+        driver_allocations: serial.driver_allocations.max(concurrent.driver_allocations),
+        peak_reserved_bytes: serial.peak_reserved_bytes.max(concurrent.peak_reserved_bytes),
+    };
+    let mut findings = diagnose_schedules(&concurrent.recorded(), &schedules);
+    // The default stream has its part of the step before the branches and behind them.
+    findings.retain(|finding| !chosen.has_branches() || finding.code != "default-stream");
+    (limits, findings)
 }
 
 /// The schedule whose batches the host prepares.
@@ -324,7 +337,7 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runners<'a, S, B> {
         &mut self,
         options: &CompareOptions,
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Option<::profile::OtherPrograms>> {
+    ) -> Result<Option<OtherPrograms>> {
         let mut total = options.warmup.saturating_add(options.steps).saturating_add(options.traced);
         let mut done = 0;
         progress(done, total);
@@ -336,19 +349,13 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runners<'a, S, B> {
         let mut others = None;
         for round in 1..=MOST_ROUNDS {
             let begin = Ticks::now();
-            self.each(|runner| {
-                runner.begin();
-                Ok(())
-            })?;
+            self.all().for_each(Runner::begin);
             for steps in blocks(options.steps) {
                 self.each(|runner| runner.measure(steps))?;
                 done += steps;
                 progress(done, total);
             }
-            self.each(|runner| {
-                runner.end();
-                Ok(())
-            })?;
+            self.all().for_each(Runner::end);
             others = begin.zip(Ticks::now()).and_then(|(begin, end)| begin.others_until(end));
             if self.agree() || round == MOST_ROUNDS {
                 break;
@@ -381,23 +388,17 @@ const EXPLORED_STEPS: usize = 2;
 
 /// Tries out other orders of the commands of two steps. The finding says why there are none.
 fn explored<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static>(
-    program: &Program<'a, S, B>,
-    work: &Work<'a, S, B>,
+    program: &Arc<Program<'a, S, B>>,
     options: &CompareOptions,
+    chosen: &Chosen,
     differences: &mut Differences,
-) -> Result<std::result::Result<Option<ExploreReport>, Finding>> {
+) -> std::result::Result<Option<ExploreReport>, Finding> {
     if options.explored == 0 {
-        return Ok(Ok(None));
+        return Ok(None);
     }
-    let chosen = Chosen::of(program, options);
     let seeds = 0..options.explored as u64;
     let found = explore(Explore { seeds, ..Explore::default() }, |device| {
-        let root = Generator::new(options.seed);
-        let state = with_generator(root, || (program.setup)(device))?;
-        let prepare = program.prepare.as_ref().map(|prepare| prepare(&state));
-        let prepare = Prepare::new(prepare, device, root.fork(0));
-        let lanes = ConcurrentBatches::with_options(device, chosen.lanes(), Lanes::Always)?;
-        let mut trainer = Trainer::new(state, work.clone(), prepare, lanes, None, root.fork(1));
+        let mut trainer = Trainer::new(program, options.seed, How::Lanes(chosen.lanes()), device)?;
         let mut source = (program.batches)(device)?;
         let mut results = Vec::new();
         for _ in 0..EXPLORED_STEPS {
@@ -409,13 +410,11 @@ fn explored<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static>(
         Ok(results)
     });
     match found {
-        Ok(report) => Ok(Ok(Some(report))),
+        Ok(report) => Ok(Some(report)),
         Err(error) if matches!(error.kind(), ErrorKind::ScheduleDependent { .. }) => {
             differences.add(RESULT, error.to_string());
-            Ok(Ok(None))
+            Ok(None)
         }
-        Err(error) => {
-            Ok(Err(Finding::new("not-explored", format!("other orders were not tried out: {error}"))))
-        }
+        Err(error) => Err(Finding::new("not-explored", format!("other orders were not tried out: {error}"))),
     }
 }

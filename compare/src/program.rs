@@ -13,51 +13,49 @@ pub(super) struct Program<'a, S, B> {
     /// The same state, whose step runs its branches at once.
     pub(super) branched: Option<Setup<'a, S>>,
     pub(super) batches: Batches<'a, B>,
-    pub(super) prepare: Option<Box<dyn Fn(&S) -> PrepareBatch<'a, B> + 'a>>,
+    pub(super) prepare: Option<Box<dyn Fn(&S) -> PrepareBatch<'a, B> + Send + Sync + 'a>>,
     pub(super) on_host: bool,
-    pub(super) loss: Option<Arc<Loss<'a, S, B>>>,
-    pub(super) update: Option<Arc<Update<'a, S>>>,
-    pub(super) step: Option<Arc<Whole<'a, S, B>>>,
-    pub(super) state: Option<Box<dyn Fn(&S) -> Vec<(String, Tensor)> + 'a>>,
-    pub(super) metrics: Option<Box<dyn Fn(&S) -> Result<Vec<(String, f64)>> + 'a>>,
+    /// The loss of a batch, and what else it gives.
+    pub(super) loss: Option<Box<dyn Fn(&S, &B) -> Result<(Var, Vec<Tensor>)> + Send + Sync + 'a>>,
+    pub(super) update: Option<Box<dyn Fn(&mut S, Gradients) -> Result<()> + Send + Sync + 'a>>,
+    /// Anything, with one batch.
+    pub(super) step: Option<Box<dyn Fn(&mut S, B) -> Result<Vec<Tensor>> + Send + Sync + 'a>>,
+    pub(super) state: Option<Box<dyn Fn(&S) -> Vec<(String, Tensor)> + Send + Sync + 'a>>,
+    pub(super) metrics: Option<Box<dyn Fn(&S) -> Result<Metrics> + Send + Sync + 'a>>,
 }
 
-pub(super) type Setup<'a, S> = Box<dyn Fn(&Device) -> Result<S> + 'a>;
-pub(super) type Batches<'a, B> = Box<dyn Fn(&Device) -> Result<Source<'a, B>> + 'a>;
+pub(super) type Setup<'a, S> = Box<dyn Fn(&Device) -> Result<S> + Send + Sync + 'a>;
+pub(super) type Batches<'a, B> = Box<dyn Fn(&Device) -> Result<Source<'a, B>> + Send + Sync + 'a>;
+
+/// The batches of one schedule, in order.
+pub(super) type Source<'a, B> = Box<dyn Iterator<Item = Result<B>> + 'a>;
+
+/// What comes before a step, for one batch.
+pub(super) type PrepareBatch<'a, B> = Arc<dyn Fn(B) -> Result<B> + Send + Sync + 'a>;
+
+/// Losses of a step's batches, and what else the step gives.
+pub(super) type Outcome = (Vec<Tensor>, Vec<Tensor>);
+
+/// Numbers with a name each.
+pub(super) type Metrics = Vec<(String, f64)>;
 
 impl<'a, S, B> Program<'a, S, B> {
     pub(super) fn new(setup: Setup<'a, S>, batches: Batches<'a, B>) -> Self {
-        Program {
-            setup,
-            branched: None,
-            batches,
-            prepare: None,
-            on_host: false,
-            loss: None,
-            update: None,
-            step: None,
-            state: None,
-            metrics: None,
-        }
+        let (branched, prepare, on_host) = (None, None, false);
+        let (loss, update, step, state, metrics) = (None, None, None, None, None);
+        Program { setup, branched, batches, prepare, on_host, loss, update, step, state, metrics }
     }
 
-    /// What a step does.
-    pub(super) fn work(&self) -> Result<Work<'a, S, B>> {
-        let invalid = |value: &str| {
-            Err(Error::invalid(
-                "Comparison::run",
-                "step",
-                "either a loss, perhaps with an update, or a step",
-                value,
-            ))
+    /// That there is one step.
+    pub(super) fn check(&self) -> Result<()> {
+        let given = match (&self.loss, &self.update, &self.step) {
+            (Some(_), _, None) | (None, None, Some(_)) => return Ok(()),
+            (_, _, Some(_)) => "both",
+            (None, Some(_), None) => "an update alone",
+            (None, None, None) => "none",
         };
-        match (&self.loss, &self.update, &self.step) {
-            (Some(loss), update, None) => Ok(Work::Loss(Arc::clone(loss), update.clone())),
-            (None, None, Some(step)) => Ok(Work::Whole(Arc::clone(step))),
-            (None, Some(_), None) => invalid("an update alone"),
-            (None, None, None) => invalid("none"),
-            (_, _, Some(_)) => invalid("both"),
-        }
+        let expected = "a loss, perhaps with an update, or else a step";
+        Err(Error::invalid("Comparison::run", "step", expected, given))
     }
 
     /// What is not compared because of what is not given.
@@ -74,37 +72,7 @@ impl<'a, S, B> Program<'a, S, B> {
     }
 }
 
-/// The batches of one schedule, in order.
-pub(super) type Source<'a, B> = Box<dyn Iterator<Item = Result<B>> + 'a>;
-
-/// What comes before a step, for one batch.
-pub(super) type PrepareBatch<'a, B> = Arc<dyn Fn(B) -> Result<B> + Send + Sync + 'a>;
-
-/// Losses of a step's batches, and what else the step gives.
-pub(super) type Outcome = (Vec<Tensor>, Vec<Tensor>);
-
-pub(super) type Loss<'a, S, B> = dyn Fn(&S, &B) -> Result<(Var, Vec<Tensor>)> + Send + Sync + 'a;
-pub(super) type Update<'a, S> = dyn Fn(&mut S, Gradients) -> Result<()> + Send + Sync + 'a;
-pub(super) type Whole<'a, S, B> = dyn Fn(&mut S, B) -> Result<Vec<Tensor>> + Send + Sync + 'a;
-
-/// What a step does.
-pub(super) enum Work<'a, S, B> {
-    /// The loss of each batch, its gradients, and what is made of their sum.
-    Loss(Arc<Loss<'a, S, B>>, Option<Arc<Update<'a, S>>>),
-    /// Anything, with one batch.
-    Whole(Arc<Whole<'a, S, B>>),
-}
-
-impl<S, B> Clone for Work<'_, S, B> {
-    fn clone(&self) -> Self {
-        match self {
-            Work::Loss(loss, update) => Work::Loss(Arc::clone(loss), update.clone()),
-            Work::Whole(step) => Work::Whole(Arc::clone(step)),
-        }
-    }
-}
-
-impl<S: Send + Sync, B> Work<'_, S, B> {
+impl<S: Send + Sync, B> Program<'_, S, B> {
     /// One step on batches that `ready` makes of items.
     pub(super) fn run<I: Send>(
         &self,
@@ -113,22 +81,19 @@ impl<S: Send + Sync, B> Work<'_, S, B> {
         items: impl IntoIterator<Item = I>,
         ready: impl Fn(I) -> Result<B> + Sync,
     ) -> Result<Outcome> {
-        match self {
-            Work::Loss(loss, update) => {
-                let shared: &S = state;
-                let step = lanes.step(items, |item| loss(shared, &ready(item)?))?;
-                let mut results = step.outputs.concat();
-                match update {
-                    Some(update) => update(state, step.gradients)?,
-                    None => results.extend(tensors(&step.gradients)?),
-                }
-                Ok((step.losses, results))
-            }
-            Work::Whole(step) => {
-                let results = items.into_iter().map(|item| step(state, ready(item)?));
-                Ok((Vec::new(), results.collect::<Result<Vec<_>>>()?.concat()))
-            }
+        if let Some(step) = &self.step {
+            let results = items.into_iter().map(|item| step(state, ready(item)?));
+            return Ok((Vec::new(), results.collect::<Result<Vec<_>>>()?.concat()));
         }
+        let Some(loss) = &self.loss else { return Ok(Outcome::default()) };
+        let shared: &S = state;
+        let step = lanes.step(items, |item| loss(shared, &ready(item)?))?;
+        let mut results = step.outputs.concat();
+        match &self.update {
+            Some(update) => update(state, step.gradients)?,
+            None => results.extend(tensors(&step.gradients)?),
+        }
+        Ok((step.losses, results))
     }
 }
 

@@ -5,42 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use allocator::{DeviceMemory, MemoryStats};
-use autograd::{ConcurrentBatches, Lanes, Order, Pipeline, PipelineOptions, PipelineSchedule};
+use autograd::{Pipeline, PipelineOptions, PipelineSchedule};
 use device::{DType, Device, Recording, Result, Stream, StreamId, SyncStats};
 use parking_lot::Mutex;
-use tensor::{Generator, Tensor, Tensors, with_generator};
+use tensor::{Tensor, Tensors};
 
-use crate::program::{Outcome, Prepare, Program, Source, Work, next};
+use crate::program::{Outcome, Program, Source, next};
+use crate::schedules::How;
 use crate::trainer::Trainer;
 use crate::{ScheduleReport, StepProfile};
 use ::profile::{Quantiles, median};
-
-/// How a copy is run.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum How {
-    /// Each batch on one of so many lanes; one lane is the default stream.
-    Lanes(usize),
-    /// The next step's batches are prepared while this one trains.
-    Stages,
-    /// The step runs two branches at once.
-    Branches,
-    /// On batches that the host prepares before they are copied to the device.
-    Hosted,
-    /// The serial schedule, captured and replayed.
-    Captured(Order),
-    /// The next step's batches are prepared while what trains is replayed in the order of its data.
-    CapturedStages,
-}
-
-impl How {
-    fn captured(self) -> Option<Order> {
-        match self {
-            How::Captured(order) => Some(order),
-            How::CapturedStages => Some(Order::Data),
-            _ => None,
-        }
-    }
-}
 
 pub(super) struct Runner<'a, S, B> {
     name: &'static str,
@@ -103,32 +77,19 @@ const SETTLE: usize = 2;
 impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runner<'a, S, B> {
     pub(super) fn new(
         name: &'static str,
-        (program, work): (&Program<'a, S, B>, &Work<'a, S, B>),
+        program: &Arc<Program<'a, S, B>>,
         (seed, batches_per_step): (u64, usize),
         how: How,
         device: Device,
     ) -> Result<Self> {
-        let root = Generator::new(seed);
-        let setup = match &program.branched {
-            Some(branched) if how == How::Branches => branched,
-            _ => &program.setup,
-        };
-        let state = with_generator(root, || setup(&device))?;
-        let prepare = program.prepare.as_ref().map(|prepare| prepare(&state));
-        let prepare = Prepare::new(prepare, &device, root.fork(0));
-        let lanes = if let How::Lanes(lanes) = how { lanes } else { 1 };
-        let lanes = ConcurrentBatches::with_options(&device, lanes, Lanes::Always)?;
+        let trainer = Trainer::new(program, seed, how, &device)?;
         let streams = match how {
             How::Branches => {
-                let branches = device.default_stream().branches(2)?;
-                branches
-                    .iter()
-                    .map(Stream::id)
-                    .zip(["first branch", "second branch"].map(str::to_owned))
-                    .collect()
+                let names = ["first branch", "second branch"].map(str::to_owned);
+                device.default_stream().branches(2)?.iter().map(Stream::id).zip(names).collect()
             }
             _ => {
-                let streams = lanes.streams().iter().enumerate();
+                let streams = trainer.lanes.streams().iter().enumerate();
                 streams.map(|(lane, stream)| (stream.id(), format!("lane {lane}"))).collect()
             }
         };
@@ -136,19 +97,19 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runner<'a, S, B> {
         let is_elsewhere = how == How::Hosted && !device.runs_on_host();
         let source = if is_elsewhere { Device::cpu() } else { device.clone() };
         let batches = (program.batches)(&source)?;
-        let trainer = Trainer::new(state, work.clone(), prepare.clone(), lanes, how.captured(), root.fork(1));
-        let trainer = Arc::new(Mutex::new(trainer));
-        let (stages, found) = (None, Found::default());
-        let mut runner = Runner { name, device, trainer, stages, streams, batches, batches_per_step, found };
+        let (trainer, found) = (Arc::new(Mutex::new(trainer)), Found::default());
+        let mut runner =
+            Runner { name, device, trainer, stages: None, streams, batches, batches_per_step, found };
         if matches!(how, How::Stages | How::CapturedStages) {
-            runner.add_stages(prepare)?;
+            runner.add_stages()?;
         }
         Ok(runner)
     }
 
     /// Prepares the batches of the first step, of which every later step finds its own prepared.
-    fn add_stages(&mut self, prepare: Prepare<'a, B>) -> Result<()> {
+    fn add_stages(&mut self) -> Result<()> {
         let (mut prepared, trainer) = (0, Arc::clone(&self.trainer));
+        let prepare = trainer.lock().prepare.clone();
         let options = PipelineOptions { schedule: PipelineSchedule::Stages, ..PipelineOptions::default() };
         let mut stages = Pipeline::with_options(&self.device, options)
             .stage("prepare", move |batches: Vec<B>| {
@@ -165,10 +126,6 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runner<'a, S, B> {
         self.streams = named.map(|stage| (stage.stream_id, stage.name.to_string())).collect();
         self.stages = Some(stages);
         Ok(())
-    }
-
-    pub(super) fn name(&self) -> &'static str {
-        self.name
     }
 
     /// One step, timed and counted from the first launch to the end of the last command. Batches are made before
@@ -204,23 +161,6 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runner<'a, S, B> {
         (0..steps).try_for_each(|_| self.step(false).map(drop))
     }
 
-    /// The measured steps start here; those measured before count as warm-up.
-    pub(super) fn begin(&mut self) {
-        let found = &mut self.found;
-        found.warm = found.losses.len();
-        (found.steps, found.counts) = (0, SyncStats::default());
-        found.times_ms.clear();
-        found.launch_ms.clear();
-        found.driver_allocations = self.device.memory_stats().driver_allocations;
-    }
-
-    /// The measured steps are over.
-    pub(super) fn end(&mut self) {
-        self.found.measured = self.found.losses.len() - self.found.warm;
-        self.found.memory = self.device.memory_stats();
-        self.found.driver_allocations = self.found.memory.driver_allocations - self.found.driver_allocations;
-    }
-
     pub(super) fn measure(&mut self, steps: usize) -> Result<()> {
         let settle = if steps < SETTLED_BLOCK { 0 } else { SETTLE };
         let mut times = Vec::with_capacity(steps);
@@ -241,6 +181,29 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runner<'a, S, B> {
     pub(super) fn trace(&mut self, steps: usize) -> Result<()> {
         self.warm_up(SETTLE)?;
         (0..steps).try_for_each(|_| self.step(true).map(drop))
+    }
+}
+
+impl<S, B> Runner<'_, S, B> {
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The measured steps start here; those measured before count as warm-up.
+    pub(super) fn begin(&mut self) {
+        let found = &mut self.found;
+        found.warm = found.losses.len();
+        (found.steps, found.counts) = (0, SyncStats::default());
+        found.times_ms.clear();
+        found.launch_ms.clear();
+        found.driver_allocations = self.device.memory_stats().driver_allocations;
+    }
+
+    /// The measured steps are over.
+    pub(super) fn end(&mut self) {
+        self.found.measured = self.found.losses.len() - self.found.warm;
+        self.found.memory = self.device.memory_stats();
+        self.found.driver_allocations = self.found.memory.driver_allocations - self.found.driver_allocations;
     }
 
     /// The median of all step times.

@@ -1,13 +1,42 @@
 //! The schedules of a comparison, and how they differ from the serial one.
 
+use std::sync::Arc;
+
 use ::profile::{Finding, Quantiles};
 use device::{Device, Error, ErrorKind, Order, Result};
 use tensor::Tensors;
 
 use crate::comparison::HOSTED;
-use crate::program::{Program, Work};
-use crate::runner::{How, Runner};
+use crate::program::Program;
+use crate::runner::Runner;
 use crate::{CapturedReport, CompareOptions, Gain, ScheduleReport};
+
+/// How a copy is run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum How {
+    /// Each batch on one of so many lanes; one lane is the default stream.
+    Lanes(usize),
+    /// The next step's batches are prepared while this one trains.
+    Stages,
+    /// The step runs two branches at once.
+    Branches,
+    /// On batches that the host prepares before they are copied to the device.
+    Hosted,
+    /// The serial schedule, captured and replayed.
+    Captured(Order),
+    /// The next step's batches are prepared while what trains is replayed in the order of its data.
+    CapturedStages,
+}
+
+impl How {
+    pub(super) fn captured(self) -> Option<Order> {
+        match self {
+            How::Captured(order) => Some(order),
+            How::CapturedStages => Some(Order::Data),
+            _ => None,
+        }
+    }
+}
 
 /// The copies of a program that are compared.
 pub(super) struct Runners<'a, S, B> {
@@ -75,8 +104,7 @@ impl Chosen {
 
 impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runners<'a, S, B> {
     pub(super) fn new(
-        program: &Program<'a, S, B>,
-        work: &Work<'a, S, B>,
+        program: &Arc<Program<'a, S, B>>,
         options: &CompareOptions,
         chosen: &Chosen,
         device: &Device,
@@ -84,7 +112,7 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runners<'a, S, B> {
         let (streams, threads) = (options.streams, device.threads());
         let with = |name, how, threads| {
             let keys = (options.seed, chosen.batches_per_step);
-            Runner::new(name, (program, work), keys, how, device.sibling(threads)?)
+            Runner::new(name, program, keys, how, device.sibling(threads)?)
         };
         let runner = |&(name, how): &(&'static str, How)| with(name, how, threads);
         let serial = with("serial", How::Lanes(1), threads)?;
@@ -142,6 +170,12 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runners<'a, S, B> {
         Ok(())
     }
 
+    /// Every copy but the one that runs alone.
+    pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Runner<'a, S, B>> {
+        let concurrent = self.concurrent.iter_mut().map(|concurrent| &mut concurrent.runner);
+        std::iter::once(&mut self.serial).chain(concurrent).chain(&mut self.others)
+    }
+
     /// Whether the measured blocks say how the schedules compare.
     pub(super) fn agree(&self) -> bool {
         let concurrent = self.concurrent.iter().map(|concurrent| &concurrent.runner);
@@ -157,11 +191,7 @@ fn is_credible(ratios: Quantiles) -> bool {
 }
 
 /// How much faster than the serial schedule another one is, by pairs of neighbouring blocks.
-fn speedups<'a, S, B>(serial: &Runner<'a, S, B>, other: &Runner<'a, S, B>) -> Quantiles
-where
-    S: Send + Sync + 'a,
-    B: Tensors + Send + 'static,
-{
+fn speedups<S, B>(serial: &Runner<'_, S, B>, other: &Runner<'_, S, B>) -> Quantiles {
     Quantiles::of(serial.block_medians().zip(other.block_medians()).map(|(serial, other)| serial / other))
 }
 
@@ -228,13 +258,9 @@ impl Differences {
         &mut self,
         serial: &Runner<'a, S, B>,
         other: Runner<'a, S, B>,
-        program: &Program<'_, S, B>,
+        program: &Program<'a, S, B>,
         is_exact: bool,
-    ) -> Result<ScheduleReport>
-    where
-        S: Send + Sync + 'a,
-        B: Tensors + Send + 'static,
-    {
+    ) -> Result<ScheduleReport> {
         let state = program.state.as_deref();
         let parameters =
             state.map(|state| serial.first_difference_in_state(&other, state)).transpose()?.flatten();

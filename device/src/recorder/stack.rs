@@ -34,8 +34,8 @@ impl Stacks {
         }
     }
 
-    /// For each stack, the place of the program in it, if there is one.
-    pub(super) fn places(&self) -> Vec<Option<Place>> {
+    /// For each stack, the place of the program in it, if there is one, and whether a backward pass of the library leads there.
+    pub(super) fn places(&self) -> (Vec<Option<Place>>, Vec<bool>) {
         // In full, since short paths begin where the process is.
         self.traces.iter().map(|trace| place_in(&format!("{trace:#}"))).collect()
     }
@@ -78,12 +78,13 @@ fn walk() -> Stack {
     Stack::new()
 }
 
-/// The innermost call in a printed trace that is not the engine's own.
+/// The innermost call in a printed trace that is the program's, and whether it is of a backward pass of this library.
 ///
 /// A trace has two lines a call, the second one only in a build with debug information:
 /// `   4:     0x55d0c0d3f5b9 - program::main` and `             at /home/me/src/main.rs:7:13`.
-fn place_in(trace: &str) -> Option<Place> {
+fn place_in(trace: &str) -> (Option<Place>, bool) {
     let mut lines = trace.lines().map(str::trim).peekable();
+    let mut in_backward = false;
     while let Some(line) = lines.next() {
         let Some((_, function)) = line.split_once(": ").filter(|(number, _)| number.parse::<u32>().is_ok())
         else {
@@ -91,13 +92,14 @@ fn place_in(trace: &str) -> Option<Place> {
         };
         let function = function.trim_start().split_once(" - ").map_or(function, |(_address, name)| name);
         let at = lines.next_if(|next| next.starts_with("at ")).and_then(|next| next.strip_prefix("at "));
-        if is_engine(function, at) {
-            continue;
+        if is_program(function, at) {
+            let (file, line) = at.and_then(split_place).unwrap_or(("", 0));
+            return (Some(Place { function: function.into(), file: file.into(), line }), in_backward);
         }
-        let (file, number) = at.and_then(split_place).unwrap_or(("", 0));
-        return Some(Place { function: function.into(), file: file.into(), line: number });
+        in_backward |=
+            function.contains("backward") || at.is_some_and(|at| at.contains("autograd/src/backward.rs"));
     }
-    None
+    (None, in_backward)
 }
 
 /// `file` and `line` of `file:line:column`, a file below the current folder as seen from there.
@@ -112,39 +114,31 @@ fn split_place(at: &str) -> Option<(&str, u32)> {
 /// The crates whose lines are no line of the program.
 const CRATES: [&str; 9] =
     ["device", "allocator", "kernels", "tensor", "autograd", "models", "comm", "profile", "compare"];
+/// Where the sources of the standard library and of packages from a registry lie.
+const SOURCES: [&str; 4] = ["/rustc/", "/rustlib/src/", "/library/std/", "/registry/src/"];
 
-/// Whether a call is of this library or of the standard one.
-fn is_engine(function: &str, at: Option<&str>) -> bool {
-    let of_standard = |path: &str| path.contains("/rustc/") || path.contains("/library/std/");
+/// Whether a call is the program's: not this library's, the standard library's, a package's or one of C.
+fn is_program(function: &str, at: Option<&str>) -> bool {
     match at {
-        Some(path) if of_standard(path) => true,
-        Some(path) => is_engine_file(path),
-        // Names begin with the crate, perhaps behind brackets, and with its hash: `<std[1f2e]>::thread::spawn`.
+        Some(path) => path.contains(".rs:") && !is_engine_file(path),
+        // Names begin with the crate, perhaps behind brackets, and with its hash: `<std[1f2e]>::thread::spawn`. Those of functions
+        // that were inlined, and of C, have none.
         None => {
-            let name = function.trim_start_matches(['<', '&']);
-            let root = name.split([':', '[']).next().unwrap_or(name);
-            CRATES.contains(&root) || ["core", "std", "alloc"].contains(&root) || root.starts_with('_')
+            let name = function.trim_start_matches(['<', '&']).split(['<', '(', ' ']).next().unwrap_or("");
+            let root = name.split([':', '[']).next().unwrap_or("");
+            let is_used = ["core", "std", "alloc", "test", "smallvec"].contains(&root);
+            name.contains("::") && !is_used && !CRATES.contains(&root) && !root.starts_with('_')
         }
     }
 }
 
-/// Whether a file is in one of the crates, which lie beside this one: in the repository by their names, from a registry by
-/// those of their packages.
+/// Whether a file is in one of the crates, which lie beside this one in the repository, or came with the toolchain or a registry.
 fn is_engine_file(path: &str) -> bool {
     let root = env!("CARGO_MANIFEST_DIR").trim_end_matches("device");
     let relative = path.strip_prefix(root).unwrap_or(path);
     let first = relative.split('/').next().unwrap_or("");
     let is_crate = CRATES.contains(&first) && relative[first.len()..].starts_with("/src/");
-    is_crate || CRATES.iter().any(|name| is_packaged(relative, name))
-}
-
-/// Whether a path is in the folder of a package that came from a registry: `streamgrad-kernels-1.2.3/src/..`.
-fn is_packaged(path: &str, name: &str) -> bool {
-    let folder = format!("/streamgrad-{name}-");
-    let versions = path.match_indices(&folder).map(|(at, _)| path[at + folder.len()..].split_once('/'));
-    versions.flatten().any(|(version, rest)| {
-        version.starts_with(|first: char| first.is_ascii_digit()) && rest.starts_with("src/")
-    })
+    is_crate || SOURCES.iter().any(|source| path.contains(source))
 }
 
 #[cfg(test)]
@@ -171,7 +165,9 @@ mod tests {
 
     #[test]
     fn the_innermost_line_of_the_program_is_found() {
-        let place = place_in(TRACE).expect("there is one");
+        let (place, in_backward) = place_in(TRACE);
+        let place = place.expect("there is one");
+        assert!(!in_backward);
         assert_eq!((&*place.file, place.line), ("/home/me/examples/profile.rs", 30));
         assert_eq!(&*place.function, "program::train::{{closure}}");
         assert_eq!(place.to_string(), "/home/me/examples/profile.rs:30");
@@ -184,8 +180,36 @@ mod tests {
             .filter(|line| !line.trim().starts_with("at "))
             .map(|line| format!("{line}\n"))
             .collect();
-        let place = place_in(&bare).expect("there is one");
+        let place = place_in(&bare).0.expect("there is one");
         assert_eq!((place.line, place.to_string().as_str()), (0, "program::train::{{closure}}"));
+    }
+
+    /// A thread that the library started has no line of the program on its stack.
+    #[test]
+    fn calls_of_c_and_of_the_standard_library_are_no_place() {
+        let start = TRACE.find("   3: ").expect("the program");
+        let c = "   3:     0x55d0c0d3f5b9 - std::sys::thread::unix::Thread::new::thread_start
+             at /root/.rustup/toolchains/stable/lib/rustlib/src/rust/library/std/src/sys/thread/unix.rs:118:17
+   4:     0x55d0c0d3f5b9 - start_thread
+             at ./nptl/pthread_create.c:447:8
+   5:     0x55d0c0d3f5b9 - clone3
+             at ./misc/../sysdeps/unix/sysv/linux/x86_64/clone3.S:78:0
+   6:     0x55d0c0d3f5b9 - timed<core::result::Result<autograd::tape::Var, device::error::Error>>
+   7:                0x0 - <unknown>";
+        let trace = format!("{}{c}", &TRACE[..start]);
+        assert_eq!(place_in(&trace), (None, false));
+        let bare: Vec<&str> = trace.lines().filter(|line| !line.trim().starts_with("at ")).collect();
+        assert_eq!(place_in(&bare.join("\n")), (None, false));
+    }
+
+    #[test]
+    fn what_a_backward_pass_launches_is_marked() {
+        let pass = "   2:     0x55d0c0d3f5b9 - <autograd::backward::Sweep>::run";
+        let of_pass = TRACE.replace("   2:     0x55d0c0d3f5b9 - tensor::matmul", pass);
+        assert!(place_in(&of_pass).1);
+        // A hook of the program is the program's, whoever calls it.
+        let of_hook = TRACE.replace("   4:     0x55d0c0d3f5b9 - program::main", pass);
+        assert!(!place_in(&of_hook).1);
     }
 
     #[test]

@@ -49,7 +49,10 @@ pub(super) fn communication(facts: &Facts<'_>) -> Option<Evidence> {
         most.op,
         at(most.place.as_ref())
     );
-    Some(Evidence::new(exposed_ms, most.place, text))
+    let advice = facts.has_lanes().then_some(
+        "give each lane a communicator of its own (`Communicator::duplicate`), or exchange less often, by larger batches",
+    );
+    Some(Evidence { advice, ..Evidence::new(exposed_ms, most.place, text) })
 }
 
 /// Uploads from pageable memory. Of interest only where the device, not the host, runs the commands.

@@ -135,6 +135,9 @@ rules! { |facts|
     "over-synchronised" > NOTABLE, "A wait that no data need, or two streams that write the same memory",
         "leave out waits that no data need, and give each stream its own memory to write",
         streams::over_synchronised(facts);
+    "data-dependent" > NOTABLE, "A stream waits for the data of another one, so the two cannot run at once",
+        "one stream does as well; overlap needs independent work, as another batch on each stream",
+        streams::data_dependent(facts);
     "imbalance" > NOTABLE, "One of the streams has more to do than the others",
         "split the work evenly",
         streams::imbalance(facts);
@@ -200,13 +203,17 @@ struct Stretch<'a> {
     path: Vec<PathSegment>,
     /// When no command ran because the host had waited for the device and had to launch anew.
     bubbles: Vec<host::Bubble>,
+    /// What each command has to come after because of the memory that it uses.
+    needs: Vec<Vec<usize>>,
 }
 
 impl<'a> Facts<'a> {
     fn new(profile: &'a Profile, schedules: Option<&'a Schedules>) -> Facts<'a> {
         let windows = profile.timelines().map(|timeline| {
             let (path, bubbles) = (host::join_launches(walk(&timeline)), host::bubbles(&timeline));
-            Stretch { timeline, path, bubbles }
+            let mut needs = vec![Vec::new(); timeline.recording.commands.len()];
+            timeline.needs().for_each(|(at, of_command)| needs[at] = of_command);
+            Stretch { timeline, path, bubbles, needs }
         });
         let windows: Vec<Stretch<'_>> = windows.collect();
         let recorder_ms = ms(windows.iter().map(Stretch::recorder_ns).sum());
@@ -239,6 +246,17 @@ impl<'a> Facts<'a> {
             self.windows.iter().flat_map(|window| window.commands().zip(std::iter::repeat(window)));
         let of_stream = commands.filter(move |((_, command), _)| command.moment.stream == stream);
         of_stream.map(|((_, command), window)| (command, window.place(command.launch.place)))
+    }
+
+    /// How long a stream ran commands.
+    fn busy_ns(&self, stream: StreamId) -> u64 {
+        self.work_of(stream).map(|(command, _)| command.duration_ns()).sum()
+    }
+
+    /// Whether the program runs batches on lanes already.
+    fn has_lanes(&self) -> bool {
+        let mut ranges = self.profile.recordings().flat_map(|recording| &recording.ranges);
+        ranges.any(|range| &*range.name == "ConcurrentBatches::step")
     }
 
     fn name(&self, stream: StreamId) -> String {
@@ -350,7 +368,7 @@ fn common_ns(a: (u64, u64), b: (u64, u64)) -> u64 {
     a.1.min(b.1).saturating_sub(a.0.max(b.0))
 }
 
-/// Stretches of time or of memory, to be asked often.
+/// Stretches of time, to be asked often.
 struct Extents {
     /// By start, with the last end of those up to there.
     extents: Vec<(u64, u64)>,
@@ -372,11 +390,6 @@ impl Extents {
     fn last_end(&self, before: u64) -> u64 {
         let count = self.extents.partition_point(|&(start, _)| start < before);
         count.checked_sub(1).map_or(0, |last| self.extents[last].1)
-    }
-
-    /// Whether one of them has something in common with this one.
-    fn meets(&self, extent: (u64, u64)) -> bool {
-        self.last_end(extent.1) > extent.0
     }
 }
 

@@ -135,8 +135,13 @@ pub(super) fn lanes_apart(schedules: &Schedules) -> Option<Evidence> {
 }
 
 pub(super) fn kernels_fill_device(schedules: &Schedules) -> Option<Evidence> {
-    let gain = schedules.split_gain;
-    let threads = schedules.threads.filter(|_| schedules.streams > 1 && gain > 1.0 + NOTABLE)?;
+    let (gain, streams) = (schedules.split_gain, schedules.streams.max(1));
+    let threads = schedules.threads.filter(|_| streams > 1 && gain > 1.0 + NOTABLE)?;
+    // More than the threads can explain was measured while something else ran.
+    let most = (1.0 + NOTABLE) * threads as f64 / (threads / streams).max(1) as f64;
+    if gain > most || schedules.disturbance().is_some() {
+        return None;
+    }
     let text = format!(
         "the serial schedule splits its kernels over {threads} threads and is {gain:.2}x as fast as on the share of one stream"
     );
@@ -166,12 +171,15 @@ pub(super) fn limit(facts: &Facts<'_>, schedules: &Schedules) -> String {
     let Schedules { concurrent_ms, launch_ms, chain_ms, bound_ms, .. } = *schedules;
     let outside_ms = facts.outside_ms().0 / facts.steps;
     let lane_ms = (chain_ms - outside_ms).max(0.0);
-    let allowed = share(schedules.serial_ms.median, bound_ms);
+    // What is less, or more than one step on each stream, says that something else was measured beside the kernels.
+    let allowed = Some(share(schedules.serial_ms.median, bound_ms));
+    let allowed = allowed.filter(|gain| (1.0..=schedules.streams as f64).contains(gain));
+    let allowed =
+        allowed.map(|gain| format!(". Kernels and copies alone would allow {gain:.2}x")).unwrap_or_default();
     if schedules.threads.is_none() {
         return format!(
             "of the concurrent step's {concurrent_ms:.3} ms, the host launches for {launch_ms:.3}; timed one by one, which makes short \
-             ones longer, the kernels of the longest lane are {lane_ms:.3}, merge and optimizer {outside_ms:.3}. Kernels and copies \
-             alone would allow {allowed:.2}x"
+             ones longer, the kernels of the longest lane are {lane_ms:.3}, merge and optimizer {outside_ms:.3}{allowed}"
         );
     }
     let parts = [
@@ -182,7 +190,7 @@ pub(super) fn limit(facts: &Facts<'_>, schedules: &Schedules) -> String {
     let largest = parts.iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or("", |part| part.1);
     let listed: Vec<String> = parts.iter().map(|(ms, what)| format!("{ms:.3} {what}")).collect();
     format!(
-        "of the concurrent step's {concurrent_ms:.3} ms, {}; mostly the {largest}. Kernels and copies alone would allow {allowed:.2}x",
+        "of the concurrent step's {concurrent_ms:.3} ms, {}; mostly the {largest}{allowed}",
         listed.join(", ")
     )
 }

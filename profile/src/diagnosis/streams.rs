@@ -1,13 +1,13 @@
 //! Causes in how work is spread over streams.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use device::{Access, CommandKind, CommandRecord, KernelRecord, Moment, Place, StreamId};
+use device::{CommandKind, CommandRecord, KernelRecord, Moment, Place, StreamId};
 
 use super::super::averages::kernel_name;
-use super::super::idle::{HostActivity, IdleCause};
+use super::super::idle::{HostActivity, Idle, IdleCause, StreamIdle};
 use super::super::profile::share;
-use super::{Busy, Evidence, Extents, Facts, Stretch, at, ms, sums};
+use super::{Busy, Evidence, Facts, NOTABLE, Stretch, at, common_ns, ms, sums};
 
 /// An op on the default stream while side streams are at work: in the same step one of them was launched before, one after.
 pub(super) fn default_stream(facts: &Facts<'_>) -> Vec<Evidence> {
@@ -23,7 +23,10 @@ pub(super) fn default_stream(facts: &Facts<'_>) -> Vec<Evidence> {
             let (first, last) = launches.entry(step(command)).or_insert((at, at));
             (*first, *last) = ((*first).min(at), (*last).max(at));
         }
-        let of_default = window.work().filter(|(_, command)| command.moment.stream == default);
+        // Nobody chooses the stream of what a backward pass launches there.
+        let is_blamed =
+            |command: &CommandRecord| command.moment.stream == default && !command.launch.in_backward;
+        let of_default = window.work().filter(|(_, command)| is_blamed(command));
         for (index, command) in of_default {
             let (step, launch) = (step(command), command.launch.start_ns);
             if launches.get(&step).is_some_and(|&(first, last)| first < launch && launch < last) {
@@ -52,6 +55,8 @@ fn held_up(window: &Stretch<'_>, index: usize, sides: &[StreamId]) -> u64 {
     followers.map(|(at, _)| window.waited_ns(at, index)).sum()
 }
 
+const ONE_COMMUNICATOR: &str = "both belong to one communicator, which runs its collectives in order";
+
 /// Waits between streams beside the default one: for memory that both write, for anything if the streams are independent, or that the
 /// program asked for and no data need.
 pub(super) fn over_synchronised(facts: &Facts<'_>) -> Vec<Evidence> {
@@ -66,6 +71,9 @@ pub(super) fn over_synchronised(facts: &Facts<'_>) -> Vec<Evidence> {
                     CommandKind::Wait if !is_needed(window, at, awaited) => "no data need that",
                     CommandKind::Wait => continue,
                     _ if !sides.contains(&other.moment.stream) => continue,
+                    _ if only_both_write(command, other) && are_collectives(command, other) => {
+                        ONE_COMMUNICATOR
+                    }
                     _ if only_both_write(command, other) => "both write the same memory",
                     _ if are_independent => "the batches share what they write",
                     _ => continue,
@@ -83,69 +91,180 @@ pub(super) fn over_synchronised(facts: &Facts<'_>) -> Vec<Evidence> {
                 count as f64 / facts.steps,
                 ms(ns) / facts.steps
             );
-            Evidence::new(ms(ns), place, text)
+            let advice = (why == ONE_COMMUNICATOR)
+                .then_some("give each stream a duplicate of the communicator (`Communicator::duplicate`)");
+            Evidence { advice, ..Evidence::new(ms(ns), place, text) }
         };
     sums(found).into_iter().map(evidence).collect()
 }
 
-/// Whether something behind the wait uses what was done before the awaited command, it included.
+/// Whether something behind the wait needs the awaited command, or one before it on its stream.
 fn is_needed(window: &Stretch<'_>, wait: usize, awaited: usize) -> bool {
-    let (timeline, waiter) = (&window.timeline, window.timeline.command(wait).moment);
-    let until = timeline.command(awaited).moment;
-    let accesses = |keep: &dyn Fn(Moment) -> bool| -> Vec<Access> {
-        let commands = window.commands().filter(|(_, command)| keep(command.moment));
-        commands.flat_map(|(_, command)| command.accesses.iter().copied()).collect()
-    };
-    let earlier = accesses(&|moment| moment.stream == until.stream && moment.tick <= until.tick);
-    let behind = accesses(&|moment| moment.stream == waiter.stream && moment.tick > waiter.tick);
-    let bytes = |access: &Access| (access.start as u64, access.end as u64);
-    let written = Extents::new(earlier.iter().filter(|access| access.write).map(bytes));
-    let used = Extents::new(earlier.iter().map(bytes));
-    behind.iter().any(|access| if access.write { &used } else { &written }.meets(bytes(access)))
+    let [waiter, until] = [wait, awaited].map(|at| window.timeline.command(at).moment);
+    let is_behind = |moment: Moment| moment.stream == waiter.stream && moment.tick > waiter.tick;
+    let is_awaited = |moment: Moment| moment.stream == until.stream && moment.tick <= until.tick;
+    let mut behind = window.commands().filter(|(_, command)| is_behind(command.moment));
+    behind
+        .any(|(at, _)| window.needs[at].iter().any(|&need| is_awaited(window.timeline.command(need).moment)))
 }
 
 /// Whether two commands are in order only because of memory that both write, not for what the later one reads, or reads and writes,
 /// of the earlier one's results, nor for what the earlier one reads.
 fn only_both_write(command: &CommandRecord, earlier: &CommandRecord) -> bool {
-    let meet = |later_writes: bool, earlier_writes: bool| {
-        let mut others = earlier.accesses.iter().filter(|access| access.write == earlier_writes);
-        others.any(|a| {
-            let mut own = command.accesses.iter().filter(|access| access.write == later_writes);
-            own.any(|b| a.start < b.end && b.start < a.end)
-        })
-    };
+    let meet = |later, before| share_memory((command, later), (earlier, before));
     meet(true, true) && !meet(false, true) && !meet(true, false)
 }
 
-/// A stream that is idle while its thread launches or runs the commands of another one.
-pub(super) fn depth_first(facts: &Facts<'_>) -> Option<Evidence> {
+fn are_collectives(a: &CommandRecord, b: &CommandRecord) -> bool {
+    [a, b].iter().all(|command| matches!(command.kind, CommandKind::Collective { .. }))
+}
+
+/// Whether memory that one command writes, or reads, is memory that another one writes, or reads.
+fn share_memory((a, a_writes): (&CommandRecord, bool), (b, b_writes): (&CommandRecord, bool)) -> bool {
+    let mut of_a = a.accesses.iter().filter(|access| access.write == a_writes);
+    of_a.any(|a| b.accesses.iter().any(|b| b.write == b_writes && a.start < b.end && b.start < a.end))
+}
+
+/// Time in which a stream had nothing to run while another one was at work, both beside the default one.
+struct Gap<'a, 'b> {
+    window: &'b Stretch<'a>,
+    streams: [StreamId; 2],
+    times: (u64, u64),
+    ns: u64,
+    /// Whether the next command was launched, and waited for one of the other stream.
+    is_launched: bool,
+    /// What the stream ran next.
+    next: &'b [usize],
+}
+
+fn gaps<'a, 'b>(facts: &'b Facts<'a>) -> Vec<Gap<'a, 'b>> {
     let sides = facts.side_streams();
-    let of_other = |own: StreamId, cause: &IdleCause| match cause {
-        IdleCause::NotLaunched {
-            op,
-            host: HostActivity::Launching { stream, .. } | HostActivity::Running { stream, .. },
-        } if sides.contains(&own) && sides.contains(stream) && *stream != own => Some((*op, own, *stream)),
-        _ => None,
-    };
-    let mut found = Vec::new();
-    for stream in facts.profile.idle() {
-        found.extend(stream.idle.into_iter().filter_map(|idle| {
-            Some((idle.recording, of_other(stream.stream, &idle.cause)?, (idle.start_ns, idle.end_ns)))
-        }));
+    let mut found: Vec<Gap<'_, '_>> = Vec::new();
+    for StreamIdle { stream: own, idle, .. } in facts.profile.idle() {
+        for Idle { cause, recording, start_ns, end_ns } in idle {
+            let (other, is_launched) = match cause {
+                IdleCause::WaitsFor { stream, .. } => (stream, true),
+                IdleCause::NotLaunched {
+                    host: HostActivity::Launching { stream, .. } | HostActivity::Running { stream, .. },
+                    ..
+                } => (stream, false),
+                _ => continue,
+            };
+            if own == other || !sides.contains(&own) || !sides.contains(&other) {
+                continue;
+            }
+            let window = &facts.windows[recording];
+            let list = &window.timeline.streams[&own];
+            let next = &list[list.partition_point(|&at| window.timeline.command(at).start_ns < end_ns)..];
+            let (streams, times, ns) = ([own, other], (start_ns, end_ns), end_ns - start_ns);
+            let gap = Gap { window, streams, times, ns, is_launched, next };
+            // Stretches before the same command are one.
+            let key = |gap: &Gap<'_, '_>| (gap.streams, gap.is_launched, gap.next.as_ptr());
+            match found.last_mut().filter(|last| key(last) == key(&gap)) {
+                Some(last) => (last.times.1, last.ns) = (end_ns, last.ns + gap.ns),
+                None => found.push(gap),
+            }
+        }
     }
-    let ns: u64 = found.iter().map(|(_, _, times)| times.1 - times.0).sum();
-    let first = found.iter().max_by_key(|(_, _, times)| times.1 - times.0)?;
-    let (recording, (op, own, other), times) = first;
-    let window = &facts.windows[*recording];
-    let next = window.commands().filter(|(_, c)| c.moment.stream == *own && c.start_ns >= times.1);
-    let place =
-        next.min_by_key(|(_, command)| command.start_ns).and_then(|(_, c)| window.place(c.launch.place));
+    found
+}
+
+impl Gap<'_, '_> {
+    /// Whether a command needs, itself or through others, one that the other stream launched or ran meanwhile.
+    fn is_needed_by(&self, command: usize) -> bool {
+        let (mut open, mut seen) = (vec![command], HashSet::new());
+        while let Some(at) = open.pop() {
+            let command = self.window.timeline.command(at);
+            let used = (command.launch.start_ns, command.end_ns);
+            if command.moment.stream == self.streams[1] && common_ns(used, self.times) > 0 {
+                return true;
+            }
+            // What was over by then needs nothing that was not.
+            if command.end_ns > self.times.0 && seen.insert(at) {
+                open.extend(&self.window.needs[at]);
+            }
+        }
+        false
+    }
+
+    /// How long the next commands of the step run, up to the first that needs what the other stream did meanwhile, and that one.
+    fn filling(&self) -> (u64, Option<usize>) {
+        let (mut ns, step) = (0, self.window.step_at(self.times.0));
+        for (at, command) in self.next.iter().map(|&at| (at, self.window.timeline.command(at))) {
+            if ns >= self.ns || self.window.step_at(command.launch.start_ns) > step {
+                break;
+            } else if command.is_work() && self.is_needed_by(at) {
+                return (ns, Some(at));
+            }
+            ns += command.duration_ns();
+        }
+        (ns.min(self.ns), None)
+    }
+
+    /// The command of the other stream, not over when the time began, whose results this one reads.
+    fn producer(&self, reader: usize) -> Option<usize> {
+        let command = |at: usize| self.window.timeline.command(at);
+        let is_producer = |&at: &usize| {
+            let of_other = command(at).moment.stream == self.streams[1] && command(at).end_ns > self.times.0;
+            of_other && command(at).computes() && share_memory((command(reader), false), (command(at), true))
+        };
+        let needs = self.window.needs[reader].iter().copied();
+        needs.filter(is_producer).max_by_key(|&at| command(at).end_ns).filter(|_| command(reader).computes())
+    }
+}
+
+/// An op and its line.
+type Named = (&'static str, Option<Place>);
+
+/// A stream that is idle since its next command reads what one of another stream writes, where the two hardly run at once otherwise.
+pub(super) fn data_dependent(facts: &Facts<'_>) -> Vec<Evidence> {
+    let pair = |gap: Gap<'_, '_>| {
+        let (filled_ns, reader) = gap.filling();
+        let named = [reader?, gap.producer(reader?)?].map(|at| {
+            let command = gap.window.timeline.command(at);
+            (command.op, gap.window.place(command.launch.place))
+        });
+        Some(((named, gap.streams), gap.ns - filled_ns))
+    };
+    let mut found = sums(gaps(facts).into_iter().filter_map(pair));
+    found.retain(|((_, streams), ..)| !run_at_once(facts, *streams));
+    let evidence = |((named, streams), ns, _): (([Named; 2], [StreamId; 2]), u64, usize)| {
+        let ([(op, place), (written_by, wrote)], [own, other]) = (named, streams.map(|one| facts.name(one)));
+        let text = format!(
+            "{own} has nothing to do for {:.3} ms a step, since its {op}{} reads what {written_by}{} writes on {other}: these two cannot \
+             run at once",
+            ms(ns) / facts.steps,
+            at(place.as_ref()),
+            at(wrote.as_ref())
+        );
+        Evidence::new(ms(ns), place, text)
+    };
+    found.into_iter().map(evidence).collect()
+}
+
+/// Whether two streams run at once for half of the time of the shorter one: what one waits for of the other is due to its pace.
+fn run_at_once(facts: &Facts<'_>, streams: [StreamId; 2]) -> bool {
+    let both = |command: &CommandRecord| command.is_work() && streams.contains(&command.moment.stream);
+    let overlap_ns: u64 = facts.profile.recordings().map(|one| Busy::of(one, both).overlap_ns).sum();
+    streams.iter().any(|&stream| 2 * overlap_ns >= facts.busy_ns(stream))
+}
+
+/// A stream that is idle while its thread launches or runs the commands of another one, which its next commands do not need. Lanes
+/// have a thread each already.
+pub(super) fn depth_first(facts: &Facts<'_>) -> Option<Evidence> {
+    let mut gaps = if facts.has_lanes() { Vec::new() } else { gaps(facts) };
+    gaps.retain(|gap| !gap.is_launched);
+    let filled: Vec<_> = gaps.iter().map(|gap| (gap.filling().0, gap)).filter(|(ns, _)| *ns > 0).collect();
+    let ns: u64 = filled.iter().map(|(ns, _)| ns).sum();
+    let (_, Gap { window, streams, next, .. }) = filled.iter().max_by_key(|(ns, _)| *ns)?;
+    let command = next.iter().map(|&at| window.timeline.command(at)).find(|command| command.is_work())?;
+    let (place, [own, other]) =
+        (window.place(command.launch.place), streams.map(|stream| facts.name(stream)));
     let text = format!(
-        "{} has nothing to do for {:.3} ms a step while the same thread launches or runs what is on {}; its {op}{} could have been \
-         launched before",
-        facts.name(*own),
+        "{own} has nothing to do for {:.3} ms a step while the same thread launches or runs what is on {other}; its {}{} could have \
+         been launched before",
         ms(ns) / facts.steps,
-        facts.name(*other),
+        command.op,
         at(place.as_ref())
     );
     Some(Evidence::new(ms(ns), place, text))
@@ -155,8 +274,12 @@ pub(super) fn imbalance(facts: &Facts<'_>) -> Option<Evidence> {
     let mut sides = facts.side_streams();
     // A stream of copies has no work for others.
     sides.retain(|&stream| facts.work_of(stream).any(|(command, _)| command.computes()));
-    let busy_ns = |stream| facts.work_of(stream).map(|(command, _)| command.duration_ns()).sum();
-    let times: Vec<(u64, StreamId)> = sides.into_iter().map(|stream| (busy_ns(stream), stream)).collect();
+    // Streams that wait for each other's data gain nothing by an even split.
+    if data_dependent(facts).iter().any(|found| found.cost_ms > Some(NOTABLE * facts.wall_ms)) {
+        return None;
+    }
+    let times: Vec<(u64, StreamId)> =
+        sides.into_iter().map(|stream| (facts.busy_ns(stream), stream)).collect();
     let (longest, busiest) = times.iter().copied().max()?;
     let total: u64 = times.iter().map(|(ns, _)| ns).sum();
     let mean = total / times.len() as u64;

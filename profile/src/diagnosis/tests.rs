@@ -1,9 +1,13 @@
 //! Rules on recordings with times of one's own, where no busy machine has a say.
 
-use device::{Access, CommandKind, DeviceFacts, HandOffRecord, KernelRecord, Recording};
+use device::{
+    Access, CommandKind, DeviceFacts, DriverCallRecord, HandOffRecord, KernelRecord, LaunchRecord, Recording,
+    SyncRecord,
+};
 
 use super::super::tests::{A, B, at, command, sync, wait};
 use super::*;
+use crate::quantiles::Quantiles;
 
 /// A millisecond.
 const MS: u64 = 1_000_000;
@@ -72,22 +76,24 @@ fn only_memory_that_both_write_is_one_too_few() {
     let scratch = found(in_order(vec![write], vec![write]));
     assert_eq!(codes(&scratch), ["over-synchronised"]);
     assert!(scratch[0].message.contains("both write the same memory"));
+    // What the second one reads of the first one's results is why it waits.
+    let data = &["data-dependent"][..];
     let needed = [
-        (vec![write], vec![read]),
-        (vec![read], vec![write]),
-        (vec![read, write], vec![read, write]),
-        (vec![read, write], vec![write]),
-        (vec![write], vec![read, write]),
+        (vec![write], vec![read], data),
+        (vec![read], vec![write], &[]),
+        (vec![read, write], vec![read, write], data),
+        (vec![read, write], vec![write], &[]),
+        (vec![write], vec![read, write], data),
     ];
-    for (first, second) in needed {
+    for (first, second, expected) in needed {
         let case = format!("{first:?} {second:?}");
-        assert_eq!(codes(&found(in_order(first, second))), [""; 0], "{case}");
+        assert_eq!(codes(&found(in_order(first, second))), expected, "{case}");
     }
 }
 
 #[test]
 fn waits_are_needed_for_what_they_keep_in_order() {
-    for (used, expected) in [(0, &[][..]), (64, &["over-synchronised"][..])] {
+    for (used, expected) in [(0, ["data-dependent"]), (64, ["over-synchronised"])] {
         let mut recording = in_order(vec![access(0, true)], Vec::new());
         recording.commands[1].kind = CommandKind::Wait;
         recording.commands[1].end_ns = recording.commands[1].start_ns;
@@ -199,16 +205,324 @@ fn a_kernel_that_leaves_no_room_is_named_in_a_line() {
     assert_eq!(codes(&of(7, "gemm")), [""; 0]);
 }
 
+/// A command on `a`, then one on `b` that uses memory as given, by one thread that runs both or has others run them.
+fn chain(inline: bool, second: Vec<Access>) -> Recording {
+    let mut recording = in_order(vec![access(0, true)], second);
+    for (at, command) in recording.commands.iter_mut().enumerate() {
+        command.launch.place = Some(at as u32);
+        if inline {
+            let LaunchRecord { start_ns, given_ns, end_ns, .. } = &mut command.launch;
+            (*start_ns, *given_ns, *end_ns) = (command.start_ns, command.start_ns, command.end_ns);
+        }
+    }
+    if inline {
+        recording.waits.clear();
+    }
+    let place = |line| Place { function: "f".into(), file: "a.rs".into(), line };
+    recording.places = vec![place(7), place(8)];
+    recording
+}
+
+#[test]
+fn streams_that_need_each_others_data_are_told_so_with_both_lines() {
+    for inline in [true, false] {
+        let findings = found(chain(inline, vec![access(0, false), access(64, true)]));
+        assert_eq!(codes(&findings), ["data-dependent"], "{inline} {findings:?}");
+        let Finding { message, place, cost_ms, .. } = &findings[0];
+        assert!(message.contains("its second at a.rs:8 reads what first at a.rs:7 writes"), "{message}");
+        assert!(message.contains("5.000 ms a step") && message.contains("another batch"), "{message}");
+        assert_eq!(place.as_ref().unwrap().line, 8);
+        assert!((cost_ms - 5.0).abs() < 1e-3, "{cost_ms}");
+    }
+    // What needs nothing could have been launched before, for as long as it takes.
+    let findings = found(chain(true, vec![access(64, true)]));
+    assert_eq!(codes(&findings), ["depth-first"]);
+    assert!((findings[0].cost_ms - 5.0).abs() < 1e-3, "{findings:?}");
+    let mut short = chain(true, vec![access(64, true)]);
+    short.commands[1].end_ns = 5 * MS + 10;
+    assert!(!codes(&found(short)).contains(&"depth-first"));
+}
+
+/// What is needed through another command is needed, too; nothing is said of it where that one ran on the stream itself.
+#[test]
+fn what_is_needed_through_others_could_not_have_been_launched_before() {
+    let mut recording = chain(true, vec![access(128, false)]);
+    let middle = command("middle", at(StreamId::from_raw(9), 1), (0, 5 * MS, 5 * MS + 1), 5 * MS, 5 * MS + 1);
+    recording
+        .commands
+        .insert(1, CommandRecord { accesses: vec![access(0, false), access(128, true)], ..middle });
+    assert!(!codes(&found(recording)).contains(&"depth-first"));
+}
+
+/// A stage that takes less time than the one before it waits for data, which says nothing of the two.
+#[test]
+fn stages_that_run_at_once_are_not_told_of_their_data() {
+    let findings = found(stages());
+    assert!(!codes(&findings).contains(&"data-dependent"), "{findings:?}");
+}
+
+fn stages() -> Recording {
+    let mut recording = Recording::default();
+    for tick in 1..=4 {
+        let first = command("first", at(A, tick), (0, tick, tick + 1), 4 * MS * (tick - 1), 4 * MS * tick);
+        let second =
+            command("second", at(B, tick), (1, tick, tick + 1), 4 * MS * tick, 4 * MS * tick + 3 * MS);
+        let item = access(64 * tick as usize, true);
+        let read = Access { write: false, ..item };
+        recording.commands.push(CommandRecord { accesses: vec![item], ..first });
+        recording.commands.push(CommandRecord { accesses: vec![read], ..second });
+        recording.waits.push(wait("second", at(B, tick), at(A, tick)));
+    }
+    recording
+}
+
+/// Collectives of two streams that write the token of their communicator, or memory of tensors.
+fn collectives(second: Vec<Access>) -> Recording {
+    let mut recording = in_order(vec![access(0, true)], second);
+    recording.commands.iter_mut().for_each(|command| command.kind = CommandKind::Collective { bytes: 8 });
+    recording
+}
+
+#[test]
+fn streams_with_one_communicator_are_told_to_duplicate_it() {
+    let findings = found(collectives(vec![access(0, true)]));
+    let found = findings.iter().find(|finding| finding.code == "over-synchronised").unwrap();
+    assert!(found.message.contains("a duplicate of the communicator"), "{}", found.message);
+    assert!(!found.message.contains("same memory"), "{}", found.message);
+}
+
+/// A stream of a lane each, with a collective that nothing runs beside.
+fn lanes(recording: Recording) -> Recording {
+    let name = "ConcurrentBatches::step".into();
+    let range = RangeRecord { name, thread: 0, parent: None, start_ns: 0, end_ns: 10 * MS, place: None };
+    Recording { ranges: vec![range], ..recording }
+}
+
+#[test]
+fn lanes_are_not_advised_to_use_lanes() {
+    for recording in [collectives(vec![access(0, true)]), chain(true, Vec::new())] {
+        let advised = |recording| {
+            found(recording)
+                .iter()
+                .any(|f| f.message.contains("on lanes") || f.message.contains("`ConcurrentBatches`"))
+        };
+        assert!(advised(recording.clone()));
+        assert!(!advised(lanes(recording)));
+    }
+}
+
+/// An op on the default stream between two others, of which one waits for it.
+fn stray(launched: (u64, u64), in_backward: bool) -> Recording {
+    let default = StreamId::from_raw(3);
+    let mut stray = command("stray", at(default, 1), (0, launched.0, launched.1), 40, 5 * MS);
+    stray.launch.in_backward = in_backward;
+    let commands = vec![
+        command("left", at(A, 1), (0, 0, 10), 10, 5 * MS),
+        stray,
+        command("right", at(B, 1), (0, 20, 30), 5 * MS, 10 * MS),
+    ];
+    let device = DeviceFacts { default_stream: Some(default), ..DeviceFacts::default() };
+    Recording {
+        commands,
+        device,
+        waits: vec![wait("right", at(B, 1), at(default, 1))],
+        ..Recording::default()
+    }
+}
+
+/// The host waits by `op` for a command, and launches the next one three milliseconds after that, while `beside` runs.
+fn synced(op: &'static str, beside: Option<CommandRecord>) -> Recording {
+    let first = command("train", at(A, 1), (0, 0, 10), 10, 5 * MS);
+    let second = command("train", at(A, 2), (0, 8 * MS, 8 * MS + 10), 8 * MS + 10, 12 * MS);
+    let waited = SyncRecord { op, ..sync(vec![at(A, 1)], 20, 5 * MS + 1) };
+    let commands = [first, second].into_iter().chain(beside).collect();
+    Recording { commands, syncs: vec![waited], ..Recording::default() }
+}
+
+/// A call of the driver in a step of two, numbered from 0.
+fn allocated(step: u64, bytes: usize) -> Recording {
+    let start_ns = step * 10 * MS + MS;
+    let call = DriverCallRecord { bytes, stream: A, start_ns, end_ns: start_ns + MS, thread: 0, place: None };
+    let commands = vec![command("train", at(A, 1), (0, 0, 10), 10, 20 * MS)];
+    Recording { commands, driver_calls: vec![call], steps: vec![10 * MS, 20 * MS], ..Recording::default() }
+}
+
+/// Two commands of a kind, on a stream each, on a device with this many copy engines that is the host or not.
+fn twice(kind: CommandKind, second: u64, copy_engines: u32, host_threads: Option<usize>) -> Recording {
+    let mut commands = vec![
+        command("first", at(A, 1), (0, 0, MS), MS, 6 * MS),
+        command("second", at(B, 1), (0, MS, 2 * MS), second, second + 5 * MS),
+    ];
+    commands.iter_mut().for_each(|command| command.kind = kind);
+    let device = DeviceFacts { copy_engines, host_threads, ..DeviceFacts::default() };
+    Recording { commands, device, ..Recording::default() }
+}
+
+/// What is found in a comparison of two schedules: of commands on two streams for a millisecond, and one on the default stream.
+fn compared(optimizer_ns: u64, change: impl Fn(&mut Schedules)) -> Vec<Finding> {
+    let default = StreamId::from_raw(3);
+    let commands = vec![
+        command("train", at(A, 1), (0, 0, 10), 10, 10 * MS),
+        command("train", at(B, 1), (1, 0, 10), 10, 10 * MS),
+        command("sgd", at(default, 1), (0, 20, 30), 10 * MS, 10 * MS + optimizer_ns),
+    ];
+    let device = DeviceFacts { default_stream: Some(default), ..DeviceFacts::default() };
+    let threads = vec!["main".into(), "lane".into()];
+    let mut schedules = Schedules {
+        streams: 2,
+        are_independent: true,
+        threads: Some(2),
+        steps: 100,
+        serial_ms: Quantiles { median: 20.0, p10: 19.0, p90: 22.0 },
+        concurrent_ms: 11.0,
+        split_gain: 1.0,
+        overlap: 0.8,
+        bound_ms: 10.0,
+        chain_ms: 10.0,
+        inflation: 1.02,
+        host_syncs: 1.0,
+        ..Schedules::default()
+    };
+    change(&mut schedules);
+    diagnose_schedules(
+        &Profile::of([Recording { commands, device, threads, ..Recording::default() }]),
+        &schedules,
+    )
+}
+
+/// No figure that threads and streams cannot explain.
+#[test]
+fn bounds_that_are_not_credible_are_not_told() {
+    for threads in [Some(2), None] {
+        let limit = |bound_ms| {
+            let found = compared(1000, |s| (s.bound_ms, s.threads) = (bound_ms, threads));
+            let limit = found.last().unwrap();
+            assert_eq!(limit.code, "limit");
+            limit.message.clone()
+        };
+        assert!(limit(12.5).contains("alone would allow 1.60x"), "{}", limit(12.5));
+        for bound_ms in [220.0, 1.0, 0.0] {
+            assert!(!limit(bound_ms).contains("would allow"), "{}", limit(bound_ms));
+        }
+    }
+}
+
+/// For each rule in turn what is found where it applies, and twice where it does not.
+fn cases() -> Vec<(&'static str, [Vec<Finding>; 3])> {
+    let upload = |pinned| CommandKind::Upload { bytes: 8, pinned };
+    let collective = CommandKind::Collective { bytes: 8 };
+    let beside = || Some(command("other", at(B, 1), (0, 10, 20), 20, 12 * MS));
+    let (read, write) = (access(0, false), access(0, true));
+    let of = |recordings: [Recording; 3]| recordings.map(found);
+    let with = |changes: [fn(&mut Schedules); 3]| changes.map(|change| compared(1000, change));
+    let alone = |kind| Recording {
+        commands: twice(kind, MS, 2, None).commands[..1].to_vec(),
+        ..Recording::default()
+    };
+    let mut recorded = tiny(100);
+    recorded.commands.iter_mut().for_each(|command| command.launch.recorder_ns = 4100);
+    let mut computed = twice(CommandKind::Compute, 6 * MS, 2, Some(2));
+    computed.commands[0].kind = upload(true);
+    let mut copied_beside = computed.clone();
+    (copied_beside.commands[1].start_ns, copied_beside.commands[1].end_ns) = (MS, 6 * MS);
+    let mut gathered_beside = copied_beside.clone();
+    gathered_beside.commands[0].kind = collective;
+    let mut uneven = twice(CommandKind::Compute, MS, 2, None);
+    uneven.commands[1].end_ns += 5 * MS;
+    let mut uneven_copies = uneven.clone();
+    uneven_copies.commands[0].kind = upload(true);
+    let crowded = |streams: u64, host_threads| {
+        let commands =
+            (1..=streams).map(|raw| command("op", at(StreamId::from_raw(raw), 1), (0, 0, 10), 10, 5 * MS));
+        let device = DeviceFacts { host_threads, ..DeviceFacts::default() };
+        Recording { commands: commands.collect(), device, ..Recording::default() }
+    };
+    let others = |s: &mut Schedules, taken| s.others = Some(OtherPrograms { processors: 4.0, taken });
+    let taken = |taken| compared(1000, |s| others(s, taken));
+    vec![
+        ("busy", [taken(3.0), taken(2.0), compared(1000, |s| (s.steps, s.serial_ms.p90) = (19, 40.0))]),
+        (
+            "hidden-sync",
+            of([synced("download", None), synced("synchronize", None), synced("download", beside())]),
+        ),
+        (
+            "synchronize",
+            of([synced("synchronize", None), synced("download", None), synced("synchronize", beside())]),
+        ),
+        (
+            "memory-wait",
+            of([
+                synced("wait_for_memory", None),
+                synced("download", None),
+                synced("wait_for_memory", beside()),
+            ]),
+        ),
+        ("driver-allocation", of([allocated(1, 64), allocated(0, 64), allocated(1, 0)])),
+        ("launch-bound", of([tiny(2000), tiny(9000), recorded])),
+        ("host-bound", of([tiny(9000), tiny(2000), synced("download", None)])),
+        ("exposed-copy", of([alone(upload(true)), copied_beside, alone(CommandKind::Compute)])),
+        (
+            "pageable-copy",
+            of([
+                twice(upload(false), MS, 2, None),
+                twice(upload(true), MS, 2, None),
+                twice(upload(false), MS, 2, Some(2)),
+            ]),
+        ),
+        ("exposed-communication", of([alone(collective), gathered_beside, alone(upload(true))])),
+        (
+            "one-copy-engine",
+            of([
+                twice(upload(true), MS, 1, None),
+                twice(upload(true), MS, 2, None),
+                twice(upload(true), 6 * MS, 1, None),
+            ]),
+        ),
+        ("default-stream", of([stray((10, 20), false), stray((10, 20), true), stray((30, 40), false)])),
+        (
+            "over-synchronised",
+            of([
+                in_order(vec![write], vec![write]),
+                in_order(vec![write], vec![read]),
+                collectives(vec![access(8, true)]),
+            ]),
+        ),
+        ("data-dependent", of([chain(false, vec![read]), chain(false, vec![write]), stages()])),
+        ("imbalance", of([uneven, uneven_copies, chain(true, vec![read])])),
+        (
+            "depth-first",
+            of([chain(true, Vec::new()), chain(true, vec![read]), lanes(chain(true, Vec::new()))]),
+        ),
+        ("no-room", of([crowded(3, Some(2)), crowded(2, Some(2)), crowded(3, None)])),
+        (
+            "lanes-apart",
+            with([
+                |s| s.overlap = 0.05,
+                |s| (s.overlap, s.serial_ms.p90) = (0.05, 40.0),
+                |s| (s.overlap, s.streams) = (0.05, 3),
+            ]),
+        ),
+        ("kernels-fill-device", with([|s| s.split_gain = 1.5, |_| (), |s| s.split_gain = 22.25])),
+        ("inflation", with([|s| s.inflation = 1.4, |_| (), |s| (s.inflation, s.streams) = (1.4, 1)])),
+        ("serial-part", [compared(5 * MS, |_| ()), compared(1000, |_| ()), found(crowded(2, Some(2)))]),
+    ]
+}
+
+#[test]
+fn every_rule_applies_to_one_recording_and_not_to_two_others() {
+    let cases = cases();
+    let covered: Vec<&str> = cases.iter().map(|(code, _)| *code).collect();
+    assert_eq!(covered, RULES.iter().map(|rule| rule.code).collect::<Vec<_>>());
+    for (code, findings) in cases {
+        let is_found = findings.each_ref().map(|found| codes(found).contains(&code));
+        assert_eq!(is_found, [true, false, false], "{code}: {findings:#?}");
+    }
+}
+
 #[test]
 fn extents_that_are_asked_often_are_those_that_were_given() {
     let given = [(10, 20), (5, 30), (40, 41), (12, 13)];
     let extents = Extents::new(given);
-    for start in 0..50 {
-        for end in start + 1..50 {
-            let meets = given.iter().any(|&(s, e)| s < end && start < e);
-            assert_eq!(extents.meets((start, end)), meets, "{start}..{end}");
-        }
-    }
     assert_eq!((extents.last_end(5), extents.last_end(6), extents.last_end(100)), (0, 30, 41));
 }
 

@@ -44,7 +44,7 @@ fn compare(dev: &Device, options: CompareOptions) -> Result<ComparisonReport> {
         })
         .loss(|(model, _), (x, labels)| model.loss(x, labels))
         .update(|(_, adam), gradients| adam.step(&gradients))
-        .state(|(model, _)| checkpoint::state(model))
+        .model(|(model, _)| model)
         .options(options)
         .run()
 }

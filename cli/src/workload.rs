@@ -6,7 +6,7 @@ use autograd::{Var, no_grad};
 use compare::{CompareOptions, Comparison};
 use device::{Device, Error, Result};
 use models::data::Position;
-use models::{Batch, DataLoader, InMemory, LoaderOptions, Module, Optimizer, checkpoint};
+use models::{Batch, DataLoader, InMemory, LoaderOptions, Module, Optimizer};
 
 use crate::Scale;
 
@@ -171,7 +171,7 @@ pub fn comparison<'a>(
         })
         .loss(|trained: &Trained, batch| trained.model.batch_loss(batch))
         .update(|trained, gradients| trained.optimizer.step(&gradients))
-        .state(|trained| checkpoint::state(&*trained.model))
+        .model(|trained| &trained.model)
         .metrics(move |trained| {
             let device = trained.optimizer.parameters()[0].value().device().clone();
             let Evaluation { loss, accuracy } = trained.model.evaluate(&test, &device)?;

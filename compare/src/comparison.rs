@@ -5,11 +5,12 @@ use std::sync::Arc;
 use ::profile::{Finding, OtherPrograms, Schedules, diagnose, diagnose_schedules};
 use autograd::{BatchResult, Gradients};
 use device::{Device, ErrorKind, Result};
+use models::Module;
 use tensor::{Tensor, Tensors};
 
 use crate::bound;
 use crate::machine::Ticks;
-use crate::program::{Program, Source, next, tensors};
+use crate::program::{Program, Source, tensors};
 use crate::report::efficiency;
 use crate::runner::Runner;
 use crate::schedules::{self, Chosen, Differences, How, LOSS, PARAMETER, RESULT, Runners};
@@ -36,14 +37,14 @@ use crate::{
 /// | other orders of the commands of two steps ([`explore`]) | the program works on a CPU |
 ///
 /// Each schedule has a copy of the state, from the same `setup`, and the same batches. Losses, what else the steps give, and the
-/// [`state`](Self::state) at the end must have the same bits in all of them. Steps are timed untraced, in alternating blocks, until
+/// [`model`](Self::model) at the end must have the same bits in all of them. Steps are timed untraced, in alternating blocks, until
 /// the blocks agree, three times at most; a short traced phase afterwards says where the time goes.
 ///
 /// ```
 /// use autograd::Var;
 /// use compare::Comparison;
 /// use device::{DType::F32, Device};
-/// use models::{Forward, Module, Sgd, Optimizer, checkpoint, mlp, mse};
+/// use models::{Forward, Module, Sgd, Optimizer, mlp, mse};
 /// use tensor::{RandomKey, Tensor};
 /// # use compare::CompareOptions;
 /// # fn main() -> device::Result<()> {
@@ -56,7 +57,7 @@ use crate::{
 ///     .batches(|dev, n| Tensor::randn(&[32, 8], F32, RandomKey { seed: 1, op: n }, dev))
 ///     .loss(|(model, _), x| mse(&model.forward(&Var::constant(x.clone()))?, &x.sum(&[1], true)?.into()))
 ///     .update(|(_, sgd), gradients| sgd.step(&gradients))
-///     .state(|(model, _)| checkpoint::state(model))
+///     .model(|(model, _)| model)
 /// #   .options(CompareOptions { steps: 4, warmup: 2, traced: 2, ..CompareOptions::default() })
 ///     .run()?;
 /// assert!(report.is_identical());
@@ -66,11 +67,11 @@ use crate::{
 /// ```
 #[must_use = "a comparison does nothing until it is run"]
 pub struct Comparison<'a, S = (), B = ()> {
-    device: Device,
+    pub(super) device: Device,
     name: String,
     about: String,
-    options: CompareOptions,
-    program: Program<'a, S, B>,
+    pub(super) options: CompareOptions,
+    pub(super) program: Program<'a, S, B>,
     progress: Box<dyn FnMut(usize, usize) + 'a>,
 }
 
@@ -159,8 +160,13 @@ impl<'a, S, B> Comparison<'a, S, B> {
         self
     }
 
-    /// The tensors of the state that must be equal in the end, under their names, as [`checkpoint::state`](models::checkpoint::state)
-    /// gives those of a model.
+    /// The model in the state: its parameters and buffers must be equal in the end.
+    pub fn model(mut self, model: impl Fn(&S) -> &(dyn Module) + Send + Sync + 'a) -> Self {
+        self.program.model = Some(Box::new(model));
+        self
+    }
+
+    /// Further tensors of the state that must be equal in the end, under their names.
     pub fn state(mut self, state: impl Fn(&S) -> Vec<(String, Tensor)> + Send + Sync + 'a) -> Self {
         self.program.state = Some(Box::new(state));
         self
@@ -234,17 +240,20 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
         let (threads, on_host) = (device.threads(), device.runs_on_host());
         let mut differences = Differences::default();
         let Runners { serial, concurrent, others: more, refused } = runners;
-        let mut report = |runner, is_exact| differences.report(&serial, runner, &program, is_exact);
+        let mut report = |runner| differences.report(&serial, runner, &program);
         let metrics = match &program.metrics {
             Some(measure) => concurrent.as_ref().map_or(&serial, |one| &one.runner).with_state(measure)?,
             None => Vec::new(),
         };
-        let concurrent = concurrent.map(|one| Ok((report(one.runner, true)?, one.alone.profile())));
+        let concurrent = concurrent.map(|one| Ok((report(one.runner)?, one.alone.profile())));
         let concurrent = concurrent.transpose()?;
-        let mut reports = Vec::new();
-        for runner in more {
-            let is_exact = on_host || runner.name() != HOSTED;
-            reports.push(report(runner, is_exact)?);
+        let (rounded, more): (Vec<_>, Vec<_>) =
+            more.into_iter().partition(|runner| runner.name() == HOSTED && !on_host);
+        let mut reports = more.into_iter().map(report).collect::<Result<Vec<_>>>()?;
+        // Batches that two devices prepared differ by rounding.
+        let by_rounding = |runner| Differences::default().report(&serial, runner, &program);
+        for (at, runner) in rounded.into_iter().enumerate() {
+            reports.insert(at, by_rounding(runner)?);
         }
         let explored = explored(&program, &options, &chosen, &mut differences);
         let has_results = serial.has_results();
@@ -272,7 +281,7 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
             batches_per_step: chosen.batches_per_step,
             identical_losses: (!serial.losses.is_empty()).then(|| differences.is_equal(LOSS)),
             identical_results: has_results.then(|| differences.is_equal(RESULT)),
-            identical_parameters: program.state.is_some().then(|| differences.is_equal(PARAMETER)),
+            identical_parameters: program.shows_state().then(|| differences.is_equal(PARAMETER)),
             serial,
             concurrent: concurrent.map(|(schedule, _)| schedule),
             others: reports,
@@ -383,9 +392,6 @@ pub(super) fn blocks(steps: usize) -> impl Iterator<Item = usize> {
     (0..steps).step_by(size).map(move |start| size.min(steps - start))
 }
 
-/// Steps whose commands are tried out in other orders.
-const EXPLORED_STEPS: usize = 2;
-
 /// Tries out other orders of the commands of two steps. The finding says why there are none.
 fn explored<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static>(
     program: &Arc<Program<'a, S, B>>,
@@ -398,16 +404,8 @@ fn explored<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static>(
     }
     let seeds = 0..options.explored as u64;
     let found = explore(Explore { seeds, ..Explore::default() }, |device| {
-        let mut trainer = Trainer::new(program, options.seed, How::Lanes(chosen.lanes()), device)?;
-        let mut source = (program.batches)(device)?;
-        let mut results = Vec::new();
-        for _ in 0..EXPLORED_STEPS {
-            let (losses, others) = trainer.step(next(&mut source, chosen.batches_per_step)?)?;
-            results.extend(losses.into_iter().chain(others));
-        }
-        let state = program.state.as_ref().map(|state| state(&trainer.state)).unwrap_or_default();
-        results.extend(state.into_iter().map(|(_, tensor)| tensor));
-        Ok(results)
+        Trainer::new(program, options.seed, How::Lanes(chosen.lanes()), device)?
+            .results(&mut (program.batches)(device)?, chosen.batches_per_step)
     });
     match found {
         Ok(report) => Ok(Some(report)),

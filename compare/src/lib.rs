@@ -23,6 +23,7 @@ mod show;
 #[cfg(test)]
 mod tests;
 mod trainer;
+mod verify;
 
 pub use ::profile::{Finding, Quantiles};
 pub use comparison::Comparison;
@@ -30,3 +31,4 @@ pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use options::CompareOptions;
 pub use profile::{LaneProfile, OpProfile, StepProfile};
 pub use report::{CapturedReport, ComparisonReport, Gain, Limits, ScheduleReport};
+pub use verify::{Verification, VerifyOptions, verify};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ::profile::Finding;
 use autograd::{ConcurrentBatches, Gradients, Var, no_grad};
 use device::{Device, Error, Result};
+use models::{Module, checkpoint};
 use tensor::{Generator, Tensor, Tensors, with_generator};
 
 /// A step in closures: how it begins, what it is given, and what it does.
@@ -20,7 +21,8 @@ pub(super) struct Program<'a, S, B> {
     pub(super) update: Option<Box<dyn Fn(&mut S, Gradients) -> Result<()> + Send + Sync + 'a>>,
     /// Anything, with one batch.
     pub(super) step: Option<Box<dyn Fn(&mut S, B) -> Result<Vec<Tensor>> + Send + Sync + 'a>>,
-    pub(super) state: Option<Box<dyn Fn(&S) -> Vec<(String, Tensor)> + Send + Sync + 'a>>,
+    pub(super) model: Option<Box<dyn Fn(&S) -> &(dyn Module) + Send + Sync + 'a>>,
+    pub(super) state: Option<Box<dyn Fn(&S) -> Named + Send + Sync + 'a>>,
     pub(super) metrics: Option<Box<dyn Fn(&S) -> Result<Metrics> + Send + Sync + 'a>>,
 }
 
@@ -36,14 +38,33 @@ pub(super) type PrepareBatch<'a, B> = Arc<dyn Fn(B) -> Result<B> + Send + Sync +
 /// Losses of a step's batches, and what else the step gives.
 pub(super) type Outcome = (Vec<Tensor>, Vec<Tensor>);
 
+/// Tensors with a name each.
+pub(super) type Named = Vec<(String, Tensor)>;
+
 /// Numbers with a name each.
 pub(super) type Metrics = Vec<(String, f64)>;
 
 impl<'a, S, B> Program<'a, S, B> {
     pub(super) fn new(setup: Setup<'a, S>, batches: Batches<'a, B>) -> Self {
         let (branched, prepare, on_host) = (None, None, false);
-        let (loss, update, step, state, metrics) = (None, None, None, None, None);
-        Program { setup, branched, batches, prepare, on_host, loss, update, step, state, metrics }
+        let (loss, update, step) = (None, None, None);
+        let (model, state, metrics) = (None, None, None);
+        Program { setup, branched, batches, prepare, on_host, loss, update, step, model, state, metrics }
+    }
+
+    /// The parameters of the model, if the program shows one.
+    pub(super) fn parameters(&self, state: &S) -> Vec<(String, Var)> {
+        self.model.as_ref().map(|model| model(state).named_parameters()).unwrap_or_default()
+    }
+
+    /// What must be equal in the end: parameters and buffers of the model, and what else the program shows.
+    pub(super) fn shown(&self, state: &S) -> Named {
+        let model = self.model.iter().flat_map(|model| checkpoint::state(model(state)));
+        model.chain(self.state.iter().flat_map(|shown| shown(state))).collect()
+    }
+
+    pub(super) fn shows_state(&self) -> bool {
+        self.model.is_some() || self.state.is_some()
     }
 
     /// That there is one step.
@@ -64,7 +85,7 @@ impl<'a, S, B> Program<'a, S, B> {
             (self.loss.is_none(), "lanes need a `loss` in place of a whole `step`"),
             (self.loss.is_some() && self.update.is_none(), "parameters change only with an `update`"),
             (self.prepare.is_none(), "stages need a `prepare`"),
-            (self.state.is_none(), "parameters are compared with a `state`"),
+            (!self.shows_state(), "parameters are compared with a `model` or a `state`"),
         ];
         let missing: Vec<&str> =
             missing.into_iter().filter(|(is_so, _)| *is_so).map(|(_, what)| what).collect();

@@ -8,7 +8,7 @@ use allocator::{DeviceMemory, MemoryStats};
 use autograd::{Pipeline, PipelineOptions, PipelineSchedule};
 use device::{DType, Device, Recording, Result, Stream, StreamId, SyncStats};
 use parking_lot::Mutex;
-use tensor::{Tensor, Tensors};
+use tensor::Tensors;
 
 use crate::program::{Outcome, Program, Source, next};
 use crate::schedules::How;
@@ -244,9 +244,9 @@ impl<S, B> Runner<'_, S, B> {
     pub(super) fn first_difference_in_state(
         &self,
         other: &Self,
-        state: &dyn Fn(&S) -> Vec<(String, Tensor)>,
+        program: &Program<'_, S, B>,
     ) -> Result<Option<String>> {
-        let [mine, others] = [self, other].map(|runner| state(&runner.trainer.lock().state));
+        let [mine, others] = [self, other].map(|runner| program.shown(&runner.trainer.lock().state));
         if mine.len() != others.len() {
             return Ok(Some(format!("{} against {} tensors", mine.len(), others.len())));
         }

@@ -57,7 +57,7 @@ pub(super) struct Concurrent<'a, S, B> {
 /// What runs at once, and how many batches a step has.
 pub(super) struct Chosen {
     /// The concurrent schedules, the one that is diagnosed first.
-    concurrent: Vec<(&'static str, How)>,
+    pub(super) concurrent: Vec<(&'static str, How)>,
     pub(super) batches_per_step: usize,
 }
 
@@ -252,28 +252,32 @@ impl Differences {
         self.found.iter().all(|(other, _)| *other != what)
     }
 
-    /// The report of a schedule beside the serial one, with its differences; these are added unless devices that round
-    /// differently have prepared its batches.
+    /// Adds where a schedule differs. Returns whether losses, results and parameters are equal.
+    pub(super) fn compare<'a, S, B>(
+        &mut self,
+        serial: &Runner<'a, S, B>,
+        other: &Runner<'a, S, B>,
+        program: &Program<'a, S, B>,
+    ) -> Result<[bool; 3]> {
+        let differences = [
+            (LOSS, serial.first_difference_in_losses(other)),
+            (RESULT, serial.first_difference_in_results(other)),
+            (PARAMETER, serial.first_difference_in_state(other, program)?),
+        ];
+        let equal = differences.each_ref().map(|(_, difference)| difference.is_none());
+        let found = differences.into_iter().filter_map(|(what, found)| Some((what, found?)));
+        self.found.extend(found.map(|(what, found)| (what, format!("{}: {found}", other.name()))));
+        Ok(equal)
+    }
+
+    /// The report of a schedule beside the serial one.
     pub(super) fn report<'a, S, B>(
         &mut self,
         serial: &Runner<'a, S, B>,
         other: Runner<'a, S, B>,
         program: &Program<'a, S, B>,
-        is_exact: bool,
     ) -> Result<ScheduleReport> {
-        let state = program.state.as_deref();
-        let parameters =
-            state.map(|state| serial.first_difference_in_state(&other, state)).transpose()?.flatten();
-        let differences = [
-            (LOSS, serial.first_difference_in_losses(&other)),
-            (RESULT, serial.first_difference_in_results(&other)),
-            (PARAMETER, parameters),
-        ];
-        let equal = differences.each_ref().map(|(_, difference)| difference.is_none());
-        let found = differences.into_iter().filter_map(|(what, found)| Some((what, found?)));
-        if is_exact {
-            self.found.extend(found.map(|(what, found)| (what, format!("{}: {found}", other.name()))));
-        }
+        let equal = self.compare(serial, &other, program)?;
         let loss_difference = serial.largest_difference_in_losses(&other);
         let (speedup_spread, serial_ms) = (speedups(serial, &other), serial.median_ms());
         let report = other.report();

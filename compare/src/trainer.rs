@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use autograd::{ConcurrentBatches, Lanes};
 use device::{Device, Result};
-use tensor::{Generator, GraphCache, GraphOptions, Tensors, with_generator};
+use tensor::{Generator, GraphCache, GraphOptions, Tensor, Tensors, with_generator};
 
 use crate::CapturedReport;
-use crate::program::{Outcome, Prepare, Program, copies};
+use crate::program::{Outcome, Prepare, Program, Source, copies, next};
 use crate::schedules::How;
 
 /// Forms of batches that are kept: batches of click logs have one each.
@@ -77,6 +77,17 @@ impl<'a, S: Send + Sync, B: Tensors + Send> Trainer<'a, S, B> {
         });
         self.steps += 1;
         done
+    }
+
+    /// All that two steps give, and the state after them.
+    pub(super) fn results(&mut self, source: &mut Source<'_, B>, batches: usize) -> Result<Vec<Tensor>> {
+        let mut results = Vec::new();
+        for _ in 0..2 {
+            let (losses, others) = self.step(next(source, batches)?)?;
+            results.extend(losses.into_iter().chain(others));
+        }
+        results.extend(self.program.shown(&self.state).into_iter().map(|(_, tensor)| tensor));
+        Ok(results)
     }
 
     /// Captures the step for batches like these, if steps are captured and this one is not yet; nothing is trained.

@@ -1,0 +1,365 @@
+//! A program checked in one call: gradients, equal bits, waits of the host, memory.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use ::profile::{Finding, Table};
+use allocator::DeviceMemory;
+use autograd::{GradCheck, Gradients, Var, gradcheck_leaves};
+use device::{Device, DeviceKind, Error, ErrorKind, Order, Result, SyncDebug};
+use tensor::{Generator, Tensor, Tensors, with_generator};
+
+use crate::program::{Program, next};
+use crate::runner::Runner;
+use crate::schedules::{Chosen, Differences, How};
+use crate::trainer::Trainer;
+use crate::{CompareOptions, Comparison, Explore, explore, explore_all};
+
+/// What [`verify`] checks, and how much of it.
+#[derive(Clone, Debug)]
+pub struct VerifyOptions {
+    /// Steps of each schedule.
+    pub steps: usize,
+    /// Orders of the commands of two steps that are tried out on a CPU. Where there are few, all that make a difference are.
+    pub explored: usize,
+    /// How gradients are checked.
+    pub gradients: GradCheck,
+    /// Parameters that may be without a gradient, by the start of their names.
+    pub without_gradient: Vec<String>,
+}
+
+impl Default for VerifyOptions {
+    /// 4 steps, 20 orders, and 4 elements of each parameter.
+    fn default() -> Self {
+        let gradients = GradCheck { elements: 4, ..GradCheck::default() };
+        VerifyOptions { steps: 4, explored: 20, gradients, without_gradient: Vec::new() }
+    }
+}
+
+/// What [`verify`] found: a row for each check, and what is wrong. [`Display`](fmt::Display) prints both.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Verification {
+    /// Each check, and what was done.
+    pub checks: Vec<(&'static str, String)>,
+    /// What is wrong, each at a line of the program where one is to blame.
+    pub findings: Vec<Finding>,
+}
+
+impl fmt::Display for Verification {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new(2);
+        self.checks.iter().for_each(|(name, done)| table.row([*name, done]));
+        write!(f, "{table}")?;
+        let is_clean = if self.findings.is_empty() { "nothing is wrong" } else { "wrong:" };
+        writeln!(f, "{is_clean}")?;
+        self.findings.iter().try_for_each(|finding| writeln!(f, "{finding}"))
+    }
+}
+
+impl Verification {
+    /// That nothing is wrong, for a test.
+    ///
+    /// # Panics
+    /// With all that is wrong, if something is.
+    #[track_caller]
+    #[allow(clippy::panic, reason = "a test is to end here")]
+    pub fn expect_clean(&self) {
+        if !self.findings.is_empty() {
+            panic!("{self}");
+        }
+    }
+
+    fn add(&mut self, code: &'static str, message: impl Into<String>) {
+        self.findings.push(Finding::new(code, message));
+    }
+
+    /// The result of a part of a check, or the finding that its error is.
+    fn part<T>(&mut self, what: &str, result: Result<T>) -> Option<T> {
+        let error = match result {
+            Ok(done) => return Some(done),
+            Err(error) => error,
+        };
+        let message = format!("{what}: {error}");
+        // Most often the same for every schedule.
+        if self.findings.iter().all(|known| !known.message.ends_with(&error.to_string())) {
+            self.add(code(&error), message);
+        }
+        None
+    }
+}
+
+/// What kind of finding an error is.
+fn code(error: &Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::GradientMismatch { .. } => "gradient",
+        ErrorKind::GradientMissing { .. } => "cut-tape",
+        ErrorKind::NotDeterministic { .. } => "not-deterministic",
+        ErrorKind::Captured { .. } => "not-captured",
+        ErrorKind::Race { .. } => "race",
+        ErrorKind::ScheduleDependent { .. } => "not-equal",
+        _ => "error",
+    }
+}
+
+/// Checks a step of any kind, as [`Comparison::verify`] does; it has no gradients to check.
+///
+/// ```
+/// use compare::{VerifyOptions, verify};
+/// use models::{Forward, Module, Optimizer, Sgd, mlp};
+/// # fn main() -> device::Result<()> {
+/// let setup = |dev: &device::Device| {
+///     let model = mlp(&[4, 8, 1], 7, dev)?;
+///     let sgd = Sgd::new(model.parameters(), 0.05)?;
+///     Ok((model, sgd))
+/// };
+/// verify(&device::Device::best(), VerifyOptions::default(), setup, |(model, sgd)| {
+///     let x = tensor::Tensor::randn(&[16, 4], device::DType::F32, None, sgd.parameters()[0].value().device())?;
+///     let loss = model.forward(&x.into())?.square()?.mean(&[], false)?;
+///     sgd.step(&loss.backward()?)?;
+///     Ok(loss.value().clone())
+/// })?
+/// .expect_clean();
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As for [`Comparison::verify`].
+pub fn verify<S: Send + Sync, E: Tensors>(
+    device: &Device,
+    options: VerifyOptions,
+    setup: impl Fn(&Device) -> Result<S> + Send + Sync,
+    step: impl Fn(&mut S) -> Result<E> + Send + Sync,
+) -> Result<Verification> {
+    let batches = |_: &Device, _| Ok(());
+    Comparison::new(device).setup(setup).batches(batches).step(move |state, ()| step(state)).verify(options)
+}
+
+impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> {
+    /// Checks the program, as a test suite would:
+    ///
+    /// | check | what is wrong |
+    /// |---|---|
+    /// | gradients | one that differs from the numeric derivative, a cut tape, a function with other bits the second time |
+    /// | parameters | one that requires a gradient and gets none, or an infinite one; for a [`model`](Self::model) |
+    /// | equal bits | losses, results or state that differ from the serial schedule's: in a second run, with one thread, on lanes, in stages, captured and replayed |
+    /// | explored | the same under other orders of the commands |
+    /// | host | reads within the step, which wait for the device |
+    /// | memory | more allocated after each step, or the driver asked, after two steps |
+    /// | audit | commands that share memory and that nothing orders |
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run), where not even a serial step succeeds.
+    pub fn verify(self, options: VerifyOptions) -> Result<Verification> {
+        let Comparison { device, program, options: of_comparison, .. } = self;
+        of_comparison.check()?;
+        program.check()?;
+        let chosen = Chosen::of(&program, &of_comparison);
+        let program = Arc::new(program);
+        let checked =
+            Checked { program: &program, chosen, seed: of_comparison.seed, device: &device, options };
+        let mut found = Verification::default();
+        checked.gradients(&mut found)?;
+        checked.equal_bits(&mut found, &of_comparison)?;
+        checked.explored(&mut found);
+        checked.steady(&mut found)?;
+        Ok(found)
+    }
+}
+
+/// A program, and how it is checked.
+struct Checked<'p, 'a, S, B> {
+    program: &'p Arc<Program<'a, S, B>>,
+    chosen: Chosen,
+    seed: u64,
+    device: &'p Device,
+    options: VerifyOptions,
+}
+
+impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B> {
+    fn runner(&self, name: &'static str, how: How, threads: usize) -> Result<Runner<'a, S, B>> {
+        let keys = (self.seed, self.chosen.batches_per_step);
+        Runner::new(name, self.program, keys, how, self.device.sibling(threads)?)
+    }
+
+    /// Of the first batch's loss.
+    fn gradients(&self, found: &mut Verification) -> Result<()> {
+        let Some(loss) = &self.program.loss else { return Ok(()) };
+        let device = self.device.sibling(self.device.threads())?;
+        let trainer = Trainer::new(self.program, self.seed, How::Lanes(1), &device)?;
+        let mut source = (self.program.batches)(&device)?;
+        let batch = trainer.prepare.all(0, next(&mut source, 1)?)?.swap_remove(0);
+        // Random ops draw the same numbers each time.
+        let loss = || with_generator(Generator::new(self.seed), || Ok(loss(&trainer.state, &batch)?.0));
+        let value: Var = loss()?;
+        let gradients = value.backward()?;
+        check_finite("the loss", value.value(), found)?;
+        let named = self.program.parameters(&trainer.state);
+        let (mut learning, frozen): (Vec<_>, Vec<_>) =
+            named.into_iter().partition(|(_, var)| var.requires_grad());
+        self.parameters(&learning, &gradients, found)?;
+        learning.retain(|(_, parameter)| gradients.get(parameter).is_some());
+        let counts = format!("{} that learn, {} frozen", learning.len(), frozen.len());
+        found.checks.push(("parameters", counts));
+        if learning.is_empty() {
+            return Ok(());
+        }
+        let checked = gradcheck_leaves(loss, &learning, self.options.gradients);
+        let done = match found.part("gradient", checked) {
+            Some(report) => format!("{} derivatives, {} undecided", report.checked, report.undecided),
+            None => "wrong".to_owned(),
+        };
+        found.checks.push(("gradients", done));
+        Ok(())
+    }
+
+    /// That each parameter has a gradient, and a finite one.
+    fn parameters(
+        &self,
+        learning: &[(String, Var)],
+        gradients: &Gradients,
+        found: &mut Verification,
+    ) -> Result<()> {
+        for (name, parameter) in learning {
+            let is_named = self.options.without_gradient.iter().any(|start| name.starts_with(start));
+            match gradients.get(parameter) {
+                Some(gradient) => check_finite(&format!("the gradient of {name}"), &gradient, found)?,
+                None if !is_named => {
+                    found.add("no-gradient", format!("{name} requires a gradient and gets none"))
+                }
+                None => (),
+            }
+        }
+        Ok(())
+    }
+
+    /// Of all schedules, for a few steps.
+    fn equal_bits(&self, found: &mut Verification, options: &CompareOptions) -> Result<()> {
+        let (steps, threads) = (self.options.steps, self.device.threads());
+        let mut serial = self.runner("serial", How::Lanes(1), threads)?;
+        serial.warm_up(steps)?;
+        let single = (self.device.kind() == DeviceKind::Cpu && threads > 1).then_some((
+            "one thread",
+            How::Lanes(1),
+            1,
+        ));
+        let concurrent = self.chosen.concurrent.iter().map(|&(name, how)| (name, how, threads));
+        let orders = [("captured, serial order", Order::Streams), ("captured, data order", Order::Data)];
+        let captured = orders.into_iter().filter(|_| options.captured);
+        let captured = captured.map(|(name, order)| (name, How::Captured(order), threads));
+        let all = [("a second run", How::Lanes(1), threads)];
+        let all = all.into_iter().chain(single).chain(concurrent).chain(captured);
+        let (mut differences, mut names) = (Differences::default(), vec!["serial"]);
+        for (name, how, threads) in all {
+            let mut run = || -> Result<()> {
+                let mut other = self.runner(name, how, threads)?;
+                other.warm_up(steps)?;
+                differences.compare(&serial, &other, self.program).map(drop)
+            };
+            if found.part(name, run()).is_some() {
+                names.push(name);
+            }
+        }
+        found.findings.extend(differences.findings());
+        found.checks.push(("equal bits", format!("{steps} steps: {}", names.join("; "))));
+        Ok(())
+    }
+
+    /// Of other orders of the commands of two steps.
+    fn explored(&self, found: &mut Verification) {
+        if self.options.explored == 0 {
+            return;
+        }
+        let run = |device: &Device| {
+            Trainer::new(self.program, self.seed, How::Lanes(self.chosen.lanes()), device)?
+                .results(&mut (self.program.batches)(device)?, self.chosen.batches_per_step)
+        };
+        let seeds = |count| Explore { seeds: 0..count, ..Explore::default() };
+        let explored = explore(seeds(1), run).and_then(|one| match one.commands {
+            0..=FEW_COMMANDS => {
+                explore_all(MOST_ORDERS, run).or_else(|_| explore(seeds(self.options.explored as u64), run))
+            }
+            _ => explore(seeds(self.options.explored as u64), run),
+        });
+        if let Some(report) = found.part("explored", explored) {
+            let done = format!("{} schedules of {} commands", report.schedules, report.commands);
+            found.checks.push(("explored", done));
+        }
+    }
+
+    /// Of the concurrent schedule's steps: waits of the host, memory, and order.
+    fn steady(&self, found: &mut Verification) -> Result<()> {
+        let device = self.device.sibling(self.device.threads())?;
+        let how = How::Lanes(self.chosen.lanes());
+        let mut trainer = Trainer::new(self.program, self.seed, how, &device)?;
+        let mut source = (self.program.batches)(&device)?;
+        let mut step = || -> Result<()> {
+            let batches = next(&mut source, self.chosen.batches_per_step)?;
+            device.set_sync_debug(SyncDebug::Count);
+            let done = trainer.step(batches);
+            device.set_sync_debug(SyncDebug::Off);
+            done.map(drop)
+        };
+        let mut allocated = Vec::new();
+        let mut reads: BTreeMap<String, u64> = BTreeMap::new();
+        let mut calls = 0;
+        for number in 0..WARM_UP + STEADY {
+            step()?;
+            device.synchronize()?;
+            let memory = device.memory_stats();
+            if number < WARM_UP {
+                calls = memory.driver_allocations;
+            } else {
+                allocated.push(memory.allocated_bytes);
+            }
+            for wait in device.hidden_syncs() {
+                *reads
+                    .entry(format!("the host waits for the device at {} ({})", wait.place, wait.op))
+                    .or_default() += wait.count;
+            }
+        }
+        let steps = WARM_UP + STEADY;
+        reads.iter().for_each(|(text, count)| {
+            found.add("hidden-sync", format!("{text}, {count} times in {steps} steps"))
+        });
+        if allocated.windows(2).all(|pair| pair[0] < pair[1]) {
+            let grown = (allocated[STEADY - 1] - allocated[0]) / (STEADY - 1);
+            found.add("memory-grows", format!("each step leaves {grown} bytes more allocated"));
+        }
+        let calls = device.memory_stats().driver_allocations - calls;
+        if calls > 0 {
+            let text = format!("the driver is asked for memory {calls} times after {WARM_UP} steps");
+            found.add("driver-allocation", text);
+        }
+        device.start_audit();
+        let audited = step().and_then(|()| device.synchronize());
+        let audit = device.stop_audit();
+        audited?;
+        for hazard in audit.hazards() {
+            found.add("unordered", format!("nothing orders {} and {}", hazard.first, hazard.second));
+        }
+        found
+            .checks
+            .push(("host and memory", format!("{steps} steps, {} bytes allocated", allocated[STEADY - 1])));
+        found.checks.push(("audit", format!("{} commands", audit.commands().count())));
+        Ok(())
+    }
+}
+
+/// Programs of so many commands are tried out in all orders that make a difference, if these are not more than so many.
+const FEW_COMMANDS: usize = 16;
+const MOST_ORDERS: usize = 200;
+
+/// Steps before memory is to be steady, and steps in which it is.
+const WARM_UP: usize = 2;
+const STEADY: usize = 4;
+
+/// That all elements are finite.
+fn check_finite(what: &str, tensor: &Tensor, found: &mut Verification) -> Result<()> {
+    if !tensor.to_dtype(device::DType::F64)?.to_vec::<f64>()?.iter().all(|value| value.is_finite()) {
+        found.add("not-finite", format!("{what} has an element that is not finite"));
+    }
+    Ok(())
+}

@@ -21,6 +21,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod bound;
+mod divergence;
 mod explore;
 mod machine;
 mod options;
@@ -38,6 +39,7 @@ use device::Result;
 
 pub use ::profile::{Finding, Quantiles};
 use ::profile::{Schedules, diagnose_schedules};
+pub use divergence::{Divergence, WriteTrace, first_divergence};
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use options::CompareOptions;
 pub use profile::{LaneProfile, OpProfile, StepProfile};

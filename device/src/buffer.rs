@@ -19,6 +19,7 @@ use crate::order::RunsOn;
 use crate::recorder::{CommandKind, Label, Syncing};
 use crate::shared::Home;
 use crate::within::{Holds, Within};
+use crate::writes::writes;
 use crate::{
     Access, AtCaller, Device, Error, Moment, OnDrop, Result, Shared, SpinLock, Stream, StreamId, fork,
 };
@@ -291,7 +292,10 @@ impl Buffer {
         // until `_ended` drops.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len_bytes) };
         let _user = AtCaller::leave();
-        Ok(write(bytes))
+        let done = write(bytes);
+        // SAFETY: the write is over, and its moment ends when `_ended` drops.
+        unsafe { core.observers.ran(moment) };
+        Ok(done)
     }
 
     /// Logs a write of the host that begins now; else a use that has not run yet.
@@ -309,10 +313,13 @@ impl Buffer {
     /// Begins a use by code that is no command, under the lock of the log.
     #[track_caller]
     fn begin_outside(&self, host: &Host, op: &'static str, write: bool) -> Moment {
-        let (audit, place) = (&self.device.core().observers.audit, AtCaller::location());
+        let (observers, place) = (&self.device.core().observers, AtCaller::location());
+        let (audit, used) = (&observers.audit, Use { buffer: self, write });
         host.begin(|moment| {
+            if write && observers.writes.is_on() {
+                observers.writes.command(moment, op, place, writes(&Label::of(CommandKind::Host), &[used]));
+            }
             if audit.is_on() {
-                let used = Use { buffer: self, write };
                 audit.command(moment, op, place, [used.access()].into_iter().collect());
             }
         })

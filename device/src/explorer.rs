@@ -313,6 +313,8 @@ impl State {
                     explorer.plan_order.store(self.plan_order(), Ordering::Relaxed);
                 }
                 fifo.run(core, op, tick, Holds::Launches, core.observers.recorder.is_on(), || work(core));
+                // SAFETY: the command has run, completes below, and no other one runs meanwhile.
+                unsafe { core.observers.ran(Moment { stream: fifo.id, tick }) };
                 fifo.progress.complete(tick);
             }
             Some(Item::Gate { tick, .. }) => fifo.progress.complete(tick),

@@ -33,7 +33,7 @@ fn named(found: &Divergence) -> (&str, u32) {
 }
 
 /// The line of the upload in [`train`].
-const UPLOAD: u32 = line!() + 12;
+const UPLOAD: u32 = line!() + 13;
 
 /// Steps of four batches on lanes, of which one batch of the second step may have a flipped bit.
 fn train(device: &Device, lanes: usize, flip: bool) -> Result<()> {
@@ -80,7 +80,7 @@ fn a_flipped_bit_of_one_batch_is_found_across_schedules() -> Result<()> {
     let lanes = traced(&cpu(Schedule::Threads), |device| train(device, 2, true))?;
     for (a, b) in [(&serial, &lanes), (&lanes, &serial)] {
         let found = first_divergence(a, b).unwrap();
-        assert_eq!(named(&found), ("from_slice", UPLOAD), "{found}");
+        assert_eq!(named(&found), ("upload", UPLOAD), "{found}");
         assert_eq!(&*found.command.0, "batch 2");
         assert_eq!(found.element, Some(0));
     }
@@ -186,7 +186,7 @@ fn a_file_has_all_but_the_values() -> Result<()> {
     });
     assert_eq!(first_divergence(&traces[0], &loaded[0]), None);
     let found = first_divergence(&loaded[0], &loaded[1]).unwrap();
-    assert_eq!((named(&found), found.element, &found.values), (("from_slice", UPLOAD), None, &None));
+    assert_eq!((named(&found), found.element, &found.values), (("upload", UPLOAD), None, &None));
     for (text, line) in [("", 1), ("streamgrad trace of writes 1\nmain\t0\tadd\t1\n", 2)] {
         std::fs::write(&path, text).unwrap();
         let error = WriteTrace::load(&path).unwrap_err();

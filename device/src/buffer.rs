@@ -19,7 +19,6 @@ use crate::order::RunsOn;
 use crate::recorder::{CommandKind, Label, Syncing};
 use crate::shared::Home;
 use crate::within::{Holds, Within};
-use crate::writes::writes;
 use crate::{
     Access, AtCaller, Device, Error, Moment, OnDrop, Result, Shared, SpinLock, Stream, StreamId, fork,
 };
@@ -316,9 +315,7 @@ impl Buffer {
         let (observers, place) = (&self.device.core().observers, AtCaller::location());
         let (audit, used) = (&observers.audit, Use { buffer: self, write });
         host.begin(|moment| {
-            if write && observers.writes.is_on() {
-                observers.writes.command(moment, op, place, writes(&Label::of(CommandKind::Host), &[used]));
-            }
+            observers.writes.command(moment, op, place, &[used], Vec::new());
             if audit.is_on() {
                 audit.command(moment, op, place, [used.access()].into_iter().collect());
             }

@@ -139,7 +139,7 @@ impl Observers {
     /// As for [`WriteLog::ran`].
     #[inline(always)]
     pub(crate) unsafe fn ran(&self, moment: Moment) {
-        if self.watched.load(Ordering::Relaxed) {
+        if self.watched.load(Ordering::Relaxed) && self.writes.is_on() {
             // SAFETY: the caller's promise.
             unsafe { self.writes.ran(moment) }
         }

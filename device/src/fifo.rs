@@ -52,8 +52,8 @@ pub(crate) struct Tail {
     pub(crate) clock: Clock,
     /// What the newest command waits for, until it is in the queue.
     pub(crate) waits: SmallVec<[(Arc<Fifo>, u64); 2]>,
-    /// What the command writes that is being ordered, while writes are traced.
-    pub(crate) writes: Vec<Operand>,
+    /// What the command describes that is being ordered, while writes are traced.
+    pub(crate) operands: Vec<Operand>,
 }
 
 struct WorkQueue {
@@ -173,7 +173,7 @@ impl Fifo {
                 tick: 0,
                 clock: Clock::new(),
                 waits: SmallVec::new(),
-                writes: Vec::new(),
+                operands: Vec::new(),
             }),
             enqueued: AtomicU64::new(0),
             progress: Progress::new(),

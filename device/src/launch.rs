@@ -18,7 +18,7 @@ use crate::needs::Moments;
 use crate::order::RunsOn;
 use crate::recorder::{CommandKind, Label, Launching};
 use crate::within::{Holds, Within};
-use crate::writes::{Operand, writes};
+use crate::writes::Operand;
 use crate::{Cpu, Error, Moment, OnDrop, Panicked, Result, Shared, Stream, Stuck, Use, Work, fork};
 
 impl Stream {
@@ -218,9 +218,9 @@ impl Stream {
         let noted = label.and_then(|label| core.observers.recorder.launching(op, uses, label));
         let mut tail = fifo.lock_tail(op)?;
         if core.observers.watched.load(Ordering::Relaxed) && core.observers.writes.is_on() {
-            tail.writes = label.map(|label| writes(label, uses)).unwrap_or_default();
+            tail.operands = label.map(|label| (label.operands)()).unwrap_or_default();
         }
-        let place = self.order(&mut tail, op, uses, may_run_here)?;
+        let place = self.order(&mut tail, op, uses, may_run_here).inspect_err(|_| tail.operands.clear())?;
         Ok(Ordered { core, fifo, op, uses, tail, place, noted })
     }
 }

@@ -148,7 +148,7 @@ impl Stream {
             fifo.audit_command(tail, op, uses, place);
         }
         let moment = Moment { stream: fifo.id, tick: tail.tick };
-        core.observers.writes.command(moment, op, place, std::mem::take(&mut tail.writes));
+        core.observers.writes.command(moment, op, place, uses, std::mem::take(&mut tail.operands));
         if core.observers.manual.load(Ordering::Relaxed) {
             fifo.note_op(tail, op, place);
         }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::recorder::{Label, OperandRecord};
+use crate::explorer::POISON;
+use crate::recorder::OperandRecord;
 use crate::{DType, Device, Error, Moment, OnDrop, Result, Use};
 
 /// The part of a program that launches a command: its name, and the number of the batch or item. A lane launches its commands
@@ -76,16 +77,28 @@ impl WriteLog {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Adds a command that is ordered, before any that comes after it, and before it runs.
+    /// Adds a command that is ordered, before any that comes after it, and before it runs. It writes the operands that it describes,
+    /// or its buffers; operands that lie elsewhere are left out, since they would be read.
     #[cold]
     pub(crate) fn command(
         &self,
         moment: Moment,
         op: &'static str,
         place: &'static Location<'static>,
-        writes: Vec<Operand>,
+        uses: &[Use<'_>],
+        mut operands: Vec<Operand>,
     ) {
-        if !self.is_on() || writes.is_empty() {
+        // What an explored device fills fresh memory with is no command of the program.
+        if !self.is_on() || op == POISON {
+            return;
+        }
+        operands.retain(|operand| operand.record.write && operand.is_in(uses));
+        if operands.is_empty() {
+            operands.extend(
+                uses.iter().filter(|used| used.write && used.buffer.len_bytes() > 0).map(Operand::whole),
+            );
+        }
+        if operands.is_empty() {
             return;
         }
         let (mut traced, lane) = (self.traced.lock(), LANE.get());
@@ -94,7 +107,7 @@ impl WriteLog {
         *next += 1;
         let index = traced.commands.len();
         traced.commands.push(TracedCommand { op, place, lane, number, moment, writes: Vec::new() });
-        traced.pending.insert(moment, (index, writes));
+        traced.pending.insert(moment, (index, operands));
     }
 
     /// Hashes what the command at `moment` wrote.
@@ -195,38 +208,17 @@ fn each_run(start: usize, axes: &[(usize, isize)], f: &mut impl FnMut(usize)) {
     }
 }
 
-/// What a command writes: the operands that it describes, or its buffers. None that lies elsewhere, which would be read.
-#[cold]
-pub(crate) fn writes(label: &Label<'_>, uses: &[Use<'_>]) -> Vec<Operand> {
-    let mut described = (label.operands)();
-    described.retain(|operand| operand.record.write && operand.is_in(uses));
-    match described.is_empty() {
-        true => {
-            uses.iter().filter(|used| used.write && used.buffer.len_bytes() > 0).map(Operand::whole).collect()
-        }
-        false => described,
-    }
-}
-
 /// A hash of `bytes` behind what has the hash `state`. Four words are mixed beside each other.
 fn hashed(state: u64, bytes: &[u8]) -> u64 {
-    let mix = |state: u64, word: &[u8]| {
-        let mut bits = [0; 8];
-        bits[..word.len()].copy_from_slice(word);
-        (state ^ u64::from_le_bytes(bits)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
-    };
-    let mut lanes = [state, 1, 2, 3];
-    let blocks = bytes.chunks_exact(32);
-    let rest = blocks.remainder();
-    for block in blocks {
-        for (lane, word) in lanes.iter_mut().zip(block.chunks_exact(8)) {
-            *lane = mix(*lane, word);
+    let (blocks, rest) = bytes.as_chunks::<32>();
+    let (mut sums, mut last) = ([state, 1, 2, 3], [0; 32]);
+    last[..rest.len()].copy_from_slice(rest);
+    blocks.iter().chain([&last]).for_each(|block| {
+        for (sum, word) in sums.iter_mut().zip(block.as_chunks().0) {
+            *sum = (*sum ^ u64::from_le_bytes(*word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         }
-    }
-    for (word, at) in rest.chunks(8).zip(0..) {
-        lanes[at] = mix(lanes[at], word);
-    }
-    lanes.into_iter().fold(bytes.len() as u64, |sum, lane| crate::mix(sum ^ lane))
+    });
+    sums.into_iter().fold(bytes.len() as u64, |hash, sum| crate::mix(hash ^ sum))
 }
 
 impl Device {

@@ -11,7 +11,7 @@ use device::{DType, Device, Error, ErrorKind, Result, TracedCommand, bf16, f16, 
 /// Commands are known by their lane and their number in it: `main` is what the program launches itself, and each batch of a step on
 /// [`ConcurrentBatches`](autograd::ConcurrentBatches), of a [`Pipeline`](autograd::Pipeline) and each item of a
 /// [`Prefetch`](autograd::Prefetch) is a lane. So schedules, streams and numbers of threads can be compared. Host threads of the program's own that launch at the
-/// same time need lanes of their own: [`in_lane`](device::in_lane).
+/// same time need lanes of their own: [`in_lane`](crate::in_lane).
 ///
 /// ```
 /// use compare::{WriteTrace, first_divergence};
@@ -180,13 +180,14 @@ impl Command {
         };
         let most = self.hashes.len().max(found.hashes.len());
         divergence.output = (0..most).find(|&at| self.hashes.get(at) != found.hashes.get(at))?;
-        if let (Some((dtype, a)), Some((_, b))) =
-            (self.values.get(divergence.output), found.values.get(divergence.output))
-        {
+        let [values, others] = [self, found].map(|command| command.values.get(divergence.output));
+        if let (Some((dtype, a)), Some((_, b))) = (values, others) {
             let size = dtype.map_or(1, DType::size_bytes);
-            let element = a.chunks(size).zip(b.chunks(size)).position(|(a, b)| a != b)?;
-            let shown = |bytes: &[u8]| value(*dtype, &bytes[element * size..][..size]).into();
-            (divergence.element, divergence.values) = (Some(element), Some([shown(a), shown(b)]));
+            let pairs = a.chunks(size).zip(b.chunks(size));
+            if let Some((element, (a, b))) = pairs.enumerate().find(|(_, (a, b))| a != b) {
+                divergence.element = Some(element);
+                divergence.values = Some([a, b].map(|bytes| value(*dtype, bytes)));
+            }
         }
         Some(divergence)
     }
@@ -211,16 +212,17 @@ impl From<TracedCommand> for Command {
 }
 
 /// An element as it is printed.
-fn value(dtype: Option<DType>, bytes: &[u8]) -> String {
-    let Some(dtype) = dtype else { return format!("byte {:#04x}", bytes[0]) };
+fn value(dtype: Option<DType>, bytes: &[u8]) -> Box<str> {
     match dtype {
-        DType::F32 => from_bytes::<f32>(bytes)[0].to_string(),
-        DType::F64 => from_bytes::<f64>(bytes)[0].to_string(),
-        DType::BF16 => from_bytes::<bf16>(bytes)[0].to_string(),
-        DType::F16 => from_bytes::<f16>(bytes)[0].to_string(),
-        DType::I64 => from_bytes::<i64>(bytes)[0].to_string(),
-        _ => bytes[0].to_string(),
+        None => format!("byte {:#04x}", bytes[0]),
+        Some(DType::F32) => from_bytes::<f32>(bytes)[0].to_string(),
+        Some(DType::F64) => from_bytes::<f64>(bytes)[0].to_string(),
+        Some(DType::BF16) => from_bytes::<bf16>(bytes)[0].to_string(),
+        Some(DType::F16) => from_bytes::<f16>(bytes)[0].to_string(),
+        Some(DType::I64) => from_bytes::<i64>(bytes)[0].to_string(),
+        Some(_) => bytes[0].to_string(),
     }
+    .into()
 }
 
 /// The first command whose inputs are equal in two traces and whose outputs differ, with bits compared; `None` if the traces are

@@ -39,6 +39,7 @@ use device::Result;
 
 pub use ::profile::{Finding, Quantiles};
 use ::profile::{Schedules, diagnose_schedules};
+pub use device::in_lane;
 pub use divergence::{Divergence, WriteTrace, first_divergence};
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use options::CompareOptions;

@@ -1,6 +1,7 @@
 //! A trace of what each command of a CPU device wrote, as hashes, to find where two runs of a program part.
 
 use std::cell::Cell;
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,9 +50,9 @@ pub struct TracedCommand {
 pub struct Written {
     /// The type of the elements; `None` for bytes of a buffer whose elements the command does not describe.
     pub dtype: Option<DType>,
-    /// Of the elements, in row-major order.
+    /// Of the elements, in the order of the memory.
     pub hash: u64,
-    /// Their bytes, if values are kept.
+    /// Their bytes in row-major order, if values are kept.
     pub values: Option<Box<[u8]>>,
 }
 
@@ -177,22 +178,25 @@ impl Operand {
     /// # Safety
     /// The elements may be read.
     unsafe fn written(&self, keep_values: bool) -> Written {
+        // SAFETY: the caller promises that the elements may be read; these are some that lie next to each other.
+        let run = |start, bytes| unsafe {
+            std::slice::from_raw_parts(std::ptr::with_exposed_provenance(start), bytes)
+        };
         let (mut axes, mut bytes) = (self.axes().collect::<Vec<_>>(), self.record.dtype.size_bytes());
+        let mut values = Vec::new();
+        if keep_values {
+            each_run(self.start, &axes, &mut |start| values.extend_from_slice(run(start, bytes)));
+        }
+        // In the order of the memory, where runs are longest.
+        axes.sort_by_key(|&(_, stride)| Reverse(stride));
         while let Some(&(n, stride)) = axes.last()
             && stride == bytes as isize
         {
             bytes *= n;
             axes.pop();
         }
-        let (mut hash, mut values) = (0, Vec::new());
-        each_run(self.start, &axes, &mut |start| {
-            // SAFETY: the caller promises that the elements may be read; these are some that lie next to each other.
-            let run = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(start), bytes) };
-            hash = hashed(hash, run);
-            if keep_values {
-                values.extend_from_slice(run);
-            }
-        });
+        let mut hash = 0;
+        each_run(self.start, &axes, &mut |start| hash = hashed(hash, run(start, bytes)));
         let dtype = (!self.is_bytes()).then_some(self.record.dtype);
         Written { dtype, hash, values: keep_values.then(|| values.into()) }
     }

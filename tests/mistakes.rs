@@ -89,14 +89,17 @@ fn is_a_race(program: Program, expected: impl Fn(&Setting) -> Race) -> Result<()
         let setting = Setting::new(kind)?;
         setting.device.set_sync_mode(SyncMode::Manual);
         let refused = setting.run_held(program).unwrap_err();
-        let ErrorKind::Race { op, stream, earlier, earlier_stream, earlier_tick, address, bytes } =
-            refused.kind()
+        let ErrorKind::Race {
+            op, stream, place, earlier, earlier_stream, earlier_tick, address, bytes, ..
+        } = refused.kind()
         else {
             panic!("{kind:?}: {refused}");
         };
         assert_eq!((*op, *stream, *earlier, *earlier_stream), expected(&setting), "{kind:?}");
         assert!(*earlier_tick > 0 && *address > 0 && *bytes > 0);
-        let text = format!("{op} on stream {stream} races with {earlier} on stream {earlier_stream}");
+        let text = format!(
+            "{op} on stream {stream} at {place} races with {earlier} on stream {earlier_stream} at tests/"
+        );
         assert!(refused.to_string().starts_with(&text), "{refused}");
 
         let repaired = Setting { waits: true, ..Setting::new(kind)? };
@@ -191,6 +194,72 @@ fn a_pass_over_two_streams_is_left_to_waits_by_hand() -> Result<()> {
         let serial = program(&Setting::serial(kind))?.remove(0).to_vec::<f32>()?;
         assert_eq!(s.run_audited(program)?, [serial]);
     }
+    Ok(())
+}
+
+/// The lines that a race names: that of the refused op, and that of the earlier one.
+fn lines_of(refused: Error) -> [u32; 2] {
+    let ErrorKind::Race { place, earlier_place, .. } = *refused.kind() else { panic!("{refused}") };
+    let places = [Some(place), earlier_place].map(Option::unwrap);
+    assert_eq!(place, refused.location());
+    for place in places {
+        assert!(
+            place.file() == file!() && refused.to_string().contains(&format!(" at {place}")),
+            "{refused}"
+        );
+    }
+    places.map(std::panic::Location::line)
+}
+
+/// Whether the ops are called by the program, by a layer, or by the backward pass.
+#[test]
+fn a_race_names_both_lines_of_the_program() -> Result<()> {
+    for kind in kinds() {
+        let s = Setting::new(kind)?;
+        let linear = Linear::new(4, 3, &s.device)?;
+        let x = Var::constant(s.tensor(1)?);
+        s.device.synchronize()?;
+        s.device.set_sync_mode(SyncMode::Manual);
+        let holds = [&s.main, &s.encoder, &s.decoder].map(Stream::hold);
+        let (exp, code) = (line!(), s.encoder.scope(|| x.exp())?);
+        let (neg, refused) = (line!(), s.decoder.scope(|| code.neg()).unwrap_err());
+        assert_eq!(lines_of(refused), [neg, exp], "{kind:?}: an op");
+        let (forward, refused) = (line!(), s.decoder.scope(|| linear.forward(&code)).unwrap_err());
+        assert_eq!(lines_of(refused), [forward, exp], "{kind:?}: a layer, which reads");
+        let (layer, y) = (line!(), s.encoder.scope(|| linear.forward(&x))?);
+        let (sum, refused) = (line!(), y.sum(&[], false).unwrap_err());
+        assert_eq!(lines_of(refused), [sum, layer], "{kind:?}: a layer, which writes");
+        s.main.wait_stream(&s.encoder)?;
+        let loss = y.sum(&[], false)?;
+        let (backward, refused) = (line!(), loss.backward().map(drop).unwrap_err());
+        assert_eq!(lines_of(refused), [backward; 2], "{kind:?}: the backward pass");
+        drop(holds);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_hazard_names_both_lines_of_the_program() -> Result<()> {
+    let s = Setting::new(kinds()[0])?;
+    let linear = Linear::new(4, 3, &s.device)?;
+    let x = Var::constant(s.tensor(1)?);
+    s.device.start_audit();
+    let hold = s.encoder.hold();
+    let (layer, y) = (line!(), s.encoder.scope(|| linear.forward(&x))?);
+    let (sum, loss) = (line!(), y.sum(&[], false)?);
+    let (backward, gradients) = (line!(), loss.backward()?);
+    drop(hold);
+    s.device.synchronize()?;
+    let audit = s.device.stop_audit();
+    let without = |wait| {
+        let hazard = audit.hazards_without(wait).remove(0);
+        let text = hazard.to_string();
+        let places = [hazard.first.place, hazard.second.place];
+        assert!(places.iter().all(|place| place.file() == file!() && text.contains(&place.to_string())));
+        places.map(std::panic::Location::line)
+    };
+    assert_eq!([without(0), without(1)], [[layer, sum], [backward; 2]]);
+    drop(gradients);
     Ok(())
 }
 

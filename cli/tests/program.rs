@@ -196,6 +196,28 @@ fn training_by_replays_gives_what_training_gives() {
 }
 
 #[test]
+fn traces_of_equal_runs_are_equal_and_others_name_a_command() {
+    let folder = Folder::new("diverge");
+    let [all, one, other] = ["all", "one", "other"].map(|name| folder.file(name));
+    let args = ["train", "--device", "cpu", "--epochs", "1", "--batch", "256", "--trace-writes"];
+    good(&[&args[..], &[&all]].concat());
+    let serial = [&args[..], &[&one, "--workers", "0"]].concat();
+    assert!(command(&serial).env("STREAMGRAD_THREADS", "1").status().unwrap().success());
+    good(&[&args[..], &[&other, "--lr", "0.5"]].concat());
+    assert_eq!(good(&["diverge", &all, &one]), "every command wrote the same\n");
+    let output = program(&["diverge", &all, &other]);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        (said.starts_with("sgd") || said.starts_with("adam"))
+            && said.contains("of main) is the first command"),
+        "{said}"
+    );
+    assert!(bad(&["diverge", &all, &folder.file("missing")]).contains("missing"));
+    assert!(bad(&["train", "--trace-writes", &all, "--save", &all]).contains("two outputs"));
+}
+
+#[test]
 fn steady_training_asks_the_driver_for_nothing() {
     let folder = Folder::new("steady");
     let path = folder.file("out.json");

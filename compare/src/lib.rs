@@ -10,6 +10,7 @@
 
 mod bound;
 mod comparison;
+mod divergence;
 mod explore;
 mod machine;
 mod options;
@@ -27,6 +28,8 @@ mod verify;
 
 pub use ::profile::{Finding, Quantiles};
 pub use comparison::Comparison;
+pub use device::in_lane;
+pub use divergence::{Divergence, WriteTrace, first_divergence};
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use options::CompareOptions;
 pub use profile::{LaneProfile, OpProfile, StepProfile};

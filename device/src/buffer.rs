@@ -291,7 +291,10 @@ impl Buffer {
         // until `_ended` drops.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len_bytes) };
         let _user = AtCaller::leave();
-        Ok(write(bytes))
+        let done = write(bytes);
+        // SAFETY: the write is over, and its moment ends when `_ended` drops.
+        unsafe { core.observers.ran(moment) };
+        Ok(done)
     }
 
     /// Logs a write of the host that begins now; else a use that has not run yet.
@@ -309,10 +312,11 @@ impl Buffer {
     /// Begins a use by code that is no command, under the lock of the log.
     #[track_caller]
     fn begin_outside(&self, host: &Host, op: &'static str, write: bool) -> Moment {
-        let (audit, place) = (&self.device.core().observers.audit, AtCaller::location());
+        let (observers, place) = (&self.device.core().observers, AtCaller::location());
+        let (audit, used) = (&observers.audit, Use { buffer: self, write });
         host.begin(|moment| {
+            observers.writes.command(moment, op, place, &[used], Vec::new());
             if audit.is_on() {
-                let used = Use { buffer: self, write };
                 audit.command(moment, op, place, [used.access()].into_iter().collect());
             }
         })

@@ -17,6 +17,7 @@ use crate::explorer::Explorer;
 use crate::fifo::{Fifo, PATIENCE, Runner, drop_outside, reached};
 use crate::hidden::HiddenSyncs;
 use crate::recorder::{Recorder, Syncing};
+use crate::writes::WriteLog;
 use crate::{
     CudaConfig, Device, Error, ErrorKind, MemoryDriver, Moment, Peaks, Placement, Pool, Priority, Result,
     Schedule, Stuck, SyncStats, Team, fork,
@@ -116,19 +117,32 @@ pub(crate) struct Health {
 #[derive(Default)]
 pub(crate) struct Observers {
     pub(crate) audit: Arc<AuditLog>,
+    pub(crate) writes: WriteLog,
     pub(crate) recorder: Recorder,
     pub(crate) hidden: HiddenSyncs,
     /// Whether the user's own waits have to do.
     pub(crate) manual: AtomicBool,
-    /// Whether a launch has to look at the audit or at manual mode.
+    /// Whether a launch has to look at the audit, the trace of writes or manual mode.
     pub(crate) watched: AtomicBool,
 }
 
 impl Observers {
     /// Has launches look at what may have been asked for.
     pub(crate) fn watch(&self) {
-        let watched = self.manual.load(Ordering::Acquire) || self.audit.is_on();
+        let watched = self.manual.load(Ordering::Acquire) || self.audit.is_on() || self.writes.is_on();
         self.watched.store(watched, Ordering::Release);
+    }
+
+    /// Tells the trace of writes that the command at `moment` has run.
+    ///
+    /// # Safety
+    /// As for [`WriteLog::ran`].
+    #[inline(always)]
+    pub(crate) unsafe fn ran(&self, moment: Moment) {
+        if self.watched.load(Ordering::Relaxed) && self.writes.is_on() {
+            // SAFETY: the caller's promise.
+            unsafe { self.writes.ran(moment) }
+        }
     }
 }
 

@@ -154,16 +154,21 @@ pub enum ErrorKind {
     /// Two commands that use the same buffer on different streams, one of them to write it, and that the user's waits
     /// leave unordered; only under `SyncMode::Manual`.
     #[error(
-        "{op} on stream {stream} races with {earlier} on stream {earlier_stream} (tick {earlier_tick}): both use the \
-         buffer of {bytes} bytes at {address:#x}, and no wait orders them"
+        "{op} on stream {stream} at {place} races with {earlier} on stream {earlier_stream}{} (tick {earlier_tick}): \
+         both use the buffer of {bytes} bytes at {address:#x}, and no wait orders them",
+        at_place(*.earlier_place)
     )]
     Race {
         /// The op that was refused.
         op: &'static str,
         /// The stream that it was to run on.
         stream: StreamId,
+        /// The line of the program that launched it.
+        place: &'static Location<'static>,
         /// The op that used the buffer before.
         earlier: &'static str,
+        /// The line that launched that one; `None` if it was launched before manual mode, or very long ago.
+        earlier_place: Option<&'static Location<'static>>,
         /// The stream that it runs on.
         earlier_stream: StreamId,
         /// Its number in that stream.
@@ -412,6 +417,10 @@ pub enum ErrorKind {
 
 fn at_element(element: Option<usize>) -> String {
     element.map_or("along a random direction".into(), |element| format!("at element {element}"))
+}
+
+fn at_place(place: Option<&'static Location<'static>>) -> String {
+    place.map(|place| format!(" at {place}")).unwrap_or_default()
 }
 
 impl Error {

@@ -313,6 +313,8 @@ impl State {
                     explorer.plan_order.store(self.plan_order(), Ordering::Relaxed);
                 }
                 fifo.run(core, op, tick, Holds::Launches, core.observers.recorder.is_on(), || work(core));
+                // SAFETY: the command has run, completes below, and no other one runs meanwhile.
+                unsafe { core.observers.ran(Moment { stream: fifo.id, tick }) };
                 fifo.progress.complete(tick);
             }
             Some(Item::Gate { tick, .. }) => fifo.progress.complete(tick),
@@ -361,6 +363,9 @@ impl State {
 /// A runner's priority is lowered once in about this many commands.
 const CHANGE_EVERY: usize = 16;
 
+/// The op that fills fresh memory.
+pub(crate) const POISON: &str = "poison";
+
 impl Stream {
     /// Fills a fresh buffer with a pattern, on an explored device only: who reads it before writing it, or writes it
     /// while its block's last owner still reads, then gives another result.
@@ -375,7 +380,7 @@ impl Stream {
         let (to, bytes) = (SendPtr(buffer.ptr()), buffer.len_bytes());
         // All ones are NaN as floats, and -1 as integers.
         // SAFETY: the range is the buffer's, and the launch orders the write among its uses.
-        self.launch_host("poison", &[Use::write(buffer)], move || unsafe { to.fill(0xff, bytes) })
+        self.launch_host(POISON, &[Use::write(buffer)], move || unsafe { to.fill(0xff, bytes) })
     }
 }
 

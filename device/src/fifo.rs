@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
+use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use crate::progress::Progress;
 use crate::threads::spawn;
 use crate::time::Timeline;
 use crate::within::{Holds, Within, may_launch, may_wait};
+use crate::writes::Operand;
 use crate::{Clock, Error, Moment, Panicked, Placement, Result, StreamId, SyncStats, failure, fork};
 
 /// What a queued command does.
@@ -50,6 +52,8 @@ pub(crate) struct Tail {
     pub(crate) clock: Clock,
     /// What the newest command waits for, until it is in the queue.
     pub(crate) waits: SmallVec<[(Arc<Fifo>, u64); 2]>,
+    /// What the command describes that is being ordered, while writes are traced.
+    pub(crate) operands: Vec<Operand>,
 }
 
 struct WorkQueue {
@@ -86,8 +90,8 @@ pub(crate) struct Fifo {
     backlog: AtomicBool,
     pushed: Condvar,
     has_worker: AtomicBool,
-    /// The ops of the newest commands, by tick, while the user's own waits have to do.
-    pub(crate) ops: Mutex<VecDeque<(u64, &'static str)>>,
+    /// The ops and lines of the newest commands, by tick, while the user's own waits have to do.
+    pub(crate) ops: Mutex<VecDeque<(u64, &'static str, &'static Location<'static>)>>,
     /// The device's.
     pub(crate) audit: Arc<AuditLog>,
     pub(crate) runner: Runner,
@@ -165,7 +169,12 @@ impl Fifo {
             id: StreamId::fresh(),
             placement,
             threads,
-            tail: Mutex::new(Tail { tick: 0, clock: Clock::new(), waits: SmallVec::new() }),
+            tail: Mutex::new(Tail {
+                tick: 0,
+                clock: Clock::new(),
+                waits: SmallVec::new(),
+                operands: Vec::new(),
+            }),
             enqueued: AtomicU64::new(0),
             progress: Progress::new(),
             timeline: Mutex::new(Timeline::new()),
@@ -304,6 +313,8 @@ impl Fifo {
                             Some(core) if self.is_in_order(&mut failed, &core, op) => {
                                 let recorded = core.observers.recorder.is_on();
                                 self.run(&core, op, tick, Holds::Nothing, recorded, || work(&core));
+                                // SAFETY: the command has run, and completes below.
+                                unsafe { core.observers.ran(Moment { stream: self.id, tick }) };
                             }
                             // What it was to do is told already, and what it drops has nobody to tell.
                             _ => drop(Panicked::catch(|| drop(work))),

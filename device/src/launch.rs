@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use parking_lot::MutexGuard;
@@ -15,8 +16,9 @@ use crate::fifo::{Fifo, Item, Job, Tail, bump, find};
 use crate::graph::capture::Capture;
 use crate::needs::Moments;
 use crate::order::RunsOn;
-use crate::recorder::{CommandKind, Label, Launching, OperandRecord};
+use crate::recorder::{CommandKind, Label, Launching};
 use crate::within::{Holds, Within};
+use crate::writes::Operand;
 use crate::{Cpu, Error, Moment, OnDrop, Panicked, Result, Shared, Stream, Stuck, Use, Work, fork};
 
 impl Stream {
@@ -39,7 +41,7 @@ impl Stream {
         self.launch_described(op, uses, &Vec::new, work)
     }
 
-    /// As [`launch`](Self::launch); a recording asks `operands` what the command is launched on.
+    /// As [`launch`](Self::launch); recordings and traces of writes ask `operands` what the command is launched on.
     ///
     /// # Errors
     /// As for [`launch`](Self::launch).
@@ -49,7 +51,7 @@ impl Stream {
         &self,
         op: &'static str,
         uses: &[Use<'_>],
-        operands: &dyn Fn() -> Vec<OperandRecord>,
+        operands: &dyn Fn() -> Vec<Operand>,
         work: W,
     ) -> Result<()> {
         self.owns(op, uses)?;
@@ -215,7 +217,10 @@ impl Stream {
         let (core, fifo) = (self.core(), self.fifo());
         let noted = label.and_then(|label| core.observers.recorder.launching(op, uses, label));
         let mut tail = fifo.lock_tail(op)?;
-        let place = self.order(&mut tail, op, uses, may_run_here)?;
+        if core.observers.watched.load(Ordering::Relaxed) && core.observers.writes.is_on() {
+            tail.operands = label.map(|label| (label.operands)()).unwrap_or_default();
+        }
+        let place = self.order(&mut tail, op, uses, may_run_here).inspect_err(|_| tail.operands.clear())?;
         Ok(Ordered { core, fifo, op, uses, tail, place, noted })
     }
 }
@@ -310,6 +315,8 @@ impl Ordered<'_> {
     pub(crate) fn run(&mut self, work: impl FnOnce()) {
         let (fifo, tick) = (self.fifo, self.tail.tick);
         fifo.run(self.core, self.op, tick, Holds::Launches, self.noted.is_some(), work);
+        // SAFETY: the command has run, and completes below.
+        unsafe { self.core.observers.ran(self.moment()) };
         // Whoever waits for this tick takes the tail first, so nobody has to be woken.
         fifo.progress.complete_unawaited(tick);
     }
@@ -322,6 +329,10 @@ impl Ordered<'_> {
         self.fifo.run(self.core, self.op, self.tail.tick, Holds::Launches, false, || {
             done = work.try_run(&Cpu::new(self.core, self.fifo.threads));
         });
+        if done {
+            // SAFETY: the command has run, and its caller completes it.
+            unsafe { self.core.observers.ran(self.moment()) };
+        }
         if let Some(start) = start.filter(|_| done) {
             self.core.observers.recorder.ran(self.op, self.moment(), start);
         }

@@ -63,6 +63,7 @@ mod time;
 mod transfer;
 mod within;
 mod work;
+mod writes;
 
 #[doc(hidden)]
 pub use audit::RangeUses;
@@ -107,3 +108,4 @@ pub use team::Team;
 pub use threads::Thread;
 pub use time::{Clock, Moment, StreamId};
 pub use work::{Binder, Cpu, Work};
+pub use writes::{Lane, Operand, TracedCommand, Written, in_lane};

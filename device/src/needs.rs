@@ -22,19 +22,19 @@ impl Fifo {
         self.enqueued.store(tail.tick, Ordering::Release);
     }
 
-    /// Keeps the op of the newest command.
+    /// Keeps the op and the line of the newest command.
     #[cold]
-    pub(crate) fn note_op(&self, tail: &Tail, op: &'static str) {
+    pub(crate) fn note_op(&self, tail: &Tail, op: &'static str, place: &'static Location<'static>) {
         let mut ops = self.ops.lock();
         if ops.len() == KEPT_OPS {
             ops.pop_front();
         }
-        ops.push_back((tail.tick, op));
+        ops.push_back((tail.tick, op, place));
     }
 
-    /// The op of the command at `tick`, or of the one before it that was kept.
-    pub(crate) fn op_at(&self, tick: u64) -> Option<&'static str> {
-        self.ops.lock().iter().rev().find(|(at, _)| *at <= tick).map(|(_, op)| *op)
+    /// The op and the line of the command at `tick`, or of the one before it that was kept.
+    pub(crate) fn op_at(&self, tick: u64) -> Option<(&'static str, &'static Location<'static>)> {
+        self.ops.lock().iter().rev().find(|(at, ..)| *at <= tick).map(|&(_, op, place)| (op, place))
     }
 
     /// Tells the audit of the newest command.

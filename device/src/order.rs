@@ -142,21 +142,25 @@ impl Stream {
 
     /// Reports the newest command to the audit and to manual mode, once it is certain to run: a refused wait leaves no entry.
     #[cold]
-    fn watch(&self, tail: &Tail, op: &'static str, uses: &[Use<'_>], place: &'static Location<'static>) {
+    fn watch(&self, tail: &mut Tail, op: &'static str, uses: &[Use<'_>], place: &'static Location<'static>) {
         let (fifo, core) = (self.fifo(), self.core());
         if core.observers.audit.is_on() {
             fifo.audit_command(tail, op, uses, place);
         }
+        let moment = Moment { stream: fifo.id, tick: tail.tick };
+        core.observers.writes.command(moment, op, place, uses, std::mem::take(&mut tail.operands));
         if core.observers.manual.load(Ordering::Relaxed) {
-            fifo.note_op(tail, op);
+            fifo.note_op(tail, op, place);
         }
     }
 
     /// The error for a command that comes after `need` by nobody's wait.
     #[cold]
+    #[track_caller]
     fn race(&self, op: &'static str, uses: &[Use<'_>], need: Moment) -> Error {
-        let earlier =
-            find(need.stream).and_then(|fifo| fifo.op_at(need.tick)).unwrap_or("an earlier command");
+        let (earlier, earlier_place) = find(need.stream)
+            .and_then(|fifo| fifo.op_at(need.tick))
+            .map_or(("an earlier command", None), |(op, place)| (op, Some(place)));
         let shared = uses.iter().find(|used| {
             let mut found = false;
             used.buffer.log.lock().needs(self.id(), used.write, |moment| found |= moment == need);
@@ -165,7 +169,9 @@ impl Stream {
         Error::new(ErrorKind::Race {
             op,
             stream: self.id(),
+            place: AtCaller::location(),
             earlier,
+            earlier_place,
             earlier_stream: need.stream,
             earlier_tick: need.tick,
             address: shared.map_or(0, |used| used.buffer.ptr() as usize),

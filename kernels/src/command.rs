@@ -6,7 +6,7 @@
 use std::any::Any;
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, OperandRecord, Result, Stream, Use, Work};
+use device::{Binder, Cpu, Operand, OperandRecord, Result, Stream, Use, Work};
 use smallvec::SmallVec;
 
 use crate::cpu::stage::Stage;
@@ -120,13 +120,16 @@ pub(crate) fn no_part<P, A>(_: &P, _: A) -> Option<Box<dyn Any>> {
     None
 }
 
-/// What a recording is told of operands.
+/// What recordings and traces are told of operands.
 #[cold]
-fn described(operands: &impl Operands) -> Vec<OperandRecord> {
+fn described(operands: &impl Operands) -> Vec<Operand> {
     let mut records = Vec::new();
     let all = operands.each(&mut |view, access| {
         let (shape, dtype, write) = (view.layout.shape().into(), view.dtype, access.write);
-        records.push(OperandRecord { shape, dtype, write });
+        let start =
+            view.buffer.ptr().wrapping_add(view.layout.offset() * dtype.size_bytes()).expose_provenance();
+        let record = OperandRecord { shape, dtype, write };
+        records.push(Operand { record, start, strides: view.layout.strides().into() });
         Ok(())
     });
     debug_assert!(all.is_ok());

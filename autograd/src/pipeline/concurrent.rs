@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use device::{
     AtCaller, Capture, Panicked, Placement, Priority, Schedule, SpinLock, StreamOptions, SyncMode, Team,
+    in_lane,
 };
 use parking_lot::Mutex;
 use tensor::{Device, Error, ErrorKind, Result, Stream, Tensor, Tensors, preload};
@@ -435,7 +436,8 @@ impl ConcurrentBatches {
             let _at = AtCaller::enter_at(caller);
             for (at, slot) in slots.iter().enumerate().skip(lane).step_by(lanes) {
                 let item = slot.lock().0.take();
-                let done = item.map(|item| self.caught(from + at, || work(from + at, item)));
+                let work = |item| self.caught(from + at, || work(from + at, item));
+                let done = item.map(|item| in_lane(("batch", from + at), || work(item)));
                 slot.lock().1 = done;
             }
         };

@@ -2,6 +2,7 @@
 
 mod args;
 mod compare;
+mod diverge;
 mod failure;
 mod gradcheck;
 mod info;
@@ -39,6 +40,8 @@ enum Subcommands {
     Plan(plan::Args),
     /// Check the gradients of every op against finite differences.
     Gradcheck(gradcheck::Args),
+    /// Compare two traces of what commands wrote, from `train --trace-writes`: the first command that wrote something else.
+    Diverge(diverge::Args),
     /// Run a program as several ranks on this machine.
     #[cfg(unix)]
     Launch(launch::Args),
@@ -75,6 +78,7 @@ fn run(command: Subcommands, printer: &mut Printer) -> Result<bool, Failure> {
         Subcommands::Train(args) => train::run(&args, printer),
         Subcommands::Plan(args) => plan::run(&args, printer),
         Subcommands::Gradcheck(args) => gradcheck::run(&args, printer),
+        Subcommands::Diverge(args) => diverge::run(&args, printer),
         #[cfg(unix)]
         Subcommands::Launch(args) => launch::run(args),
         #[cfg(unix)]
@@ -92,7 +96,7 @@ fn usage(error: &clap::Error, printer: &mut Printer) -> Result<bool, Failure> {
             Ok(true)
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Failure::Usage(
-            "a command is missing: compare, train, plan, gradcheck, launch or info".into(),
+            "a command is missing: compare, train, plan, gradcheck, diverge, launch or info".into(),
         )),
         _ => {
             let first = text.split("\n\n").next().unwrap_or_default();

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use indicatif::ProgressBar;
 use streamgrad::checkpoint::{self, Progress};
+use streamgrad::compare::WriteTrace;
 use streamgrad::models::data::LoaderSteps;
 use streamgrad::models::file;
 use streamgrad::profile::{
@@ -62,6 +63,9 @@ pub(super) struct Args {
     /// Write a page with the losses and a profile of some steps.
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
+    /// Write a hash of what each command wrote, for `diverge`; on a CPU.
+    #[arg(long, value_name = "FILE")]
+    trace_writes: Option<PathBuf>,
     /// Go on from a checkpoint.
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
@@ -115,19 +119,22 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         Failure::unless(!is_stdout(path), || Failure::Usage(message.into()))?;
         file::check_writable(path)?;
     }
-    Output::distinct([&args.save, &args.report])?;
-    Output::spares([&args.save, &args.report], &args.data)?;
-    Output::spares([&args.report], &args.resume)?;
+    Output::distinct([&args.save, &args.report, &args.trace_writes])?;
+    Output::spares([&args.save, &args.report, &args.trace_writes], &args.data)?;
+    Output::spares([&args.report, &args.trace_writes], &args.resume)?;
+    args.trace_writes.as_ref().map(file::check_writable).transpose()?;
     let [report] = Output::open([&args.report], printer)?;
     let mut run = Run::new(args, workload)?;
     let mut done: Vec<Epoch> = Vec::new();
     let trained = train(args, workload, &mut run, &mut done, printer);
+    let save = |path: &PathBuf| WriteTrace::stop(&run.device)?.save(path);
+    let traced = args.trace_writes.as_ref().map_or(Ok(()), save);
     // Of a run that failed, too: its losses say why. What it failed with comes first.
     let written = report.map_or(Ok(()), |output| {
         let why = trained.as_ref().err().map(ToString::to_string);
         output.write(&run.page(workload, &done, why)?.html())
     });
-    trained.and(written).map(|()| true)
+    trained.and(written).and(Ok(traced?)).map(|()| true)
 }
 
 /// Trains what is left of the epochs, and says how each went.
@@ -181,6 +188,9 @@ fn train(
 impl Run {
     fn new(args: &Args, workload: &'static dyn Workload) -> Result<Run, Failure> {
         let device = device(&args.device)?;
+        if args.trace_writes.is_some() {
+            WriteTrace::start(&device, false)?;
+        }
         let lanes = args.lanes.unwrap_or(2);
         let many = || Failure::Usage(format!("--lanes must be at most {MAX_LANES}, got {lanes}"));
         Failure::unless(lanes <= MAX_LANES, many)?;

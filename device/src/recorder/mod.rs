@@ -17,6 +17,7 @@ pub use records::{
 
 use crate::core::Core;
 use crate::cuda::{DriverEvent, DriverStream};
+use crate::writes::Operand;
 use crate::{Device, Moment, OnDrop, Result, Stream, Use, nvtx};
 use stack::Stacks;
 
@@ -122,7 +123,7 @@ impl Launching {
 /// What a launch tells of itself if it is recorded.
 pub(crate) struct Label<'a> {
     pub(crate) kind: CommandKind,
-    pub(crate) operands: &'a dyn Fn() -> Vec<OperandRecord>,
+    pub(crate) operands: &'a dyn Fn() -> Vec<Operand>,
 }
 
 impl Label<'_> {
@@ -322,7 +323,8 @@ impl Recorder {
 
     #[cold]
     fn begin(&self, op: &'static str, uses: &[Use<'_>], label: &Label<'_>) -> Option<Box<Launching>> {
-        let (kind, operands) = (label.kind, (label.operands)());
+        let (kind, operands) =
+            (label.kind, (label.operands)().into_iter().map(|operand| operand.record).collect());
         let accesses = uses.iter().map(Use::access).collect();
         let mut record = CommandRecord { op, kind, operands, accesses, ..CommandRecord::default() };
         let start = Instant::now();

@@ -147,8 +147,9 @@ fn manual_mode_refuses_what_the_users_waits_leave_open() -> Result<()> {
         set(&one, &x, 1)?;
         let before = (two.now(), dev.sync_stats());
         let refused = copy(&two, &x, &y);
-        let Err(ErrorKind::Race { op, stream, earlier, earlier_stream, earlier_tick, address, bytes }) =
-            refused.clone().map_err(Error::into_kind)
+        let Err(ErrorKind::Race {
+            op, stream, earlier, earlier_stream, earlier_tick, address, bytes, ..
+        }) = refused.clone().map_err(Error::into_kind)
         else {
             unreachable!("{refused:?}");
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::{PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport, autocast, no_grad};
-use device::{Device, Error, ErrorKind, Panicked, Result, Team};
+use device::{Device, Error, ErrorKind, Panicked, Result, Team, in_lane};
 use parking_lot::Mutex;
 use tensor::{Generator, with_generator};
 
@@ -228,7 +228,8 @@ impl<D: Dataset> BatchPlan<D> {
             let start = among_all * batch;
             let rows = &order[start..(start + batch).min(order.len())];
             // Nothing of who asks is around it: it may be a worker.
-            with_generator(generator, || autocast(None, || no_grad(|| self.data.batch(rows, key, device))))
+            let batch = || autocast(None, || no_grad(|| self.data.batch(rows, key, device)));
+            in_lane(("load", number as usize), || with_generator(generator, batch))
         };
         let failed = |source| {
             let stage = format!("load, epoch {epoch}").into();

@@ -92,6 +92,7 @@ impl Forward for Sequential {
 ///
 /// # Errors
 /// `InvalidArgument` for fewer than two sizes or a size of 0, `OutOfMemory`.
+#[derive::located]
 pub fn mlp(sizes: &[usize], seed: u64, device: &Device) -> Result<Sequential> {
     let is_valid = sizes.len() >= 2 && !sizes.contains(&0);
     Error::require(is_valid, "mlp", "sizes", "at least two, all positive", format_args!("{sizes:?}"))?;

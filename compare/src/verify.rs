@@ -81,10 +81,10 @@ impl Verification {
             Ok(done) => return Some(done),
             Err(error) => error,
         };
-        let message = format!("{what}: {error}");
-        // Most often the same for every schedule.
-        if self.findings.iter().all(|known| !known.message.ends_with(&error.to_string())) {
-            self.add(code(&error), message);
+        // With the line. Most often the same for every schedule.
+        let text = format!("{error:?}");
+        if self.findings.iter().all(|known| !known.message.ends_with(&text)) {
+            self.add(code(&error), format!("{what}: {text}"));
         }
         None
     }

@@ -9,6 +9,31 @@ use common::devices::{Kind, each_device};
 use streamgrad::prelude::*;
 use streamgrad::{CpuConfig, Error, Graph, Policy, Result, Schedule, Stream, SyncMode, next_key, seed};
 
+/// Members of an ensemble, more of them than streams.
+#[test]
+fn an_ensemble_gives_what_its_members_give_one_by_one() {
+    each_device(&Kind::all(&[Schedule::Threads, Schedule::Delay { seed: 5 }]), |device| {
+        let layers: Vec<Linear> = (0..11).map(|_| Linear::new(4, 3, device)).collect::<Result<_>>()?;
+        let x = Var::constant(Tensor::ones(&[2, 4], DType::F32, device)?);
+        let scores = |layer: &Linear| Ok(layer.forward(&x)?.tanh()?.value().clone());
+        let at_once = device.concurrent_all(layers.iter().map(|layer| || scores(layer)))?;
+        let expected: Vec<Tensor> = layers.iter().map(scores).collect::<Result<_>>()?;
+        for (one, other) in at_once.iter().zip(&expected) {
+            assert_eq!(bits(one)?, bits(other)?);
+        }
+        assert_eq!(at_once.len(), 11);
+        let mut called = 0;
+        let failed = device.concurrent_all((0..11).map(|index| {
+            called += 1;
+            move || if index == 4 { Err(Error::invalid("f", "index", "another", index)) } else { Ok(()) }
+        }));
+        assert!(failed.is_err());
+        assert_eq!(called, 11);
+        assert!(device.concurrent_all(Vec::<fn() -> Result<()>>::new())?.is_empty());
+        Ok(())
+    });
+}
+
 /// Two layers with dropout that both use `shared`, and their parameters.
 struct Model {
     left: Linear,

@@ -169,7 +169,10 @@ pub fn comparison<'a>(
             let steps = DataLoader::new(train.clone(), options)?.steps(1, Position::default())?;
             Ok(steps.map(|batches| Ok(batches?.swap_remove(0))))
         })
-        .loss(|trained: &Trained, batch| trained.model.batch_loss(batch))
+        .loss(move |Trained { model, .. }: &Trained, batch: &Batch| match overlap {
+            Overlap::Stages => model.batch_loss(batch),
+            _ => model.batch_loss(&no_grad(|| model.prepare(batch.clone()))?),
+        })
         .update(|trained, gradients| trained.optimizer.step(&gradients))
         .model(|trained| &trained.model)
         .metrics(move |trained| {

@@ -7,7 +7,7 @@ use autograd::Var;
 use compare::{CompareOptions, Comparison, ComparisonReport};
 use device::DType::F32;
 use device::{CpuConfig, Device, ErrorKind, Result};
-use models::{Adam, AdamOptions, Forward, Module, Optimizer, Sequential, checkpoint, mlp, mse};
+use models::{Adam, AdamOptions, Forward, Module, Optimizer, Sequential, mlp, mse};
 use tensor::{RandomKey, Tensor};
 
 fn cpu() -> Device {

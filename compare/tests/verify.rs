@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use autograd::{Save, Var, record};
 extern crate models as streamgrad;
 
-use compare::{Comparison, Verification, VerifyOptions, verify};
+use compare::{CompareOptions, Comparison, Verification, VerifyOptions, verify};
 use device::DType::F32;
-use device::{CpuConfig, Device, Result, SyncMode};
+use device::{CpuConfig, Device, Result, Schedule, SyncMode};
 use models::{BatchNorm2d, Forward, Linear, Module, Optimizer, Sgd, cross_entropy, mse};
 use tensor::{RandomKey, Tensor};
 
@@ -120,6 +120,23 @@ fn a_whole_step_is_verified_without_gradients() {
     let line = format!("verify.rs:{}", line!() - 7);
     let found = run(true);
     expect(&found, "not-captured", &["would read", &line]);
+}
+
+/// Where commands run later, a read waits for them.
+#[test]
+fn a_read_within_the_step_is_found_at_its_line() {
+    let dev = Device::cpu_with(CpuConfig { schedule: Schedule::Delay { seed: 1 }, ..CpuConfig::default() });
+    let line = format!("verify.rs:{}", line!() + 6);
+    let program = Comparison::new(&dev)
+        .setup(setup)
+        .batches(batch)
+        .options(CompareOptions { captured: false, ..CompareOptions::default() });
+    let program = program.step(|(net, _), x| {
+        net.first.forward(&x.into())?.mean(&[], false)?.value().item::<f32>()?;
+        Ok(())
+    });
+    let found = program.verify(VerifyOptions { explored: 0, ..VerifyOptions::default() }).unwrap();
+    expect(&found, "hidden-sync", &[&line]);
 }
 
 /// Running statistics are updated in batch order.

@@ -13,6 +13,7 @@ mod plan;
 mod ranks;
 mod sweep;
 mod train;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -40,6 +41,8 @@ enum Subcommands {
     Plan(plan::Args),
     /// Check the gradients of every op against finite differences.
     Gradcheck(gradcheck::Args),
+    /// Check a workload's training: gradients, equal bits under many schedules, waits of the host, memory.
+    Verify(verify::Args),
     /// Compare two traces of what commands wrote, from `train --trace-writes`: the first command that wrote something else.
     Diverge(diverge::Args),
     /// Run a program as several ranks on this machine.
@@ -78,6 +81,7 @@ fn run(command: Subcommands, printer: &mut Printer) -> Result<bool, Failure> {
         Subcommands::Train(args) => train::run(&args, printer),
         Subcommands::Plan(args) => plan::run(&args, printer),
         Subcommands::Gradcheck(args) => gradcheck::run(&args, printer),
+        Subcommands::Verify(args) => verify::run(&args, printer),
         Subcommands::Diverge(args) => diverge::run(&args, printer),
         #[cfg(unix)]
         Subcommands::Launch(args) => launch::run(args),
@@ -96,7 +100,7 @@ fn usage(error: &clap::Error, printer: &mut Printer) -> Result<bool, Failure> {
             Ok(true)
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Failure::Usage(
-            "a command is missing: compare, train, plan, gradcheck, diverge, launch or info".into(),
+            "a command is missing: compare, train, plan, gradcheck, verify, diverge, launch or info".into(),
         )),
         _ => {
             let first = text.split("\n\n").next().unwrap_or_default();

@@ -9,6 +9,47 @@ fn leaf() -> Result<Var> {
     Ok(Var::leaf(Tensor::ones(&[2], tensor::DType::F64, &Device::cpu())?))
 }
 
+/// What batches give is in batch order, whatever the number of lanes, and `run` records nothing.
+#[test]
+fn lanes_return_what_batches_give() -> Result<()> {
+    let w = leaf()?;
+    for count in [1, 2, 3] {
+        let lanes = ConcurrentBatches::with_options(w.device(), count, Lanes::Always)?;
+        let step =
+            lanes.step(0..5, |index| Ok((w.mul_scalar(f64::from(index))?.sum_all()?, index.to_string())))?;
+        assert_eq!(step.outputs, ["0", "1", "2", "3", "4"]);
+        assert_eq!(
+            step.losses.iter().map(Tensor::item::<f64>).collect::<Result<Vec<_>>>()?,
+            [0.0, 2.0, 4.0, 6.0, 8.0]
+        );
+        assert_eq!(step.gradients.get(&w).map(|g| g.to_vec::<f64>()).transpose()?, Some(vec![10.0; 2]));
+        let drawn = lanes.run(0..5, |_| {
+            let y = w.dropout(0.5, None)?;
+            assert!(!y.requires_grad());
+            Ok(y.value().clone())
+        })?;
+        assert_eq!(drawn.len(), 5);
+        let failed = lanes.run(0..5, |index| {
+            if index > 2 { Err(Error::invalid("f", "index", "less", index)) } else { Ok(index) }
+        });
+        assert!(failed.unwrap_err().to_string().contains('3'), "the first error in batch order");
+        assert!(lanes.run(0..0, |index| Ok(index)).is_err());
+    }
+    Ok(())
+}
+
+/// Runs without gradients are measured apart from steps.
+#[test]
+fn runs_are_measured_apart() -> Result<()> {
+    let w = leaf()?;
+    let lanes = ConcurrentBatches::new(w.device(), 2)?;
+    for _ in 0..24 {
+        lanes.run(0..2, |_| w.sum_all())?;
+    }
+    assert!(lanes.run_report().used.is_some() && lanes.report().used.is_none());
+    Ok(())
+}
+
 struct Bomb;
 
 impl Drop for Bomb {

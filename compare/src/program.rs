@@ -14,20 +14,27 @@ pub(super) struct Program<'a, S, B> {
     /// The same state, whose step runs its branches at once.
     pub(super) branched: Option<Setup<'a, S>>,
     pub(super) batches: Batches<'a, B>,
-    pub(super) prepare: Option<Box<dyn Fn(&S) -> PrepareBatch<'a, B> + Send + Sync + 'a>>,
+    pub(super) prepare: Option<Of<'a, S, PrepareBatch<'a, B>>>,
     pub(super) on_host: bool,
     /// The loss of a batch, and what else it gives.
-    pub(super) loss: Option<Box<dyn Fn(&S, &B) -> Result<(Var, Vec<Tensor>)> + Send + Sync + 'a>>,
-    pub(super) update: Option<Box<dyn Fn(&mut S, Gradients) -> Result<()> + Send + Sync + 'a>>,
+    pub(super) loss: Option<Loss<'a, S, B>>,
+    pub(super) update: Option<Step<'a, S, Gradients, ()>>,
     /// Anything, with one batch.
-    pub(super) step: Option<Box<dyn Fn(&mut S, B) -> Result<Vec<Tensor>> + Send + Sync + 'a>>,
-    pub(super) model: Option<Box<dyn Fn(&S) -> &(dyn Module) + Send + Sync + 'a>>,
-    pub(super) state: Option<Box<dyn Fn(&S) -> Named + Send + Sync + 'a>>,
-    pub(super) metrics: Option<Box<dyn Fn(&S) -> Result<Metrics> + Send + Sync + 'a>>,
+    pub(super) step: Option<Step<'a, S, B, Vec<Tensor>>>,
+    pub(super) model: Option<Model<'a, S>>,
+    pub(super) state: Option<Of<'a, S, Named>>,
+    pub(super) metrics: Option<Of<'a, S, Result<Metrics>>>,
 }
 
 pub(super) type Setup<'a, S> = Box<dyn Fn(&Device) -> Result<S> + Send + Sync + 'a>;
 pub(super) type Batches<'a, B> = Box<dyn Fn(&Device) -> Result<Source<'a, B>> + Send + Sync + 'a>;
+
+type Loss<'a, S, B> = Box<dyn Fn(&S, &B) -> Result<(Var, Vec<Tensor>)> + Send + Sync + 'a>;
+type Model<'a, S> = Box<dyn Fn(&S) -> &(dyn Module) + Send + Sync + 'a>;
+/// What follows from the state.
+type Of<'a, S, R> = Box<dyn Fn(&S) -> R + Send + Sync + 'a>;
+/// What changes the state.
+type Step<'a, S, B, R> = Box<dyn Fn(&mut S, B) -> Result<R> + Send + Sync + 'a>;
 
 /// The batches of one schedule, in order.
 pub(super) type Source<'a, B> = Box<dyn Iterator<Item = Result<B>> + 'a>;

@@ -105,6 +105,11 @@ fn ranks_equal_one_process() -> Result<()> {
 }
 
 #[test]
+fn a_step_is_compared_on_all_schedules() -> Result<()> {
+    compare_my_step::main()
+}
+
+#[test]
 fn two_lanes_equal_one() -> Result<()> {
     two_lanes::main()
 }

@@ -13,7 +13,7 @@ use crate::machine::Ticks;
 use crate::program::{Program, Source, tensors};
 use crate::report::efficiency;
 use crate::runner::Runner;
-use crate::schedules::{self, Chosen, Differences, How, LOSS, PARAMETER, RESULT, Runners};
+use crate::schedules::{self, Chosen, Differences, LOSS, ORDER, PARAMETER, RESULT, Runners};
 use crate::trainer::Trainer;
 use crate::{
     CompareOptions, ComparisonReport, Explore, ExploreReport, Limits, ScheduleReport, StepProfile, explore,
@@ -29,7 +29,7 @@ use crate::{
 /// | schedule | needs |
 /// |---|---|
 /// | serial: in order, on the default stream | a `loss` or a `step` |
-/// | lanes: the batches of a step at once, each on a stream | a `loss` |
+/// | lanes: the batches of a step at once, each on a stream | a `loss`; beside `prepare` or `branched`, several `batches_per_step` |
 /// | stages: the next step's batches are prepared while this one trains | `prepare`, and a `loss` or a `step` |
 /// | branches: two branches of the model at once | `branched` |
 /// | host-prepared: batches are prepared on the CPU, and copied | `prepare` and `prepares_on_host` |
@@ -100,8 +100,8 @@ impl<'a> Comparison<'a> {
 }
 
 impl<'a, S> Comparison<'a, S> {
-    /// What makes batch number `n`, counted from 0; stands behind [`setup`](Comparison::setup). Making a batch is no part of a
-    /// step. A step without batches is given `()`.
+    /// What makes batch number `n`, counted from 0; stands behind [`setup`](Comparison::setup) and before what takes a batch. Making a
+    /// batch is no part of a step. A step without batches is given `()`.
     pub fn batches<B>(
         self,
         batch: impl Fn(&Device, u64) -> Result<B> + Send + Sync + 'a,
@@ -113,8 +113,8 @@ impl<'a, S> Comparison<'a, S> {
         })
     }
 
-    /// The same with an iterator of batches, such as a [`DataLoader`](models::DataLoader) has; the same for each copy, and long
-    /// enough for all steps.
+    /// The same with an iterator of batches, such as a [`DataLoader`](models::DataLoader) has; the same for each copy, and best
+    /// endless, as steps that disagree are repeated.
     pub fn loader<B, I>(
         self,
         loader: impl Fn(&Device) -> Result<I> + Send + Sync + 'a,
@@ -123,7 +123,7 @@ impl<'a, S> Comparison<'a, S> {
         I: Iterator<Item = Result<B>> + 'a,
     {
         let source = move |device: &Device| -> Result<Source<'a, B>> { Ok(Box::new(loader(device)?)) };
-        self.map(|program| Program::new(program.setup, Box::new(source)))
+        self.map(|program| program.with_batches(Box::new(source)))
     }
 }
 
@@ -281,6 +281,7 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
             batches_per_step: chosen.batches_per_step,
             identical_losses: (!serial.losses.is_empty()).then(|| differences.is_equal(LOSS)),
             identical_results: has_results.then(|| differences.is_equal(RESULT)),
+            identical_orders: (options.explored > 0).then(|| differences.is_equal(ORDER)),
             identical_parameters: program.shows_state().then(|| differences.is_equal(PARAMETER)),
             serial,
             concurrent: concurrent.map(|(schedule, _)| schedule),
@@ -308,7 +309,11 @@ fn judged(
     let limits = Limits {
         bound_ms,
         work_ms,
-        efficiency: efficiency(serial_ms, concurrent_ms, bound_ms),
+        // Known as far as the speed-up is.
+        efficiency: concurrent
+            .gain
+            .and_then(|gain| gain.speedup)
+            .and_then(|_| efficiency(serial_ms, concurrent_ms, bound_ms)),
         inflation: bound::inflation(&concurrent.profile, alone),
         alone_ms: alone.wall_ms,
     };
@@ -404,13 +409,13 @@ fn explored<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static>(
     }
     let seeds = 0..options.explored as u64;
     let found = explore(Explore { seeds, ..Explore::default() }, |device| {
-        Trainer::new(program, options.seed, How::Lanes(chosen.lanes()), device)?
+        Trainer::new(program, options.seed, chosen.explored(), device)?
             .results(&mut (program.batches)(device)?, chosen.batches_per_step)
     });
     match found {
         Ok(report) => Ok(Some(report)),
         Err(error) if matches!(error.kind(), ErrorKind::ScheduleDependent { .. }) => {
-            differences.add(RESULT, error.to_string());
+            differences.add(ORDER, error.to_string());
             Ok(None)
         }
         Err(error) => Err(Finding::new("not-explored", format!("other orders were not tried out: {error}"))),

@@ -181,7 +181,9 @@ impl Command {
         let most = self.hashes.len().max(found.hashes.len());
         divergence.output = (0..most).find(|&at| self.hashes.get(at) != found.hashes.get(at))?;
         let [values, others] = [self, found].map(|command| command.values.get(divergence.output));
-        if let (Some((dtype, a)), Some((_, b))) = (values, others) {
+        if let (Some((dtype, a)), Some((other, b))) = (values, others)
+            && dtype == other
+        {
             let size = dtype.map_or(1, DType::size_bytes);
             let pairs = a.chunks(size).zip(b.chunks(size));
             if let Some((element, (a, b))) = pairs.enumerate().find(|(_, (a, b))| a != b) {
@@ -199,7 +201,7 @@ impl From<TracedCommand> for Command {
             traced.writes.iter().filter_map(|written| Some((written.dtype, written.values.clone()?)));
         Command {
             lane: match traced.lane {
-                ("main", _) => "main".into(),
+                ("main", 0) => "main".into(),
                 (name, index) => format!("{name} {index}").into(),
             },
             number: traced.number,

@@ -59,6 +59,12 @@ impl<'a, S, B> Program<'a, S, B> {
         Program { setup, branched, batches, prepare, on_host, loss, update, step, model, state, metrics }
     }
 
+    /// The same with other batches, without what takes them.
+    pub(super) fn with_batches<C>(self, batches: Batches<'a, C>) -> Program<'a, S, C> {
+        let Program { setup, branched, on_host, model, state, metrics, update, .. } = self;
+        Program { branched, on_host, model, state, metrics, update, ..Program::new(setup, batches) }
+    }
+
     /// The parameters of the model, if the program shows one.
     pub(super) fn parameters(&self, state: &S) -> Vec<(String, Var)> {
         self.model.as_ref().map(|model| model(state).named_parameters()).unwrap_or_default()
@@ -92,7 +98,7 @@ impl<'a, S, B> Program<'a, S, B> {
             (self.loss.is_none(), "lanes need a `loss` in place of a whole `step`"),
             (self.loss.is_some() && self.update.is_none(), "parameters change only with an `update`"),
             (self.prepare.is_none(), "stages need a `prepare`"),
-            (!self.shows_state(), "parameters are compared with a `model` or a `state`"),
+            (self.model.is_none(), "parameters and their gradients are compared with a `model`"),
         ];
         let missing: Vec<&str> =
             missing.into_iter().filter(|(is_so, _)| *is_so).map(|(_, what)| what).collect();

@@ -40,7 +40,9 @@ pub struct ComparisonReport {
     pub identical_results: Option<bool>,
     /// Whether every tensor of the state has the same bits at their end, if the state is shown.
     pub identical_parameters: Option<bool>,
-    /// Schedules that were tried out, all with the same bits.
+    /// Whether all has the same bits in other orders of the commands, if these were tried out.
+    pub identical_orders: Option<bool>,
+    /// How many orders, if the bits are the same in all.
     pub explored: Option<ExploreReport>,
     /// Numbers of the state at the end of the concurrent schedule, or of the serial one, by name.
     pub metrics: Vec<(String, f64)>,
@@ -82,7 +84,8 @@ impl ComparisonReport {
 
     /// Whether all that must be equal is, bit for bit.
     pub fn is_identical(&self) -> bool {
-        let all = [self.identical_losses, self.identical_results, self.identical_parameters];
+        let all =
+            [self.identical_losses, self.identical_results, self.identical_parameters, self.identical_orders];
         all.into_iter().flatten().all(|is_equal| is_equal)
     }
 
@@ -95,6 +98,7 @@ impl ComparisonReport {
     /// less work, so that it may be more than all.
     pub fn captured_efficiency(&self, schedule: &ScheduleReport) -> Option<f64> {
         schedule.captured?;
+        schedule.gain?.speedup?;
         efficiency(self.serial.step_ms.median, schedule.step_ms.median, self.limits?.work_ms?)
     }
 

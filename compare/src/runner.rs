@@ -262,6 +262,10 @@ impl<S, B> Runner<'_, S, B> {
         Ok(None)
     }
 
+    pub(super) fn has_losses(&self) -> bool {
+        !self.found.losses.is_empty()
+    }
+
     /// Whether steps gave more than losses.
     pub(super) fn has_results(&self) -> bool {
         self.found.has_results

@@ -91,10 +91,10 @@ impl Chosen {
         self.concurrent.first().is_some_and(|(_, how)| *how == How::Branches)
     }
 
-    /// The lanes of the concurrent schedule; one if it has none.
-    pub(super) fn lanes(&self) -> usize {
-        let lanes = |(_, how): &(&str, How)| if let How::Lanes(lanes) = how { Some(*lanes) } else { None };
-        self.concurrent.iter().find_map(lanes).unwrap_or(1)
+    /// What is run in other orders: lanes or branches; the stages of a program one after the other.
+    pub(super) fn explored(&self) -> How {
+        let mut steps = self.concurrent.iter().map(|(_, how)| *how);
+        steps.find(|how| matches!(how, How::Lanes(_) | How::Branches)).unwrap_or(How::Lanes(1))
     }
 
     fn has_stages(&self) -> bool {
@@ -303,3 +303,4 @@ impl Differences {
 pub(super) const LOSS: &str = "loss";
 pub(super) const RESULT: &str = "result";
 pub(super) const PARAMETER: &str = "parameter";
+pub(super) const ORDER: &str = "result of another order";

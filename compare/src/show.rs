@@ -8,6 +8,7 @@ use ::profile::{Table, Trace};
 use device::Result;
 use serde_json::{Value, json};
 
+use crate::comparison::HOSTED;
 use crate::{CapturedReport, ComparisonReport, ScheduleReport, page};
 
 impl fmt::Display for ComparisonReport {
@@ -71,7 +72,7 @@ impl ComparisonReport {
         for schedule in &self.others {
             let Some(gain) = schedule.gain else { continue };
             let bits = match schedule.captured {
-                None if !gain.is_identical() => {
+                None if !gain.is_identical() && schedule.name == HOSTED && self.is_identical() => {
                     format!("losses differ by {:.0e} of themselves at most", gain.loss_difference)
                 }
                 _ => equal(gain.is_identical()).to_owned(),
@@ -91,9 +92,12 @@ impl ComparisonReport {
         for (what, is_equal) in all.into_iter().filter_map(|(what, is_equal)| Some((what, is_equal?))) {
             table.row([what.to_owned(), format!("{} in {steps} steps", equal(is_equal))]);
         }
+        if self.identical_orders == Some(false) {
+            table.row(["other orders", equal(false)]);
+        }
         if let Some(explored) = &self.explored {
-            let tried = format!("bit-equal in {} orders of their commands", explored.distinct_orders);
-            table.row(["other schedules".to_owned(), tried]);
+            let tried = format!("bit-equal in {} of them", explored.distinct_orders);
+            table.row(["other orders".to_owned(), tried]);
         }
         for (name, value) in &self.metrics {
             table.row([name.clone(), format!("{value:.4}")]);
@@ -125,6 +129,7 @@ impl ComparisonReport {
             "identical_losses": self.identical_losses,
             "identical_results": self.identical_results,
             "identical_parameters": self.identical_parameters,
+            "identical_orders": self.identical_orders,
             "explored": self.explored.map(|explored| explored.distinct_orders),
             "metrics": self.metrics.iter().cloned().collect::<BTreeMap<_, _>>(),
             "diagnosis": findings.collect::<Vec<_>>(),

@@ -156,11 +156,15 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
         let Comparison { device, program, options: of_comparison, .. } = self;
         of_comparison.check()?;
         program.check()?;
+        Error::require(options.steps > 0, "verify", "steps", "at least 1", options.steps)?;
         let chosen = Chosen::of(&program, &of_comparison);
         let program = Arc::new(program);
         let checked =
             Checked { program: &program, chosen, seed: of_comparison.seed, device: &device, options };
         let mut found = Verification::default();
+        if let Some(left_out) = checked.program.left_out() {
+            found.checks.push(("left out", left_out.message));
+        }
         checked.gradients(&mut found)?;
         checked.equal_bits(&mut found, &of_comparison)?;
         checked.explored(&mut found);
@@ -263,6 +267,9 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
                 names.push(name);
             }
         }
+        if !serial.has_losses() && !serial.has_results() && !self.program.shows_state() {
+            found.add("nothing-compared", "steps give nothing, and the program shows no model and no state");
+        }
         found.findings.extend(differences.findings());
         found.checks.push(("equal bits", format!("{steps} steps: {}", names.join("; "))));
         Ok(())
@@ -274,15 +281,21 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
             return;
         }
         let run = |device: &Device| {
-            Trainer::new(self.program, self.seed, How::Lanes(self.chosen.lanes()), device)?
+            Trainer::new(self.program, self.seed, self.chosen.explored(), device)?
                 .results(&mut (self.program.batches)(device)?, self.chosen.batches_per_step)
         };
         let seeds = |count| Explore { seeds: 0..count, ..Explore::default() };
+        let many = || explore(seeds(self.options.explored as u64), run);
         let explored = explore(seeds(1), run).and_then(|one| match one.commands {
-            0..=FEW_COMMANDS => {
-                explore_all(MOST_ORDERS, run).or_else(|_| explore(seeds(self.options.explored as u64), run))
-            }
-            _ => explore(seeds(self.options.explored as u64), run),
+            0..=FEW_COMMANDS => match explore_all(MOST_ORDERS, run) {
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::InvalidArgument { argument: "limit", .. }) =>
+                {
+                    many()
+                }
+                all => all,
+            },
+            _ => many(),
         });
         if let Some(report) = found.part("explored", explored) {
             let done = format!("{} schedules of {} commands", report.schedules, report.commands);
@@ -295,13 +308,13 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
         let device = self.device.sibling(self.device.threads())?;
         let mut trainer = Trainer::new(self.program, self.seed, How::Lanes(1), &device)?;
         let mut source = (self.program.batches)(&device)?;
-        let mut step = || trainer.step(next(&mut source, self.chosen.batches_per_step)?).map(drop);
         let (mut allocated, mut calls) = (Vec::new(), Vec::new());
         let mut reads: BTreeMap<String, u64> = BTreeMap::new();
         let steps = WARM_UP + STEADY;
         for _ in 0..steps {
+            let batches = next(&mut source, self.chosen.batches_per_step)?;
             device.set_sync_debug(SyncDebug::Count);
-            step()?;
+            trainer.step(batches)?;
             for wait in device.hidden_syncs() {
                 *reads.entry(format!("{} ({})", wait.place, wait.op)).or_default() += wait.count;
             }
@@ -330,7 +343,7 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
     /// Of the order of the commands of two steps, on lanes where the program has them.
     fn audit(&self, found: &mut Verification) -> Result<()> {
         let device = self.device.sibling(self.device.threads())?;
-        let mut trainer = Trainer::new(self.program, self.seed, How::Lanes(self.chosen.lanes()), &device)?;
+        let mut trainer = Trainer::new(self.program, self.seed, self.chosen.explored(), &device)?;
         let mut source = (self.program.batches)(&device)?;
         device.start_audit();
         let done = trainer.results(&mut source, self.chosen.batches_per_step);

@@ -101,7 +101,7 @@ fn a_whole_step_gets_the_schedules_that_it_can_have() {
     assert_eq!(names(&report), [&["serial"][..], &CAPTURED].concat());
     assert!(report.limits.is_none() && report.gain().is_none() && report.explored.is_some());
     let left_out = report.diagnosis.iter().find(|finding| finding.code == "left-out").unwrap();
-    assert!(left_out.message.contains("lanes") && left_out.message.contains("`state`"), "{left_out}");
+    assert!(left_out.message.contains("lanes") && left_out.message.contains("`model`"), "{left_out}");
 }
 
 /// Random numbers of the preparation and of the loss do not depend on where and when a batch is prepared.
@@ -188,6 +188,27 @@ fn what_cannot_be_replayed_is_said() {
     let found = report.diagnosis.iter().find(|finding| finding.code == "not-equal").unwrap();
     assert!(found.message.contains("a result differs, captured, serial order: step 0"), "{found}");
     assert!(report.to_string().contains("NOT EQUAL"));
+}
+
+#[test]
+fn what_depends_on_the_order_is_not_identical() {
+    let counted = AtomicUsize::new(0);
+    let report = Comparison::new(&cpu())
+        .setup(setup)
+        .model(|(model, _)| model)
+        .batches(batch)
+        .loss(|(model, _), x| {
+            // As if it depended on which commands ran before.
+            let number = counted.fetch_add(1, Ordering::Relaxed) as f64;
+            model.forward(&x.clone().into())?.mean(&[], false)?.mul_scalar(number)
+        })
+        .update(|(_, adam), gradients| adam.step(&gradients))
+        .options(CompareOptions { captured: false, ..few() })
+        .run()
+        .unwrap();
+    assert_eq!((report.identical_orders, report.is_identical()), (Some(false), false));
+    assert_eq!(report.identical_parameters, Some(false), "the model stood before the batches");
+    assert!(report.to_string().contains("other orders"), "{report}");
 }
 
 /// Other orders of commands are tried out on devices of their own.

@@ -78,8 +78,9 @@ fn clean_programs_are_clean() {
     let found = verified(|state, x| between(|y| Ok(y.clone()), state, x));
     found.expect_clean();
     let done: Vec<_> = found.checks.iter().map(|(name, _)| *name).collect();
-    assert_eq!(done, ["parameters", "gradients", "equal bits", "explored", "host and memory", "audit"]);
-    let schedules = &found.checks[2].1;
+    let all = ["left out", "parameters", "gradients", "equal bits", "explored", "host and memory", "audit"];
+    assert_eq!(done, all);
+    let schedules = &found.checks[3].1;
     for name in ["a second run", "one thread", "lanes", "captured, serial order", "captured, data order"] {
         assert!(schedules.contains(name), "{name}: {schedules}");
     }
@@ -99,7 +100,7 @@ fn clean_programs_are_clean() {
     };
     let found = verified_from(frozen, |state, x| between(|y| Ok(y.clone()), state, x));
     found.expect_clean();
-    assert_eq!(found.checks[0].1, "2 that learn, 2 frozen");
+    assert_eq!(found.checks[1].1, "2 that learn, 2 frozen");
 }
 
 #[test]
@@ -126,14 +127,15 @@ fn a_whole_step_is_verified_without_gradients() {
 #[test]
 fn a_read_within_the_step_is_found_at_its_line() {
     let dev = Device::cpu_with(CpuConfig { schedule: Schedule::Delay { seed: 1 }, ..CpuConfig::default() });
-    let line = format!("verify.rs:{}", line!() + 6);
+    let line = format!("verify.rs:{}", line!() + 7);
     let program = Comparison::new(&dev)
         .setup(setup)
         .batches(batch)
         .options(CompareOptions { captured: false, ..CompareOptions::default() });
     let program = program.step(|(net, _), x| {
-        net.first.forward(&x.into())?.mean(&[], false)?.value().item::<f32>()?;
-        Ok(())
+        let mean = net.first.forward(&x.into())?.mean(&[], false)?;
+        mean.value().item::<f32>()?;
+        Ok(mean.value().clone())
     });
     let found = program.verify(VerifyOptions { explored: 0, ..VerifyOptions::default() }).unwrap();
     expect(&found, "hidden-sync", &[&line]);
@@ -229,6 +231,14 @@ fn a_changed_value_is_an_error_at_its_line() {
     };
     let error = format!("{:?}", run().unwrap_err());
     assert!(error.contains("square") && error.contains(&line), "{line}: {error}");
+}
+
+#[test]
+fn a_step_that_gives_nothing_is_no_clean_step() {
+    let found = verify(&cpu(), VerifyOptions::default(), setup, |_| Ok(())).unwrap();
+    expect(&found, "nothing-compared", &[]);
+    let none = VerifyOptions { steps: 0, ..VerifyOptions::default() };
+    assert!(verify(&cpu(), none, setup, |_| Ok(())).is_err());
 }
 
 #[test]

@@ -19,6 +19,7 @@ use crate::order::RunsOn;
 use crate::recorder::{CommandKind, Label, Syncing};
 use crate::shared::Home;
 use crate::within::{Holds, Within};
+use crate::writes::Operand;
 use crate::{
     Access, AtCaller, Device, Error, Moment, OnDrop, Result, Shared, SpinLock, Stream, StreamId, fork,
 };
@@ -315,7 +316,7 @@ impl Buffer {
         let (observers, place) = (&self.device.core().observers, AtCaller::location());
         let (audit, used) = (&observers.audit, Use { buffer: self, write });
         host.begin(|moment| {
-            observers.writes.command(moment, op, place, &[used], Vec::new());
+            observers.writes.command(moment, op, place, &[used], Operand::whole(&[used]));
             if audit.is_on() {
                 audit.command(moment, op, place, [used.access()].into_iter().collect());
             }

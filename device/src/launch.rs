@@ -218,7 +218,12 @@ impl Stream {
         let noted = label.and_then(|label| core.observers.recorder.launching(op, uses, label));
         let mut tail = fifo.lock_tail(op)?;
         if core.observers.watched.load(Ordering::Relaxed) && core.observers.writes.is_on() {
-            tail.operands = label.map(|label| (label.operands)()).unwrap_or_default();
+            tail.operands = match label {
+                Some(Label { kind: CommandKind::Compute | CommandKind::Collective { .. }, operands }) => {
+                    operands()
+                }
+                _ => Operand::whole(uses),
+            };
         }
         let place = self.order(&mut tail, op, uses, may_run_here).inspect_err(|_| tail.operands.clear())?;
         Ok(Ordered { core, fifo, op, uses, tail, place, noted })

@@ -78,8 +78,9 @@ impl WriteLog {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Adds a command that is ordered, before any that comes after it, and before it runs. It writes the operands that it describes,
-    /// or its buffers; operands that lie elsewhere are left out, since they would be read.
+    /// Adds a command that is ordered, before any that comes after it, and before it runs. It writes the operands that it describes;
+    /// those that lie elsewhere are left out, since they would be read. A command that describes none is left out: not all of what
+    /// a replay or a collective may write has values.
     #[cold]
     pub(crate) fn command(
         &self,
@@ -94,11 +95,6 @@ impl WriteLog {
             return;
         }
         operands.retain(|operand| operand.record.write && operand.is_in(uses));
-        if operands.is_empty() {
-            operands.extend(
-                uses.iter().filter(|used| used.write && used.buffer.len_bytes() > 0).map(Operand::whole),
-            );
-        }
         if operands.is_empty() {
             return;
         }
@@ -145,7 +141,12 @@ pub struct Operand {
 }
 
 impl Operand {
-    fn whole(used: &Use<'_>) -> Operand {
+    /// The buffers that a copy of whole buffers writes.
+    pub(crate) fn whole(uses: &[Use<'_>]) -> Vec<Operand> {
+        uses.iter().filter(|used| used.write && used.buffer.len_bytes() > 0).map(Operand::bytes).collect()
+    }
+
+    fn bytes(used: &Use<'_>) -> Operand {
         let shape = [used.buffer.len_bytes()].into();
         let record = OperandRecord { shape, dtype: DType::U8, write: used.write };
         Operand { record, start: used.buffer.ptr().expose_provenance(), strides: [].into() }

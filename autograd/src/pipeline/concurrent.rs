@@ -58,8 +58,8 @@ enum Work {
 pub struct LaneOptions {
     /// When lanes are used.
     pub lanes: Lanes,
-    /// How urgent the work of each lane is, in order; [`Priority::Normal`] for lanes beyond. A single lane has the default
-    /// stream, which has that priority.
+    /// How urgent the work of each lane is, in order; [`Priority::Normal`] for lanes beyond. A single lane is the
+    /// current stream, whatever priority that has.
     pub priorities: Vec<Priority>,
 }
 
@@ -157,7 +157,7 @@ impl ConcurrentBatches {
         })
     }
 
-    /// The lanes' streams.
+    /// The lanes' streams; of a single lane the default stream, which is most often the current one.
     pub fn streams(&self) -> &[Stream] {
         &self.streams
     }

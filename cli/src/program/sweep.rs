@@ -57,7 +57,7 @@ pub(super) fn table(all: &[One]) -> Table {
             format!("{:.3}", concurrent.step_ms.median),
             format!("{}{}", times(gain.speedup), if found.is_disturbed() { " (busy)" } else { "" }),
             format!("{:.2} to {:.2}", gain.speedup_spread.p10, gain.speedup_spread.p90),
-            efficiency.map_or("no room".to_owned(), |part| format!("{:.0} %", 100.0 * part)),
+            efficiency.map_or("-".to_owned(), |part| format!("{:.0} %", 100.0 * part)),
             if found.is_identical() { "equal" } else { "NOT EQUAL" }.to_owned(),
         ];
         // Not every size has every schedule.

@@ -134,7 +134,9 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         let why = trained.as_ref().err().map(ToString::to_string);
         output.write(&run.page(workload, &done, why)?.html())
     });
-    trained.and(written).and(Ok(traced?)).map(|()| true)
+    trained.and(written)?;
+    traced?;
+    Ok(true)
 }
 
 /// Trains what is left of the epochs, and says how each went.

@@ -32,8 +32,8 @@ fn lanes_return_what_batches_give() -> Result<()> {
         let failed = lanes.run(0..5, |index| {
             if index > 2 { Err(Error::invalid("f", "index", "less", index)) } else { Ok(index) }
         });
-        assert!(failed.unwrap_err().to_string().contains('3'), "the first error in batch order");
-        assert!(lanes.run(0..0, |index| Ok(index)).is_err());
+        assert!(failed.is_err_and(|error| error.to_string().contains('3')), "the first error in batch order");
+        assert!(lanes.run(0..0, Ok).is_err());
     }
     Ok(())
 }

@@ -211,16 +211,14 @@ fn lines_of(refused: Error) -> [u32; 2] {
     places.map(std::panic::Location::line)
 }
 
-/// Whether the ops are called by the program, by a layer, or by the backward pass.
+/// Whether the ops are called by the program, by a layer, or by the backward pass. On CPUs: a library that multiplies matrices may load
+/// a kernel at any product, and that would wait for the streams that tests hold.
 #[test]
 fn a_race_names_both_lines_of_the_program() -> Result<()> {
-    for kind in kinds() {
+    for kind in kinds().into_iter().filter(|kind| matches!(kind, Kind::Cpu(_))) {
         let s = Setting::new(kind)?;
         let linear = Linear::new(4, 3, &s.device)?;
         let x = Var::constant(s.tensor(1)?);
-        // What is loaded at a first use would wait for the streams that are held.
-        x.exp()?.neg()?;
-        linear.forward(&x)?.sum(&[], false)?.backward()?;
         s.device.synchronize()?;
         s.device.set_sync_mode(SyncMode::Manual);
         let holds = [&s.main, &s.encoder, &s.decoder].map(Stream::hold);
@@ -243,11 +241,9 @@ fn a_race_names_both_lines_of_the_program() -> Result<()> {
 
 #[test]
 fn a_hazard_names_both_lines_of_the_program() -> Result<()> {
-    let s = Setting::new(kinds()[0])?;
+    let s = Setting::new(Kind::Cpu(Schedule::Threads))?;
     let linear = Linear::new(4, 3, &s.device)?;
     let x = Var::constant(s.tensor(1)?);
-    linear.forward(&x)?.sum(&[], false)?.backward()?;
-    s.device.synchronize()?;
     s.device.start_audit();
     let hold = s.encoder.hold();
     let (layer, y) = (line!(), s.encoder.scope(|| linear.forward(&x))?);

@@ -169,7 +169,7 @@ fn check_captured(found: &ComparisonReport) {
         assert_eq!(limits.work_ms.is_some(), found.options.streams >= found.threads);
         assert!(limits.work_ms.is_none_or(|ms| ms > 0.0 && ms <= limits.bound_ms));
         let times = [&found.serial, schedule].map(|one| one.step_ms.median);
-        let share = limits.work_ms.and_then(|ms| {
+        let share = gain.speedup.and(limits.work_ms).and_then(|ms| {
             let room = times[0] - ms;
             (room > 0.05 * times[0]).then(|| ((times[0] - times[1]) / room).max(0.0))
         });

@@ -7,8 +7,7 @@ use device::{CommandKind, CommandRecord, Device, Error, Result};
 use profile::{Profile, ProfileOptions};
 
 use crate::Workload;
-use models::data::Position;
-use models::{DataLoader, LoaderOptions, Module};
+use models::Module;
 
 /// What is measured, and for which network.
 #[derive(Clone, Debug)]
@@ -92,19 +91,9 @@ pub fn plan(workload: &dyn Workload, options: &PlanOptions) -> Result<Plan> {
     let model = DataParallel::with_options(workload.model(*seed, device)?, &comms[0], *parallel)?;
     let mut optimizer = workload.optimizer(model.parameters(), 1)?;
     let (train, _) = workload.data_for(*batch, *seed, device)?;
-    let source = workload.source(device);
-    let loader = LoaderOptions {
-        batch: *batch,
-        seed: *seed,
-        drop_last: true,
-        device: source,
-        ..LoaderOptions::default()
-    };
-    let mut batches = DataLoader::new(train, loader)?.steps(1, Position::default())?;
+    let mut batches = crate::workload::batches(workload, train, *batch, *seed, device)?;
     let mut step = || -> Result<()> {
-        let Some(batch) = batches.next().transpose()?.and_then(|mut batches| batches.pop()) else {
-            return Ok(());
-        };
+        let Some(batch) = batches.next().transpose()? else { return Ok(()) };
         let batch = no_grad(|| model.model().prepare(batch))?;
         let loss = model.model().batch_loss(&batch)?;
         optimizer.step(&model.backward(&loss)?)

@@ -153,6 +153,7 @@ pub fn comparison<'a>(
     let CompareOptions { seed, streams, .. } = options;
     let overlap = workload.overlap();
     let lanes = overlap.batches(streams);
+    let scale = workload.scale(device).map_or(String::new(), |scale| format!(" at scale {scale}"));
     let (train, test) = workload.data_for(batch, seed, device)?;
     check_rows(batch, &train)?;
     let trained = move |device: &Device, branched: bool| -> Result<Trained> {
@@ -163,12 +164,7 @@ pub fn comparison<'a>(
     };
     let comparison = Comparison::new(device)
         .setup(move |device| trained(device, false))
-        .loader(move |device| {
-            let device = workload.source(device);
-            let options = LoaderOptions { batch, seed, drop_last: true, device, ..LoaderOptions::default() };
-            let steps = DataLoader::new(train.clone(), options)?.steps(1, Position::default())?;
-            Ok(steps.map(|batches| Ok(batches?.swap_remove(0))))
-        })
+        .loader(move |device| batches(workload, train.clone(), batch, seed, device))
         .loss(move |Trained { model, .. }: &Trained, batch: &Batch| match overlap {
             Overlap::Stages => model.batch_loss(batch),
             _ => model.batch_loss(&no_grad(|| model.prepare(batch.clone()))?),
@@ -181,7 +177,7 @@ pub fn comparison<'a>(
             Ok(vec![("held-out accuracy".into(), accuracy), ("held-out loss".into(), loss)])
         })
         .options(CompareOptions { batches_per_step: Some(lanes), ..options })
-        .titled(workload.name(), format!("{}; batches of {batch} rows", workload.info().about));
+        .titled(workload.name(), format!("{}; batches of {batch} rows{scale}", workload.info().about));
     let comparison = match overlap {
         Overlap::Batches => comparison,
         Overlap::Branches => comparison.branched(move |device| trained(device, true)),
@@ -191,6 +187,23 @@ pub fn comparison<'a>(
         }),
     };
     Ok(if workload.info().prepares_on_host { comparison.prepares_on_host() } else { comparison })
+}
+
+/// The batches of a training, endless, of so many rows each, where [`Workload::source`] has them.
+///
+/// # Errors
+/// `InvalidArgument` for an empty batch, or one larger than the data.
+pub(super) fn batches(
+    workload: &dyn Workload,
+    train: InMemory,
+    batch: usize,
+    seed: u64,
+    device: &Device,
+) -> Result<impl Iterator<Item = Result<Batch>> + use<>> {
+    let device = workload.source(device);
+    let options = LoaderOptions { batch, seed, drop_last: true, device, ..LoaderOptions::default() };
+    let steps = DataLoader::new(train, options)?.steps(1, Position::default())?;
+    Ok(steps.map(|batches| Ok(batches?.swap_remove(0))))
 }
 
 /// Whether a comparison can begin, before data are made.

@@ -9,12 +9,11 @@ use models::Module;
 use tensor::{Tensor, Tensors};
 
 use crate::bound;
-use crate::machine::Ticks;
-use crate::program::{Program, Source, tensors};
+use crate::chosen::Chosen;
+use crate::program::{Program, Source};
 use crate::report::efficiency;
-use crate::runner::Runner;
-use crate::schedules::{self, Chosen, Differences, LOSS, ORDER, PARAMETER, RESULT, Runners};
-use crate::trainer::Trainer;
+use crate::runner::two_steps;
+use crate::schedules::{self, Differences, LOSS, ORDER, PARAMETER, RESULT, Runners};
 use crate::{
     CompareOptions, ComparisonReport, Explore, ExploreReport, Limits, ScheduleReport, StepProfile, explore,
 };
@@ -142,7 +141,7 @@ impl<'a, S, B> Comparison<'a, S, B> {
     {
         self.program.loss = Some(Box::new(move |state, batch| {
             let (loss, output) = loss(state, batch)?.into_parts();
-            Ok((loss, tensors(&output)?))
+            Ok((loss, output.shared()?.1))
         }));
         self
     }
@@ -156,7 +155,7 @@ impl<'a, S, B> Comparison<'a, S, B> {
 
     /// A whole step with one batch, in place of [`loss`](Self::loss) and [`update`](Self::update); what it gives is compared.
     pub fn step<E: Tensors>(mut self, step: impl Fn(&mut S, B) -> Result<E> + Send + Sync + 'a) -> Self {
-        self.program.step = Some(Box::new(move |state, batch| tensors(&step(state, batch)?)));
+        self.program.step = Some(Box::new(move |state, batch| Ok(step(state, batch)?.shared()?.1)));
         self
     }
 
@@ -212,15 +211,12 @@ impl<'a, S, B> Comparison<'a, S, B> {
         self
     }
 
-    /// Is told now and then how many of how many steps are done.
+    /// Called from time to time with the number of finished steps and the total.
     pub fn progress(mut self, progress: impl FnMut(usize, usize) + 'a) -> Self {
         self.progress = Box::new(progress);
         self
     }
 }
-
-/// How often steps are measured until their blocks agree.
-const MOST_ROUNDS: usize = 3;
 
 impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> {
     /// Runs all schedules.
@@ -240,20 +236,17 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
         let (threads, on_host) = (device.threads(), device.runs_on_host());
         let mut differences = Differences::default();
         let Runners { serial, concurrent, others: more, refused } = runners;
-        let mut report = |runner| differences.report(&serial, runner, &program);
         let metrics = match &program.metrics {
             Some(measure) => concurrent.as_ref().map_or(&serial, |one| &one.runner).with_state(measure)?,
             None => Vec::new(),
         };
-        let concurrent = concurrent.map(|one| Ok((report(one.runner)?, one.alone.profile())));
-        let concurrent = concurrent.transpose()?;
-        let (rounded, more): (Vec<_>, Vec<_>) =
-            more.into_iter().partition(|runner| runner.name() == HOSTED && !on_host);
-        let mut reports = more.into_iter().map(report).collect::<Result<Vec<_>>>()?;
-        // Batches that two devices prepared differ by rounding.
-        let by_rounding = |runner| Differences::default().report(&serial, runner, &program);
-        for (at, runner) in rounded.into_iter().enumerate() {
-            reports.insert(at, by_rounding(runner)?);
+        let concurrent = match concurrent {
+            Some(one) => Some((differences.report(&serial, one.runner, &program)?, one.alone.profile())),
+            None => None,
+        };
+        let mut reports = Vec::new();
+        for runner in more {
+            reports.push(differences.report(&serial, runner, &program)?);
         }
         let explored = explored(&program, &options, &chosen, &mut differences);
         let has_results = serial.has_results();
@@ -342,61 +335,6 @@ fn judged(
     (limits, findings)
 }
 
-/// The schedule whose batches the host prepares.
-pub(super) const HOSTED: &str = "host-prepared";
-
-impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runners<'a, S, B> {
-    /// Runs all steps of all copies; what other programs had of the machine meanwhile.
-    fn run(
-        &mut self,
-        options: &CompareOptions,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Option<OtherPrograms>> {
-        let mut total = options.warmup.saturating_add(options.steps).saturating_add(options.traced);
-        let mut done = 0;
-        progress(done, total);
-        for steps in blocks(options.warmup) {
-            self.each(|runner| runner.warm_up(steps))?;
-            done += steps;
-            progress(done, total);
-        }
-        let mut others = None;
-        for round in 1..=MOST_ROUNDS {
-            let begin = Ticks::now();
-            self.all().for_each(Runner::begin);
-            for steps in blocks(options.steps) {
-                self.each(|runner| runner.measure(steps))?;
-                done += steps;
-                progress(done, total);
-            }
-            self.all().for_each(Runner::end);
-            others = begin.zip(Ticks::now()).and_then(|(begin, end)| begin.others_until(end));
-            if self.agree() || round == MOST_ROUNDS {
-                break;
-            }
-            total = total.saturating_add(options.steps);
-        }
-        if let Some(concurrent) = &mut self.concurrent {
-            concurrent.alone.warm_up(options.warmup.min(8))?;
-        }
-        for steps in blocks(options.traced) {
-            if let Some(concurrent) = &mut self.concurrent {
-                concurrent.alone.trace(steps)?;
-            }
-            self.each(|runner| runner.trace(steps))?;
-            done += steps;
-            progress(done, total);
-        }
-        Ok(others)
-    }
-}
-
-/// Cuts `steps` into blocks, about twelve, none longer than 32.
-pub(super) fn blocks(steps: usize) -> impl Iterator<Item = usize> {
-    let size = (steps / 12).clamp(1, 32);
-    (0..steps).step_by(size).map(move |start| size.min(steps - start))
-}
-
 /// Tries out other orders of the commands of two steps. The finding says why there are none.
 fn explored<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static>(
     program: &Arc<Program<'a, S, B>>,
@@ -408,10 +346,8 @@ fn explored<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static>(
         return Ok(None);
     }
     let seeds = 0..options.explored as u64;
-    let found = explore(Explore { seeds, ..Explore::default() }, |device| {
-        Trainer::new(program, options.seed, chosen.explored(), device)?
-            .results(&mut (program.batches)(device)?, chosen.batches_per_step)
-    });
+    let run = |device: &Device| two_steps(program, options.seed, chosen, device);
+    let found = explore(Explore { seeds, ..Explore::default() }, run);
     match found {
         Ok(report) => Ok(Some(report)),
         Err(error) if matches!(error.kind(), ErrorKind::ScheduleDependent { .. }) => {

@@ -9,6 +9,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod bound;
+mod chosen;
 mod comparison;
 mod divergence;
 mod explore;

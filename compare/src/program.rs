@@ -125,7 +125,7 @@ impl<S: Send + Sync, B> Program<'_, S, B> {
         let mut results = step.outputs.concat();
         match &self.update {
             Some(update) => update(state, step.gradients)?,
-            None => results.extend(tensors(&step.gradients)?),
+            None => results.extend(step.gradients.shared()?.1),
         }
         Ok((step.losses, results))
     }
@@ -145,7 +145,7 @@ impl<B> Clone for Prepare<'_, B> {
 }
 
 impl<'a, B: Tensors> Prepare<'a, B> {
-    /// Random ops of batch `i` draw from fork `i` of `generator`, whoever prepares it.
+    /// Random ops of batch `i` draw from fork `i` of `generator`, on whatever thread it is prepared.
     pub(super) fn new(work: Option<PrepareBatch<'a, B>>, device: &Device, generator: Generator) -> Self {
         Prepare { work, device: device.clone(), generator }
     }
@@ -163,21 +163,6 @@ impl<'a, B: Tensors> Prepare<'a, B> {
     pub(super) fn all(&self, from: u64, batches: Vec<B>) -> Result<Vec<B>> {
         (from..).zip(batches).map(|(number, batch)| self.batch(number, batch)).collect()
     }
-}
-
-/// The same batches, with the same tensors.
-pub(super) fn copies<B: Tensors>(batches: &[B]) -> Result<Vec<B>> {
-    batches.iter().map(|batch| batch.rebuild(&mut |tensor| Ok(tensor.clone()))).collect()
-}
-
-/// All tensors of a value.
-pub(super) fn tensors(value: &impl Tensors) -> Result<Vec<Tensor>> {
-    let mut found = Vec::new();
-    value.rebuild(&mut |tensor| {
-        found.push(tensor.clone());
-        Ok(tensor.clone())
-    })?;
-    Ok(found)
 }
 
 /// The next `count` batches of a step.

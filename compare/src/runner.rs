@@ -8,17 +8,19 @@ use allocator::{DeviceMemory, MemoryStats};
 use autograd::{Pipeline, PipelineOptions, PipelineSchedule};
 use device::{DType, Device, Recording, Result, Stream, StreamId, SyncStats};
 use parking_lot::Mutex;
-use tensor::Tensors;
+use tensor::{Tensor, Tensors};
 
+use crate::chosen::{Chosen, How};
 use crate::program::{Outcome, Program, Source, next};
-use crate::schedules::How;
 use crate::trainer::Trainer;
-use crate::{ScheduleReport, StepProfile};
+use crate::{ScheduleReport, StepProfile, WriteTrace};
 use ::profile::{Quantiles, median};
 
 pub(super) struct Runner<'a, S, B> {
     name: &'static str,
     device: Device,
+    /// Whether the host prepares batches for another device.
+    is_on_two_devices: bool,
     trainer: Arc<Mutex<Trainer<'a, S, B>>>,
     /// What prepares batches ahead, and trains.
     stages: Option<Pipeline<'a, Vec<B>, Outcome>>,
@@ -94,12 +96,22 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runner<'a, S, B> {
             }
         };
         // A device that is the host prepares batches itself.
-        let is_elsewhere = how == How::Hosted && !device.runs_on_host();
-        let source = if is_elsewhere { Device::cpu() } else { device.clone() };
+        let is_on_two_devices = how == How::Hosted && !device.runs_on_host();
+        let source = if is_on_two_devices { Device::cpu() } else { device.clone() };
         let batches = (program.batches)(&source)?;
         let (trainer, found) = (Arc::new(Mutex::new(trainer)), Found::default());
-        let mut runner =
-            Runner { name, device, trainer, stages: None, streams, batches, batches_per_step, found };
+        let stages = None;
+        let mut runner = Runner {
+            name,
+            device,
+            is_on_two_devices,
+            trainer,
+            stages,
+            streams,
+            batches,
+            batches_per_step,
+            found,
+        };
         if matches!(how, How::Stages | How::CapturedStages) {
             runner.add_stages()?;
         }
@@ -128,13 +140,20 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runner<'a, S, B> {
         Ok(())
     }
 
+    fn launch(&mut self, batches: Vec<B>) -> Result<Outcome> {
+        match &mut self.stages {
+            Some(stages) => Ok(stages.progress(&mut std::iter::once(batches))?.unwrap_or_default()),
+            None => self.trainer.lock().step(batches),
+        }
+    }
+
     /// One step, timed and counted from the first launch to the end of the last command. Batches are made before
     /// that and losses are read after it.
     fn step(&mut self, traced: bool) -> Result<Taken> {
         let batches = next(&mut self.batches, self.batches_per_step)?;
         if self.stages.is_none() {
             self.trainer.lock().capture(&batches)?;
-            // What prepared the batches is not the step's.
+            // What made and prepared the batches is not the step's.
             self.device.synchronize()?;
         }
         let before = self.device.sync_stats();
@@ -142,10 +161,7 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runner<'a, S, B> {
             self.device.start_recording();
         }
         let start = Instant::now();
-        let done = match &mut self.stages {
-            Some(stages) => stages.progress(&mut std::iter::once(batches))?.unwrap_or_default(),
-            None => self.trainer.lock().step(batches)?,
-        };
+        let done = self.launch(batches)?;
         let launched = start.elapsed();
         self.device.synchronize()?;
         let took = start.elapsed();
@@ -159,6 +175,14 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runner<'a, S, B> {
 
     pub(super) fn warm_up(&mut self, steps: usize) -> Result<()> {
         (0..steps).try_for_each(|_| self.step(false).map(drop))
+    }
+
+    /// Runs steps, and traces what their commands write.
+    pub(super) fn trace_writes(&mut self, steps: usize) -> Result<WriteTrace> {
+        WriteTrace::start(&self.device, false)?;
+        let done = self.warm_up(steps);
+        let trace = WriteTrace::stop(&self.device);
+        done.and(trace)
     }
 
     pub(super) fn measure(&mut self, steps: usize) -> Result<()> {
@@ -262,6 +286,11 @@ impl<S, B> Runner<'_, S, B> {
         Ok(None)
     }
 
+    /// Whether another device prepares its batches.
+    pub(super) fn is_on_two_devices(&self) -> bool {
+        self.is_on_two_devices
+    }
+
     pub(super) fn has_losses(&self) -> bool {
         !self.found.losses.is_empty()
     }
@@ -330,4 +359,26 @@ impl Found {
         self.results.push(hash.finish());
         Ok(())
     }
+}
+
+/// All that two steps of each concurrent schedule give, or of the serial one if there is none, and the state after them.
+pub(super) fn two_steps<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static>(
+    program: &Arc<Program<'a, S, B>>,
+    seed: u64,
+    chosen: &Chosen,
+    device: &Device,
+) -> Result<Vec<Tensor>> {
+    let mut given = Vec::new();
+    for how in chosen.explored() {
+        let keys = (seed, chosen.batches_per_step);
+        let mut runner = Runner::new("explored", program, keys, how, device.clone())?;
+        for _ in 0..2 {
+            let batches = next(&mut runner.batches, runner.batches_per_step)?;
+            let (losses, others) = runner.launch(batches)?;
+            given.extend(losses.into_iter().chain(others));
+        }
+        let shown = runner.with_state(|state| program.shown(state));
+        given.extend(shown.into_iter().map(|(_, tensor)| tensor));
+    }
+    Ok(given)
 }

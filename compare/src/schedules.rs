@@ -2,41 +2,15 @@
 
 use std::sync::Arc;
 
-use ::profile::{Finding, Quantiles};
-use device::{Device, Error, ErrorKind, Order, Result};
+use ::profile::{Finding, OtherPrograms, Quantiles};
+use device::{Device, Error, ErrorKind, Result};
 use tensor::Tensors;
 
-use crate::comparison::HOSTED;
+use crate::chosen::{Chosen, How};
+use crate::machine::Ticks;
 use crate::program::Program;
 use crate::runner::Runner;
 use crate::{CapturedReport, CompareOptions, Gain, ScheduleReport};
-
-/// How a copy is run.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum How {
-    /// Each batch on one of so many lanes; one lane is the default stream.
-    Lanes(usize),
-    /// The next step's batches are prepared while this one trains.
-    Stages,
-    /// The step runs two branches at once.
-    Branches,
-    /// On batches that the host prepares before they are copied to the device.
-    Hosted,
-    /// The serial schedule, captured and replayed.
-    Captured(Order),
-    /// The next step's batches are prepared while what trains is replayed in the order of its data.
-    CapturedStages,
-}
-
-impl How {
-    pub(super) fn captured(self) -> Option<Order> {
-        match self {
-            How::Captured(order) => Some(order),
-            How::CapturedStages => Some(Order::Data),
-            _ => None,
-        }
-    }
-}
 
 /// The copies of a program that are compared.
 pub(super) struct Runners<'a, S, B> {
@@ -52,54 +26,6 @@ pub(super) struct Runners<'a, S, B> {
 pub(super) struct Concurrent<'a, S, B> {
     pub(super) runner: Runner<'a, S, B>,
     pub(super) alone: Runner<'a, S, B>,
-}
-
-/// What runs at once, and how many batches a step has.
-pub(super) struct Chosen {
-    /// The concurrent schedules, the one that is diagnosed first.
-    pub(super) concurrent: Vec<(&'static str, How)>,
-    pub(super) batches_per_step: usize,
-}
-
-impl Chosen {
-    /// As far as the program says how.
-    pub(super) fn of<S, B>(program: &Program<'_, S, B>, options: &CompareOptions) -> Chosen {
-        let streams = options.streams;
-        let has_loss = program.loss.is_some();
-        let has_parts = program.prepare.is_some() || program.branched.is_some();
-        let natural = if has_loss && !has_parts { streams } else { 1 };
-        let batches_per_step = options.batches_per_step.filter(|_| has_loss).unwrap_or(natural);
-        let mut concurrent = Vec::new();
-        if streams > 1 && program.prepare.is_some() {
-            concurrent.push(("stages", How::Stages));
-        }
-        if streams > 1 && program.branched.is_some() {
-            concurrent.push(("branches", How::Branches));
-        }
-        if has_loss && (batches_per_step > 1 || concurrent.is_empty()) {
-            concurrent.push(("lanes", How::Lanes(streams)));
-        }
-        Chosen { concurrent, batches_per_step }
-    }
-
-    /// Whether the streams of the concurrent schedule that is diagnosed need nothing of each other.
-    pub(super) fn are_independent(&self) -> bool {
-        self.concurrent.first().is_some_and(|(_, how)| *how != How::Stages)
-    }
-
-    pub(super) fn has_branches(&self) -> bool {
-        self.concurrent.first().is_some_and(|(_, how)| *how == How::Branches)
-    }
-
-    /// What is run in other orders: lanes or branches; the stages of a program one after the other.
-    pub(super) fn explored(&self) -> How {
-        let mut steps = self.concurrent.iter().map(|(_, how)| *how);
-        steps.find(|how| matches!(how, How::Lanes(_) | How::Branches)).unwrap_or(How::Lanes(1))
-    }
-
-    fn has_stages(&self) -> bool {
-        self.concurrent.iter().any(|(_, how)| *how == How::Stages)
-    }
 }
 
 impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runners<'a, S, B> {
@@ -126,22 +52,56 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runners<'a, S, B> {
             others: chosen.concurrent.iter().skip(1).map(runner).collect::<Result<_>>()?,
             refused: Vec::new(),
         };
-        if program.prepare.is_some() && program.on_host {
-            runners.others.push(runner(&(HOSTED, How::Hosted))?);
-        }
-        let stages = chosen.has_stages().then_some(("captured, stages", How::CapturedStages));
-        let orders = [
-            ("captured, serial order", How::Captured(Order::Streams)),
-            ("captured, data order", How::Captured(Order::Data)),
-        ];
-        for one in orders.iter().chain(&stages).filter(|_| options.captured) {
-            runners.add(runner(one))?;
-        }
+        chosen.others.iter().try_for_each(|one| runners.add(runner(one)))?;
         Ok(runners)
     }
 
+    /// Runs all steps of all copies; what other programs had of the machine meanwhile.
+    pub(super) fn run(
+        &mut self,
+        options: &CompareOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Option<OtherPrograms>> {
+        let mut total = options.warmup.saturating_add(options.steps).saturating_add(options.traced);
+        let mut done = 0;
+        progress(done, total);
+        for steps in blocks(options.warmup) {
+            self.each(|runner| runner.warm_up(steps))?;
+            done += steps;
+            progress(done, total);
+        }
+        let mut others = None;
+        for round in 1..=MOST_ROUNDS {
+            let begin = Ticks::now();
+            self.all().for_each(Runner::begin);
+            for steps in blocks(options.steps) {
+                self.each(|runner| runner.measure(steps))?;
+                done += steps;
+                progress(done, total);
+            }
+            self.all().for_each(Runner::end);
+            others = begin.zip(Ticks::now()).and_then(|(begin, end)| begin.others_until(end));
+            if self.agree() || round == MOST_ROUNDS {
+                break;
+            }
+            total = total.saturating_add(options.steps);
+        }
+        if let Some(concurrent) = &mut self.concurrent {
+            concurrent.alone.warm_up(options.warmup.min(8))?;
+        }
+        for steps in blocks(options.traced) {
+            if let Some(concurrent) = &mut self.concurrent {
+                concurrent.alone.trace(steps)?;
+            }
+            self.each(|runner| runner.trace(steps))?;
+            done += steps;
+            progress(done, total);
+        }
+        Ok(others)
+    }
+
     /// Has every copy but the one that runs alone do `work`. One that fails to be captured is removed.
-    pub(super) fn each(&mut self, mut work: impl FnMut(&mut Runner<'a, S, B>) -> Result<()>) -> Result<()> {
+    fn each(&mut self, mut work: impl FnMut(&mut Runner<'a, S, B>) -> Result<()>) -> Result<()> {
         work(&mut self.serial)?;
         self.concurrent.iter_mut().try_for_each(|concurrent| work(&mut concurrent.runner))?;
         for mut runner in std::mem::take(&mut self.others) {
@@ -171,16 +131,25 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runners<'a, S, B> {
     }
 
     /// Every copy but the one that runs alone.
-    pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Runner<'a, S, B>> {
+    fn all(&mut self) -> impl Iterator<Item = &mut Runner<'a, S, B>> {
         let concurrent = self.concurrent.iter_mut().map(|concurrent| &mut concurrent.runner);
         std::iter::once(&mut self.serial).chain(concurrent).chain(&mut self.others)
     }
 
     /// Whether the measured blocks say how the schedules compare.
-    pub(super) fn agree(&self) -> bool {
+    fn agree(&self) -> bool {
         let concurrent = self.concurrent.iter().map(|concurrent| &concurrent.runner);
         concurrent.chain(&self.others).all(|other| is_credible(speedups(&self.serial, other)))
     }
+}
+
+/// How often steps are measured until their blocks agree.
+const MOST_ROUNDS: usize = 3;
+
+/// Cuts `steps` into blocks, about twelve, none longer than 32.
+pub(super) fn blocks(steps: usize) -> impl Iterator<Item = usize> {
+    let size = (steps / 12).clamp(1, 32);
+    (0..steps).step_by(size).map(move |start| size.min(steps - start))
 }
 
 /// Ratios of neighbouring blocks of which nine tenths are more than this many times a tenth say nothing.
@@ -266,7 +235,9 @@ impl Differences {
         ];
         let equal = differences.each_ref().map(|(_, difference)| difference.is_none());
         let found = differences.into_iter().filter_map(|(what, found)| Some((what, found?)));
-        self.found.extend(found.map(|(what, found)| (what, format!("{}: {found}", other.name()))));
+        let found = found.map(|(what, found)| (what, format!("{}: {found}", other.name())));
+        // Batches that two devices prepared differ by rounding.
+        self.found.extend(found.filter(|_| !other.is_on_two_devices()));
         Ok(equal)
     }
 

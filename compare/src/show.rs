@@ -8,7 +8,7 @@ use ::profile::{Table, Trace};
 use device::Result;
 use serde_json::{Value, json};
 
-use crate::comparison::HOSTED;
+use crate::chosen::HOSTED;
 use crate::{CapturedReport, ComparisonReport, ScheduleReport, page};
 
 impl fmt::Display for ComparisonReport {

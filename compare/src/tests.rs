@@ -6,8 +6,8 @@ use device::{
 };
 
 use super::bound::{copies_ms, engine_ms};
-use super::comparison::blocks;
 use super::report::efficiency;
+use super::schedules::blocks;
 use super::*;
 use ::profile::{Schedules, diagnose_schedules};
 

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use autograd::{ConcurrentBatches, Lanes};
 use device::{Device, Result};
-use tensor::{Generator, GraphCache, GraphOptions, Tensor, Tensors, with_generator};
+use tensor::{Generator, GraphCache, GraphOptions, Tensors, with_generator};
 
 use crate::CapturedReport;
-use crate::program::{Outcome, Prepare, Program, Source, copies, next};
-use crate::schedules::How;
+use crate::chosen::How;
+use crate::program::{Outcome, Prepare, Program};
 
 /// Forms of batches that are kept: batches of click logs have one each.
 const FORMS: usize = 8;
@@ -70,7 +70,7 @@ impl<'a, S: Send + Sync, B: Tensors + Send> Trainer<'a, S, B> {
     /// One step on prepared batches.
     pub(super) fn step_prepared(&mut self, batches: &Vec<B>) -> Result<Outcome> {
         let Trainer { state, lanes, program, graphs, .. } = self;
-        let mut step = |batches: &Vec<B>| program.run(state, lanes, copies(batches)?, Ok);
+        let mut step = |batches: &Vec<B>| program.run(state, lanes, batches.shared()?.0, Ok);
         let done = with_generator(self.generator.fork(self.steps), || match graphs {
             Some(graphs) => graphs.run(batches, step),
             None => step(batches),
@@ -79,25 +79,14 @@ impl<'a, S: Send + Sync, B: Tensors + Send> Trainer<'a, S, B> {
         done
     }
 
-    /// All that two steps give, and the state after them.
-    pub(super) fn results(&mut self, source: &mut Source<'_, B>, batches: usize) -> Result<Vec<Tensor>> {
-        let mut results = Vec::new();
-        for _ in 0..2 {
-            let (losses, others) = self.step(next(source, batches)?)?;
-            results.extend(losses.into_iter().chain(others));
-        }
-        results.extend(self.program.shown(&self.state).into_iter().map(|(_, tensor)| tensor));
-        Ok(results)
-    }
-
     /// Captures the step for batches like these, if steps are captured and this one is not yet; nothing is trained.
-    pub(super) fn capture(&mut self, batches: &[B]) -> Result<()> {
+    pub(super) fn capture(&mut self, batches: &Vec<B>) -> Result<()> {
         let Trainer { state, lanes, program, graphs: Some(graphs), captured, .. } = self else {
             return Ok(());
         };
-        let batches = self.prepare.all(self.batches, copies(batches)?)?;
+        let batches = self.prepare.all(self.batches, batches.shared()?.0)?;
         let start = Instant::now();
-        let step = |batches: &Vec<B>| program.run(state, lanes, copies(batches)?, Ok);
+        let step = |batches: &Vec<B>| program.run(state, lanes, batches.shared()?.0, Ok);
         let (plan, is_fresh) = graphs.capture(&batches, step)?;
         if is_fresh {
             captured.plan = plan;

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use ::profile::{Finding, Table};
 use allocator::DeviceMemory;
 use autograd::{GradCheck, Gradients, Var, gradcheck_leaves};
-use device::{Device, DeviceKind, Error, ErrorKind, Order, Result, SyncDebug};
+use device::{Device, DeviceKind, Error, ErrorKind, Result, SyncDebug};
 use tensor::{Generator, Tensor, Tensors, with_generator};
 
-use crate::program::{Program, next};
-use crate::runner::Runner;
-use crate::schedules::{Chosen, Differences, How};
+use crate::chosen::{Chosen, How};
+use crate::program::{Program, Source, next};
+use crate::runner::{Runner, two_steps};
+use crate::schedules::Differences;
 use crate::trainer::Trainer;
-use crate::{CompareOptions, Comparison, Explore, explore, explore_all};
+use crate::{Comparison, Divergence, Explore, WriteTrace, explore, explore_all, first_divergence};
 
 /// What [`verify`] checks, and how much of it.
 #[derive(Clone, Debug)]
@@ -144,8 +145,9 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
     /// |---|---|
     /// | gradients | one that differs from the numeric derivative, a cut tape, a function with other bits the second time |
     /// | parameters | one that requires a gradient and gets none, or an infinite one; for a [`model`](Self::model) |
-    /// | equal bits | losses, results or state that differ from the serial schedule's: in a second run, with one thread, on lanes, in stages, captured and replayed |
-    /// | explored | the same under other orders of the commands |
+    /// | updates | a parameter with a gradient that steps leave as it is, while they change others |
+    /// | equal bits | losses, results or state that differ from the serial schedule's: in a second run, with one thread, and in all schedules of [`run`](Self::run), eager and captured; with the first command that gives another result, on a CPU |
+    /// | explored | the same under other orders of the commands of the concurrent schedules |
     /// | host | reads within the step, which wait for the device |
     /// | memory | more allocated after each step, or the driver asked by each |
     /// | audit | commands that share memory and that nothing orders |
@@ -166,7 +168,7 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
             found.checks.push(("left out", left_out.message));
         }
         checked.gradients(&mut found)?;
-        checked.equal_bits(&mut found, &of_comparison)?;
+        checked.equal_bits(&mut found)?;
         checked.explored(&mut found);
         checked.steady(&mut found)?;
         checked.audit(&mut found)?;
@@ -193,7 +195,7 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
     fn gradients(&self, found: &mut Verification) -> Result<()> {
         let Some(loss) = &self.program.loss else { return Ok(()) };
         let device = self.device.sibling(self.device.threads())?;
-        let trainer = Trainer::new(self.program, self.seed, How::Lanes(1), &device)?;
+        let mut trainer = Trainer::new(self.program, self.seed, How::Lanes(1), &device)?;
         let mut source = (self.program.batches)(&device)?;
         let batch = trainer.prepare.all(0, next(&mut source, 1)?)?.swap_remove(0);
         // Random ops draw the same numbers each time.
@@ -217,6 +219,39 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
             None => "wrong".to_owned(),
         };
         found.checks.push(("gradients", done));
+        learning.retain(|(name, _)| !self.may_lack_gradient(name));
+        self.updates(&learning, &gradients, &mut trainer, &mut source, found)
+    }
+
+    fn may_lack_gradient(&self, name: &str) -> bool {
+        self.options.without_gradient.iter().any(|start| name.starts_with(start))
+    }
+
+    /// That a few steps change all parameters with a gradient, if they change one.
+    fn updates(
+        &self,
+        learning: &[(String, Var)],
+        gradients: &Gradients,
+        trainer: &mut Trainer<'a, S, B>,
+        source: &mut Source<'a, B>,
+        found: &mut Verification,
+    ) -> Result<()> {
+        let bytes = |(_, parameter): &(String, Var)| parameter.value().to_bytes();
+        let before = learning.iter().map(bytes).collect::<Result<Vec<_>>>()?;
+        for _ in 0..self.options.steps {
+            trainer.step(next(source, self.chosen.batches_per_step)?)?;
+        }
+        let after = learning.iter().map(bytes).collect::<Result<Vec<_>>>()?;
+        let still =
+            learning.iter().zip(before.iter().zip(&after)).filter(|(_, (before, after))| before == after);
+        let still: Vec<_> = still.map(|(named, _)| named).collect();
+        for (name, parameter) in still.iter().filter(|_| still.len() < learning.len()) {
+            let gradient = gradients.get(parameter).map(|gradient| numbers(&gradient)).transpose()?;
+            if gradient.iter().flatten().any(|element| *element != 0.0) {
+                let text = format!("{name} has a gradient and {} steps do not change it", self.options.steps);
+                found.add("not-updated", text);
+            }
+        }
         Ok(())
     }
 
@@ -228,10 +263,9 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
         found: &mut Verification,
     ) -> Result<()> {
         for (name, parameter) in learning {
-            let is_named = self.options.without_gradient.iter().any(|start| name.starts_with(start));
             match gradients.get(parameter) {
                 Some(gradient) => check_finite(&format!("the gradient of {name}"), &gradient, found)?,
-                None if !is_named => {
+                None if !self.may_lack_gradient(name) => {
                     found.add("no-gradient", format!("{name} requires a gradient and gets none"))
                 }
                 None => (),
@@ -241,7 +275,7 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
     }
 
     /// Of all schedules, for a few steps.
-    fn equal_bits(&self, found: &mut Verification, options: &CompareOptions) -> Result<()> {
+    fn equal_bits(&self, found: &mut Verification) -> Result<()> {
         let (steps, threads) = (self.options.steps, self.device.threads());
         let mut serial = self.runner("serial", How::Lanes(1), threads)?;
         serial.warm_up(steps)?;
@@ -250,21 +284,22 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
             How::Lanes(1),
             1,
         ));
-        let concurrent = self.chosen.concurrent.iter().map(|&(name, how)| (name, how, threads));
-        let orders = [("captured, serial order", Order::Streams), ("captured, data order", Order::Data)];
-        let captured = orders.into_iter().filter(|_| options.captured);
-        let captured = captured.map(|(name, order)| (name, How::Captured(order), threads));
-        let all = [("a second run", How::Lanes(1), threads)];
-        let all = all.into_iter().chain(single).chain(concurrent).chain(captured);
+        let chosen = self.chosen.concurrent.iter().chain(&self.chosen.others);
+        let chosen = chosen.map(|&(name, how)| (name, how, threads));
+        let all = [("a second run", How::Lanes(1), threads)].into_iter().chain(single).chain(chosen);
         let (mut differences, mut names) = (Differences::default(), vec!["serial"]);
         for (name, how, threads) in all {
-            let mut run = || -> Result<()> {
+            let mut run = || -> Result<bool> {
                 let mut other = self.runner(name, how, threads)?;
                 other.warm_up(steps)?;
-                differences.compare(&serial, &other, self.program).map(drop)
+                let equal = differences.compare(&serial, &other, self.program)?;
+                Ok(equal.iter().all(|is_equal| *is_equal))
             };
-            if found.part(name, run()).is_some() {
-                names.push(name);
+            let Some(is_equal) = found.part(name, run()) else { continue };
+            names.push(name);
+            let first = (!is_equal && how.captured().is_none()).then(|| self.divergence(how, threads));
+            if let Some(first) = first.flatten() {
+                differences.add("command", format!("{name}: {first}"));
             }
         }
         if !serial.has_losses() && !serial.has_results() && !self.program.shows_state() {
@@ -275,15 +310,20 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
         Ok(())
     }
 
+    /// Where an eager schedule on a CPU first writes what the serial one does not.
+    fn divergence(&self, how: How, threads: usize) -> Option<Divergence> {
+        let trace = |how, threads| -> Result<WriteTrace> {
+            self.runner("traced", how, threads)?.trace_writes(self.options.steps)
+        };
+        first_divergence(&trace(How::Lanes(1), self.device.threads()).ok()?, &trace(how, threads).ok()?)
+    }
+
     /// Of other orders of the commands of two steps.
     fn explored(&self, found: &mut Verification) {
         if self.options.explored == 0 {
             return;
         }
-        let run = |device: &Device| {
-            Trainer::new(self.program, self.seed, self.chosen.explored(), device)?
-                .results(&mut (self.program.batches)(device)?, self.chosen.batches_per_step)
-        };
+        let run = |device: &Device| two_steps(self.program, self.seed, &self.chosen, device);
         let seeds = |count| Explore { seeds: 0..count, ..Explore::default() };
         let many = || explore(seeds(self.options.explored as u64), run);
         let explored = explore(seeds(1), run).and_then(|one| match one.commands {
@@ -343,10 +383,8 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
     /// Of the order of the commands of two steps, on lanes where the program has them.
     fn audit(&self, found: &mut Verification) -> Result<()> {
         let device = self.device.sibling(self.device.threads())?;
-        let mut trainer = Trainer::new(self.program, self.seed, self.chosen.explored(), &device)?;
-        let mut source = (self.program.batches)(&device)?;
         device.start_audit();
-        let done = trainer.results(&mut source, self.chosen.batches_per_step);
+        let done = two_steps(self.program, self.seed, &self.chosen, &device);
         let done = done.and_then(|_| device.synchronize());
         let audit = device.stop_audit();
         done?;
@@ -368,8 +406,12 @@ const STEADY: usize = 4;
 
 /// That all elements are finite.
 fn check_finite(what: &str, tensor: &Tensor, found: &mut Verification) -> Result<()> {
-    if !tensor.to_dtype(device::DType::F64)?.to_vec::<f64>()?.iter().all(|value| value.is_finite()) {
+    if !numbers(tensor)?.iter().all(|value| value.is_finite()) {
         found.add("not-finite", format!("{what} has an element that is not finite"));
     }
     Ok(())
+}
+
+fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
+    tensor.to_dtype(device::DType::F64)?.to_vec()
 }

@@ -316,7 +316,9 @@ impl Buffer {
         let (observers, place) = (&self.device.core().observers, AtCaller::location());
         let (audit, used) = (&observers.audit, Use { buffer: self, write });
         host.begin(|moment| {
-            observers.writes.command(moment, op, place, &[used], Operand::whole(&[used]));
+            if observers.writes.is_on() {
+                observers.writes.command(moment, op, place, &[used], Operand::whole(&[used]));
+            }
             if audit.is_on() {
                 audit.command(moment, op, place, [used.access()].into_iter().collect());
             }

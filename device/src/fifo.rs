@@ -165,16 +165,12 @@ impl Fifo {
         threads: usize,
         audit: &Arc<AuditLog>,
     ) -> Arc<Self> {
+        let tail = Tail { tick: 0, clock: Clock::new(), waits: SmallVec::new(), operands: Vec::new() };
         let fifo = Arc::new(Fifo {
             id: StreamId::fresh(),
             placement,
             threads,
-            tail: Mutex::new(Tail {
-                tick: 0,
-                clock: Clock::new(),
-                waits: SmallVec::new(),
-                operands: Vec::new(),
-            }),
+            tail: Mutex::new(tail),
             enqueued: AtomicU64::new(0),
             progress: Progress::new(),
             timeline: Mutex::new(Timeline::new()),

@@ -90,18 +90,13 @@ impl WriteLog {
         uses: &[Use<'_>],
         mut operands: Vec<Operand>,
     ) {
-        // What an explored device fills fresh memory with is no command of the program.
-        if !self.is_on() || op == POISON {
-            return;
-        }
         operands.retain(|operand| operand.record.write && operand.is_in(uses));
-        if operands.is_empty() {
+        // What an explored device fills fresh memory with is no command of the program.
+        if operands.is_empty() || op == POISON {
             return;
         }
         let (mut traced, lane) = (self.traced.lock(), LANE.get());
-        let next = traced.lanes.entry(lane).or_default();
-        let number = *next;
-        *next += 1;
+        let number = *traced.lanes.entry(lane).and_modify(|number| *number += 1).or_default();
         let index = traced.commands.len();
         traced.commands.push(TracedCommand { op, place, lane, number, moment, writes: Vec::new() });
         traced.pending.insert(moment, (index, operands));

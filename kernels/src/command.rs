@@ -120,7 +120,7 @@ pub(crate) fn no_part<P, A>(_: &P, _: A) -> Option<Box<dyn Any>> {
     None
 }
 
-/// What recordings and traces are told of operands.
+/// Shapes, types and addresses of operands, for recordings and traces of writes.
 #[cold]
 fn described(operands: &impl Operands) -> Vec<Operand> {
     let mut records = Vec::new();

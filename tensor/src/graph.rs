@@ -24,6 +24,19 @@ pub trait Tensors: Sized {
     /// Those of `f`.
     fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self>;
 
+    /// The same with the same tensors, and these tensors in their order.
+    ///
+    /// # Errors
+    /// Those of [`rebuild`](Self::rebuild) itself.
+    fn shared(&self) -> Result<(Self, Vec<Tensor>)> {
+        let mut tensors = Vec::new();
+        let same = self.rebuild(&mut |tensor| {
+            tensors.push(tensor.clone());
+            Ok(tensor.clone())
+        })?;
+        Ok((same, tensors))
+    }
+
     /// Tells `f` what a step may depend on beside the tensors, such as how many there are: another one asks for another
     /// capture.
     fn form(&self, f: &mut dyn FnMut(u64)) {

@@ -171,11 +171,7 @@ impl<B: Tensors, R: Tensors> GraphCache<B, R> {
 
 /// A copy of a batch that shares its tensors, these, and the seeds.
 fn parts<B: Tensors>(batch: &B) -> Result<(B, Vec<Tensor>, Vec<u64>)> {
-    let (mut tensors, mut seeds) = (Vec::new(), Vec::new());
-    let mut batch = batch.rebuild(&mut |tensor| {
-        tensors.push(tensor.clone());
-        Ok(tensor.clone())
-    })?;
+    let ((mut batch, tensors), mut seeds) = (batch.shared()?, Vec::new());
     batch.seeds(&mut |seed| seeds.push(*seed));
     Ok((batch, tensors, seeds))
 }

@@ -207,7 +207,7 @@ mod tests {
         let pass = "   2:     0x55d0c0d3f5b9 - <autograd::backward::Sweep>::run";
         let of_pass = TRACE.replace("   2:     0x55d0c0d3f5b9 - tensor::matmul", pass);
         assert!(place_in(&of_pass).1);
-        // A hook of the program is the program's, whoever calls it.
+        // A hook belongs to the program, even where the backward pass calls it.
         let of_hook = TRACE.replace("   4:     0x55d0c0d3f5b9 - program::main", pass);
         assert!(!place_in(&of_hook).1);
     }

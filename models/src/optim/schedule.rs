@@ -112,6 +112,7 @@ impl LrSchedule {
     ///
     /// # Errors
     /// `InvalidArgument` if the rate is negative or not finite, as with a factor below 0.
+    #[derive::located]
     pub fn apply(&self, optimizer: &mut dyn Optimizer, base_lr: f64, step: u64) -> Result<()> {
         optimizer.set_learning_rate(self.at(base_lr, step))
     }

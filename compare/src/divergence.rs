@@ -11,7 +11,7 @@ use device::{DType, Device, Error, ErrorKind, Result, TracedCommand, bf16, f16, 
 /// Commands are known by their lane and their number in it: `main` is what the program launches itself, and each batch of a step on
 /// [`ConcurrentBatches`](autograd::ConcurrentBatches), of a [`Pipeline`](autograd::Pipeline) and each item of a
 /// [`Prefetch`](autograd::Prefetch) is a lane. So schedules, streams and numbers of threads can be compared. Host threads of the program's own that launch at the
-/// same time need lanes of their own: [`in_lane`](crate::in_lane).
+/// same time need lanes of their own: [`Lane::scope`](crate::Lane::scope).
 ///
 /// ```
 /// use compare::{WriteTrace, first_divergence};
@@ -200,10 +200,7 @@ impl From<TracedCommand> for Command {
         let values =
             traced.writes.iter().filter_map(|written| Some((written.dtype, written.values.clone()?)));
         Command {
-            lane: match traced.lane {
-                ("main", 0) => "main".into(),
-                (name, index) => format!("{name} {index}").into(),
-            },
+            lane: traced.lane.to_string().into(),
             number: traced.number,
             op: traced.op.into(),
             hashes: traced.writes.iter().map(|written| written.hash).collect(),

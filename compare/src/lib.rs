@@ -29,7 +29,7 @@ mod verify;
 
 pub use ::profile::{Finding, Quantiles};
 pub use comparison::Comparison;
-pub use device::in_lane;
+pub use device::Lane;
 pub use divergence::{Divergence, WriteTrace, first_divergence};
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use options::CompareOptions;

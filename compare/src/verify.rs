@@ -301,7 +301,8 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
             };
             let Some(is_equal) = found.part(name, run()) else { continue };
             names.push(name);
-            let first = (!is_equal && how.captured().is_none()).then(|| self.divergence(how, threads));
+            let is_traced = !is_equal && matches!(how, How::Lanes(_));
+            let first = is_traced.then(|| self.divergence(how, threads));
             if let Some(first) = first.flatten() {
                 differences.add("command", format!("{name}: {first}"));
             }
@@ -314,7 +315,7 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
         Ok(())
     }
 
-    /// Where an eager schedule on a CPU first writes what the serial one does not.
+    /// Where lanes on a CPU first write what the serial schedule does not.
     fn divergence(&self, how: How, threads: usize) -> Option<Divergence> {
         let trace = |how, threads| -> Result<WriteTrace> {
             self.runner("traced", how, threads)?.trace_writes(self.options.steps)

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use autograd::{ConcurrentBatches, Lanes, Var};
 use compare::{Divergence, WriteTrace, first_divergence};
-use device::{CpuConfig, DType, Device, ErrorKind, Policy, Result, Schedule, in_lane};
+use device::{CpuConfig, DType, Device, ErrorKind, Lane, Policy, Result, Schedule};
 use models::optim::{Adam, AdamOptions};
 use models::{Forward, Linear, Module, Optimizer};
 use tensor::{CustomKernel, KernelLaunch, Tensor, custom};
@@ -204,7 +204,7 @@ fn a_missing_command_and_lanes_of_ones_own_are_told() -> Result<()> {
     let device = cpu(Schedule::Inline);
     let run = |lane, more: bool| {
         traced(&device, |device| {
-            let x = in_lane((lane, 0), || Tensor::ones(&[2], DType::F32, device))?;
+            let x = Lane::current().scope(lane, 0, || Tensor::ones(&[2], DType::F32, device))?;
             if more { x.exp().map(drop) } else { Ok(()) }
         })
     };
@@ -215,5 +215,32 @@ fn a_missing_command_and_lanes_of_ones_own_are_told() -> Result<()> {
     }
     let found = first_divergence(&less, &run("right", false)?).unwrap();
     assert_eq!(&*found.command.0, "left 0");
+    Ok(())
+}
+
+/// Batches within batches have lanes of their own, whichever of them run at once.
+#[test]
+fn nested_lanes_are_told_apart() -> Result<()> {
+    let run = |lanes: usize, schedule, flip: bool| {
+        traced(&cpu(schedule), |device| {
+            let w = Var::leaf(Tensor::ones(&[2], DType::F32, device)?);
+            let outer = ConcurrentBatches::with_options(device, lanes, Lanes::Always)?;
+            let all = |x: usize| -> Result<Var> {
+                let inner = ConcurrentBatches::with_options(device, lanes, Lanes::Always)?;
+                let step =
+                    inner.step([1.0, 2.0], |y| w.mul_scalar(x as f64 + y)?.square()?.sum(&[], false))?;
+                let by = if flip && x == 1 { 2.0 } else { 1.0 };
+                w.mul_scalar(by)?.sum(&[], false)?.add(&Var::constant(step.losses[0].clone()))
+            };
+            outer.step([0, 1], all).map(drop)
+        })
+    };
+    let serial = run(1, Schedule::Inline, false)?;
+    for seed in 0..8 {
+        let found = first_divergence(&serial, &run(2, Schedule::Delay { seed }, false)?);
+        assert_eq!(found, None, "seed {seed}");
+    }
+    let found = first_divergence(&serial, &run(2, Schedule::Delay { seed: 0 }, true)?).unwrap();
+    assert_eq!((&*found.op, &*found.command.0), ("mul_scalar", "batch 1"));
     Ok(())
 }

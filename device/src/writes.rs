@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,20 +13,41 @@ use crate::explorer::POISON;
 use crate::recorder::OperandRecord;
 use crate::{DType, Device, Error, Moment, OnDrop, Result, Use};
 
-/// The part of a program that launches a command: its name, and the number of the batch or item. A lane launches its commands
-/// in one order, whatever threads and streams it runs on.
-pub type Lane = (&'static str, usize);
+/// The part of a program that launches a command, such as `batch 3`, and those around it. A lane launches its commands in one order,
+/// whatever threads and streams it runs on. Parts that are more than four deep share the lane of the fourth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Lane([Option<(&'static str, usize)>; 4]);
 
 thread_local! {
-    static LANE: Cell<Lane> = const { Cell::new(("main", 0)) };
+    static LANE: Cell<Lane> = const { Cell::new(Lane([None; 4])) };
 }
 
-/// Calls `f`, whose commands are those of `lane` in a trace of writes.
-#[inline]
-pub fn in_lane<R>(lane: Lane, f: impl FnOnce() -> R) -> R {
-    let outer = LANE.replace(lane);
-    let _restore = OnDrop(|| LANE.set(outer));
-    f()
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = self.0.iter().flatten();
+        let Some((name, number)) = parts.next() else { return f.write_str("main") };
+        write!(f, "{name} {number}")?;
+        parts.try_for_each(|(name, number)| write!(f, ", {name} {number}"))
+    }
+}
+
+impl Lane {
+    /// That of the calling thread.
+    #[inline]
+    pub fn current() -> Lane {
+        LANE.get()
+    }
+
+    /// Calls `f`, whose commands are those of the part `name number` of this lane in a trace of writes.
+    #[inline]
+    pub fn scope<R>(mut self, name: &'static str, number: usize, f: impl FnOnce() -> R) -> R {
+        if let Some(part) = self.0.iter_mut().find(|part| part.is_none()) {
+            *part = Some((name, number));
+        }
+        let outer = LANE.replace(self);
+        let _restore = OnDrop(|| LANE.set(outer));
+        f()
+    }
 }
 
 /// A command that wrote something while writes were traced.
@@ -95,7 +117,7 @@ impl WriteLog {
         if operands.is_empty() || op == POISON {
             return;
         }
-        let (mut traced, lane) = (self.traced.lock(), LANE.get());
+        let (mut traced, lane) = (self.traced.lock(), Lane::current());
         let number = *traced.lanes.entry(lane).and_modify(|number| *number += 1).or_default();
         let index = traced.commands.len();
         traced.commands.push(TracedCommand { op, place, lane, number, moment, writes: Vec::new() });

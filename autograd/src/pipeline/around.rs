@@ -3,7 +3,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use device::{AtCaller, Panicked};
+use device::{AtCaller, Lane, Panicked};
 use tensor::{Error, ErrorKind, Generator, next_key, with_generator};
 
 use crate::autocast::Inherited;
@@ -17,13 +17,15 @@ pub(crate) struct Around {
     pub(crate) autocast: Option<Inherited>,
     /// The call that the work is for.
     pub(super) caller: &'static Location<'static>,
+    /// The lane of the thread that asks.
+    pub(super) lane: Lane,
 }
 
 impl Around {
     /// The modes of the calling thread.
     pub(crate) fn new(generator: Generator) -> Around {
         let (recording, autocast) = (is_recording(), Inherited::current());
-        Around { generator, recording, autocast, caller: AtCaller::location() }
+        Around { generator, recording, autocast, caller: AtCaller::location(), lane: Lane::current() }
     }
 
     /// The modes of now, for a step of many batches. One draw a step, whatever their number, so that steps differ.

@@ -3,8 +3,7 @@
 use std::time::Instant;
 
 use device::{
-    AtCaller, Capture, Panicked, Placement, Priority, Schedule, SpinLock, StreamOptions, SyncMode, Team,
-    in_lane,
+    AtCaller, Capture, Lane, Panicked, Placement, Priority, Schedule, SpinLock, StreamOptions, SyncMode, Team,
 };
 use parking_lot::Mutex;
 use tensor::{Device, Error, ErrorKind, Result, Stream, Tensor, Tensors, preload};
@@ -431,13 +430,13 @@ impl ConcurrentBatches {
         let lanes = width.min(items.len()).max(1);
         let slot = |item| SpinLock::new((Some(item), None));
         let slots: Vec<_> = items.into_iter().map(slot).collect();
-        let caller = AtCaller::location();
+        let (caller, around) = (AtCaller::location(), Lane::current());
         let drive = |lane: usize| {
             let _at = AtCaller::enter_at(caller);
             for (at, slot) in slots.iter().enumerate().skip(lane).step_by(lanes) {
                 let item = slot.lock().0.take();
                 let work = |item| self.caught(from + at, || work(from + at, item));
-                let done = item.map(|item| in_lane(("batch", from + at), || work(item)));
+                let done = item.map(|item| around.scope("batch", from + at, || work(item)));
                 slot.lock().1 = done;
             }
         };

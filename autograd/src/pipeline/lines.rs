@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
-use device::{AtCaller, Panicked, Placement, Team, in_lane};
+use device::{AtCaller, Panicked, Placement, Team};
 use parking_lot::Mutex;
 use tensor::{Device, Result, Stream};
 
@@ -48,7 +48,7 @@ fn through(around: &Around, stage: &mut Stage<'_>, number: usize, batch: usize, 
     let generator = around.generator(batch).fork(number as u64);
     let Stage { name, body, device } = stage;
     let run = || device.range(name, || AtCaller::user(|| body(item)));
-    match in_lane(("staged batch", batch), || around.run(generator, run)) {
+    match around.lane.scope("staged batch", batch, || around.run(generator, run)) {
         Ok(done) => done.map_err(|error| failed(&stage.name, batch, error)),
         Err(panicked) => Err(failed(&stage.name, batch, panicked)),
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use device::{AtCaller, HandOff, Placement, StreamOptions, Thread, fork, in_lane};
+use device::{AtCaller, HandOff, Placement, StreamOptions, Thread, fork};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tensor::{Device, Error, Result, Stream, next_child};
 
@@ -343,7 +343,7 @@ impl<T> Source<T> {
         let Source { items, number, stream, around, step } = self;
         let _at = AtCaller::enter_at(around.caller);
         let ask = || AtCaller::user(|| items.next());
-        let ask = || in_lane(("item", *number), || stream.device().range("prefetch", ask));
+        let ask = || around.lane.scope("item", *number, || stream.device().range("prefetch", ask));
         let asked = around.run(around.generator(*number), ask);
         let (item, is_last) = match asked {
             Ok(item) => (item?, false),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::{PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport, autocast, no_grad};
-use device::{Device, Error, ErrorKind, Panicked, Result, Team, in_lane};
+use device::{Device, Error, ErrorKind, Lane, Panicked, Result, Team};
 use parking_lot::Mutex;
 use tensor::{Generator, with_generator};
 
@@ -227,9 +227,9 @@ impl<D: Dataset> BatchPlan<D> {
             let order = self.order(epoch);
             let start = among_all * batch;
             let rows = &order[start..(start + batch).min(order.len())];
-            // Nothing of who asks is around it: it may be a worker.
+            // A worker may load it, so nothing of the caller's thread may matter.
             let batch = || autocast(None, || no_grad(|| self.data.batch(rows, key, device)));
-            in_lane(("load", number as usize), || with_generator(generator, batch))
+            Lane::default().scope("load", number as usize, || with_generator(generator, batch))
         };
         let failed = |source| {
             let stage = format!("load, epoch {epoch}").into();

@@ -10,6 +10,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use common::bits;
 use common::devices::{Kind, each_device};
 use common::programs::{train, train_on};
+use streamgrad::compare::{WriteTrace, first_divergence};
 use streamgrad::nn::mlp;
 use streamgrad::optim::{Adam, AdamOptions};
 use streamgrad::prelude::*;
@@ -472,4 +473,34 @@ fn a_merged_step_that_fails_leaves_the_lanes_usable() {
         }
         Ok(())
     });
+}
+
+/// What each command writes is traced on every device, and a batch that differs is named.
+#[test]
+fn lanes_write_what_the_serial_schedule_writes() {
+    for kind in Kind::all(&[Schedule::Inline, Schedule::Delay { seed: 2 }]) {
+        let run = |lanes: usize, second: f64| -> Result<WriteTrace> {
+            let device = kind.device();
+            WriteTrace::start(&device, true);
+            let values: Vec<f32> = (0..12).map(|at| at as f32 / 4.0).collect();
+            let w = Var::leaf(Tensor::from_slice(&values, &[3, 4], &device)?);
+            let lanes = ConcurrentBatches::with_options(&device, lanes, Lanes::Always)?;
+            for _ in 0..3 {
+                let step = lanes.step([1.0, second], |by| {
+                    w.mul_scalar(by)?.narrow(1, 1, 2)?.softmax(0)?.square()?.sum(&[], false)
+                })?;
+                no_grad(|| w.value().narrow(1, 0, 3)?.add_(&step.losses[0]))?;
+            }
+            WriteTrace::stop(&device)
+        };
+        let serial = run(1, 2.0).unwrap();
+        assert_eq!(first_divergence(&serial, &run(2, 2.0).unwrap()), None, "{kind:?}");
+        let found = first_divergence(&serial, &run(2, 3.0).unwrap()).unwrap();
+        assert_eq!(
+            (&*found.op, &*found.command.0, found.element),
+            ("mul_scalar", "batch 1", Some(1)),
+            "{kind:?}"
+        );
+        assert_eq!(found.values, Some(["0.5".into(), "0.75".into()]), "{kind:?}");
+    }
 }

@@ -18,7 +18,7 @@ use device::{DType, Device, Error, ErrorKind, Result, TracedCommand, bf16, f16, 
 /// use tensor::Tensor;
 /// let dev = tensor::Device::cpu();
 /// let run = |x: f32| {
-///     WriteTrace::start(&dev, true)?;
+///     WriteTrace::start(&dev, true);
 ///     let sum = Tensor::from_slice(&[1.0, x], &[2], &dev)?.sum(&[], false)?;
 ///     sum.mul_scalar(2.0)?;
 ///     WriteTrace::stop(&dev)
@@ -87,12 +87,8 @@ impl fmt::Display for Divergence {
 impl WriteTrace {
     /// Traces what commands of `device` write from now on, with values if `keep_values`, which takes as much memory as is written.
     /// Begin before the first tensor is made: what was written earlier is taken to be equal. Waits for what was launched.
-    ///
-    /// # Errors
-    /// `InvalidArgument` on a CUDA device.
-    #[track_caller]
-    pub fn start(device: &Device, keep_values: bool) -> Result<()> {
-        device.start_write_trace(keep_values)
+    pub fn start(device: &Device, keep_values: bool) {
+        device.start_write_trace(keep_values);
     }
 
     /// Waits for what was launched, and ends the trace.
@@ -158,8 +154,8 @@ impl Command {
         })
     }
 
-    /// How it differs from the command in its place in another trace.
-    fn compare(&self, other: Option<&Command>) -> Option<Divergence> {
+    /// How it differs from the command in its place in another trace, by more than `rtol` where values are known.
+    fn compare(&self, other: Option<&Command>, rtol: f64) -> Option<Divergence> {
         let found = other.filter(|other| other.op == self.op);
         if found.is_some_and(|found| found.hashes == self.hashes) {
             return None;
@@ -179,20 +175,34 @@ impl Command {
             return Some(Divergence { other: Some(other.into()), ..divergence });
         };
         let most = self.hashes.len().max(found.hashes.len());
-        divergence.output = (0..most).find(|&at| self.hashes.get(at) != found.hashes.get(at))?;
-        let [values, others] = [self, found].map(|command| command.values.get(divergence.output));
-        if let (Some((dtype, a)), Some((other, b))) = (values, others)
-            && dtype == other
-        {
-            let size = dtype.map_or(1, DType::size_bytes);
-            let pairs = a.chunks(size).zip(b.chunks(size));
-            if let Some((element, (a, b))) = pairs.enumerate().find(|(_, (a, b))| a != b) {
-                divergence.element = Some(element);
-                divergence.values = Some([a, b].map(|bytes| value(*dtype, bytes)));
-            }
-        }
+        let unequal = (0..most).filter(|&at| self.hashes.get(at) != found.hashes.get(at));
+        let mut differences = unequal.filter_map(|output| {
+            let [values, others] = [self, found].map(|command| command.values.get(output));
+            let Some(((dtype, a), (_, b))) = values.zip(others).filter(|(a, b)| a.0 == b.0) else {
+                return Some((output, None));
+            };
+            first_difference(*dtype, a, b, rtol).map(|(element, values)| (output, Some((element, values))))
+        });
+        let (output, difference) = differences.next()?;
+        divergence.output = output;
+        (divergence.element, divergence.values) = difference.unzip();
         Some(divergence)
     }
+}
+
+/// The first element that differs by more than `rtol` of the largest one, and its values.
+fn first_difference(dtype: Option<DType>, a: &[u8], b: &[u8], rtol: f64) -> Option<(usize, [Box<str>; 2])> {
+    let size = dtype.map_or(1, DType::size_bytes);
+    let number = |bytes: &[u8]| number(dtype, bytes);
+    let sizes = a.chunks(size).map(|bytes| number(bytes).abs());
+    let largest = sizes.filter(|size| size.is_finite()).fold(0.0, f64::max);
+    let allowed = if dtype.is_some_and(DType::is_float) { rtol * largest } else { 0.0 };
+    let is_near = |(a, b): (&[u8], &[u8])| a == b || (number(a) - number(b)).abs() <= allowed;
+    let element = a.chunks(size).zip(b.chunks(size)).position(|pair| !is_near(pair));
+    let lengths = (a.len() != b.len()).then(|| a.len().min(b.len()) / size);
+    let element = element.or(lengths)?;
+    let values = [a, b].map(|bytes| value(dtype, bytes.chunks(size).nth(element).unwrap_or_default()));
+    Some((element, values))
 }
 
 impl From<TracedCommand> for Command {
@@ -210,18 +220,28 @@ impl From<TracedCommand> for Command {
     }
 }
 
+/// An element as a number.
+fn number(dtype: Option<DType>, bytes: &[u8]) -> f64 {
+    match dtype {
+        Some(DType::F32) => from_bytes::<f32>(bytes)[0].into(),
+        Some(DType::F64) => from_bytes::<f64>(bytes)[0],
+        Some(DType::BF16) => from_bytes::<bf16>(bytes)[0].into(),
+        Some(DType::F16) => from_bytes::<f16>(bytes)[0].into(),
+        Some(DType::I64) => from_bytes::<i64>(bytes)[0] as f64,
+        _ => bytes[0].into(),
+    }
+}
+
 /// An element as it is printed.
 fn value(dtype: Option<DType>, bytes: &[u8]) -> Box<str> {
     match dtype {
-        None => format!("byte {:#04x}", bytes[0]),
-        Some(DType::F32) => from_bytes::<f32>(bytes)[0].to_string(),
-        Some(DType::F64) => from_bytes::<f64>(bytes)[0].to_string(),
-        Some(DType::BF16) => from_bytes::<bf16>(bytes)[0].to_string(),
-        Some(DType::F16) => from_bytes::<f16>(bytes)[0].to_string(),
-        Some(DType::I64) => from_bytes::<i64>(bytes)[0].to_string(),
-        Some(_) => bytes[0].to_string(),
+        _ if bytes.is_empty() => "missing".into(),
+        None => format!("byte {:#04x}", bytes[0]).into(),
+        // Fewest digits.
+        Some(DType::F32) => (number(dtype, bytes) as f32).to_string().into(),
+        Some(DType::I64) => from_bytes::<i64>(bytes)[0].to_string().into(),
+        Some(_) => number(dtype, bytes).to_string().into(),
     }
-    .into()
 }
 
 /// The first command whose inputs are equal in two traces and whose outputs differ, with bits compared; `None` if the traces are
@@ -231,12 +251,19 @@ fn value(dtype: Option<DType>, bytes: &[u8]) -> Box<str> {
 /// The commands before it in `a`, which are all that it depends on, wrote the same in both, so what it read was equal, unless
 /// it ran before them: a wait that is missing names the command that should have waited.
 pub fn first_divergence(a: &WriteTrace, b: &WriteTrace) -> Option<Divergence> {
+    first_divergence_within(a, b, 0.0)
+}
+
+/// As [`first_divergence`], for runs on devices that round differently: where both traces kept values, floats may differ by `rtol` of the
+/// largest magnitude among what a command writes to an operand.
+pub fn first_divergence_within(a: &WriteTrace, b: &WriteTrace, rtol: f64) -> Option<Divergence> {
     let key = |command: &Command| (command.lane.clone(), command.number);
     let others: HashMap<_, &Command> = b.commands.iter().map(|command| (key(command), command)).collect();
-    let compared = a.commands.iter().find_map(|command| command.compare(others.get(&key(command)).copied()));
-    compared.or_else(|| {
+    let mut compared =
+        a.commands.iter().map(|command| command.compare(others.get(&key(command)).copied(), rtol));
+    compared.find_map(|found| found).or_else(|| {
         let known: HashMap<_, &Command> = a.commands.iter().map(|command| (key(command), command)).collect();
         let extra = b.commands.iter().find(|command| !known.contains_key(&key(command)))?;
-        extra.compare(None)
+        extra.compare(None, rtol)
     })
 }

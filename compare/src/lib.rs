@@ -30,7 +30,7 @@ mod verify;
 pub use ::profile::{Finding, Quantiles};
 pub use comparison::Comparison;
 pub use device::Lane;
-pub use divergence::{Divergence, WriteTrace, first_divergence};
+pub use divergence::{Divergence, WriteTrace, first_divergence, first_divergence_within};
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use options::CompareOptions;
 pub use profile::{LaneProfile, OpProfile, StepProfile};

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use autograd::{ConcurrentBatches, Lanes, Var};
-use compare::{Divergence, WriteTrace, first_divergence};
+use compare::{Divergence, WriteTrace, first_divergence, first_divergence_within};
 use device::{CpuConfig, DType, Device, ErrorKind, Lane, Policy, Result, Schedule};
 use models::optim::{Adam, AdamOptions};
 use models::{Forward, Linear, Module, Optimizer};
@@ -16,7 +16,7 @@ fn cpu(schedule: Schedule) -> Device {
 }
 
 fn traced(device: &Device, program: impl FnOnce(&Device) -> Result<()>) -> Result<WriteTrace> {
-    WriteTrace::start(device, true)?;
+    WriteTrace::start(device, true);
     program(device)?;
     WriteTrace::stop(device)
 }
@@ -242,5 +242,23 @@ fn nested_lanes_are_told_apart() -> Result<()> {
     }
     let found = first_divergence(&serial, &run(2, Schedule::Delay { seed: 0 }, true)?).unwrap();
     assert_eq!((&*found.op, &*found.command.0), ("mul_scalar", "batch 1"));
+    Ok(())
+}
+
+#[test]
+fn rounding_is_allowed_where_it_is_asked_for() -> Result<()> {
+    let device = cpu(Schedule::Inline);
+    let run = |by: f64, index: i64| {
+        traced(&device, |device| {
+            Tensor::from_slice(&[100.0f32, 1.0, f32::NAN], &[3], device)?.mul_scalar(by)?;
+            Tensor::full(&[2], index as f64, DType::I64, device).map(drop)
+        })
+    };
+    let (one, near, other) = (run(1.0, 5)?, run(1.0 + 1e-5, 5)?, run(1.0, 6)?);
+    assert_eq!(&*first_divergence(&one, &near).unwrap().op, "mul_scalar");
+    assert_eq!(first_divergence_within(&one, &near, 1e-4), None);
+    assert_eq!(first_divergence_within(&one, &near, 1e-6).unwrap().element, Some(0));
+    let found = first_divergence_within(&one, &other, 1e3).unwrap();
+    assert_eq!(found.values, Some(["5".into(), "6".into()]));
     Ok(())
 }

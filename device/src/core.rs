@@ -133,6 +133,19 @@ impl Observers {
         self.watched.store(watched, Ordering::Release);
     }
 
+    /// Tells the trace of writes that a driver was given the command at `moment`.
+    ///
+    /// # Safety
+    /// As for [`WriteLog::stage`].
+    #[inline(always)]
+    pub(crate) unsafe fn launched(&self, driver: &DriverStream, moment: Moment) -> Result<()> {
+        if self.watched.load(Ordering::Relaxed) && self.writes.is_on() {
+            // SAFETY: the caller's promise.
+            unsafe { self.writes.stage(driver, moment)? }
+        }
+        Ok(())
+    }
+
     /// Tells the trace of writes that the command at `moment` has run.
     ///
     /// # Safety

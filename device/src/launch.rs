@@ -401,6 +401,8 @@ impl Ordered<'_> {
                 noted.given = Some(Instant::now());
                 core.observers.recorder.timed(moment, start, driver.record_timed()?);
             }
+            // SAFETY: the stream's tail is locked, and what the command uses lives until it has run.
+            unsafe { core.observers.launched(driver, moment)? };
             drop(launched);
             if blocking {
                 self.fifo.wait_until(moment.tick)?;

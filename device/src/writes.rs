@@ -1,17 +1,20 @@
-//! A trace of what each command of a CPU device wrote, as hashes, to find where two runs of a program part.
+//! A trace of what each command of a device wrote, as hashes, to find where two runs of a program part.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::cuda::{DriverStream, Staged};
 use crate::explorer::POISON;
+use crate::fifo::reached;
 use crate::recorder::OperandRecord;
-use crate::{DType, Device, Error, Moment, OnDrop, Result, Use};
+use crate::{DType, Device, Moment, OnDrop, Result, Use};
 
 /// The part of a program that launches a command, such as `batch 3`, and those around it. A lane launches its commands in one order,
 /// whatever threads and streams it runs on. Parts that are more than four deep share the lane of the fourth.
@@ -92,6 +95,15 @@ struct Traced {
     /// Commands that have not run yet: their indices, and what they write.
     pending: HashMap<Moment, (usize, Vec<Operand>)>,
     lanes: HashMap<Lane, usize>,
+    /// What a driver's commands write; hashed in this order.
+    copied: VecDeque<Copied>,
+}
+
+/// Copies of what a command of a driver writes. Operands begin in them at `start`.
+struct Copied {
+    index: usize,
+    moment: Moment,
+    operands: Vec<(Operand, Staged)>,
 }
 
 impl WriteLog {
@@ -137,11 +149,58 @@ impl WriteLog {
         let Some((index, writes)) = pending else { return };
         // SAFETY: the caller promises it of the command's buffers, in which the operands lie.
         let written = writes.iter().map(|operand| unsafe { operand.written(keep_values) }).collect();
-        // A trace may have begun anew meanwhile.
-        if let Some(command) =
-            self.traced.lock().commands.get_mut(index).filter(|found| found.moment == moment)
-        {
+        self.traced.lock().wrote(index, moment, written);
+    }
+
+    /// Has the driver copy what the command at `moment` writes to the host, behind it.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    ///
+    /// # Safety
+    /// The command is the newest of the stream, and its buffers live until it has run.
+    #[cold]
+    pub(crate) unsafe fn stage(&self, driver: &DriverStream, moment: Moment) -> Result<()> {
+        let mut traced = self.traced.lock();
+        let Some((index, mut writes)) = traced.pending.remove(&moment) else { return Ok(()) };
+        let copy = |mut operand: Operand| {
+            let span = operand.span();
+            // SAFETY: the operand lies in a buffer that the command uses.
+            let staged = unsafe {
+                driver.download(std::ptr::with_exposed_provenance(span.start), span.len(), moment)
+            }?;
+            operand.start -= span.start;
+            Ok((operand, staged))
+        };
+        let operands = writes.drain(..).map(copy).collect::<Result<_>>()?;
+        traced.copied.push_back(Copied { index, moment, operands });
+        traced.hash_copied();
+        Ok(())
+    }
+}
+
+impl Traced {
+    /// Notes what a command wrote; a trace may have begun anew meanwhile.
+    fn wrote(&mut self, index: usize, moment: Moment, written: Vec<Written>) {
+        if let Some(command) = self.commands.get_mut(index).filter(|found| found.moment == moment) {
             command.writes = written;
+        }
+    }
+
+    /// Hashes what has been copied.
+    fn hash_copied(&mut self) {
+        while self.copied.front().is_some_and(|copied| reached(copied.moment))
+            && let Some(Copied { index, moment, operands }) = self.copied.pop_front()
+        {
+            let written = operands.into_iter().map(|(mut operand, staged)| {
+                // SAFETY: the copy has run, and is of the operand's span.
+                unsafe {
+                    operand.start += staged.bytes().as_ptr().expose_provenance();
+                    operand.written(self.keep_values)
+                }
+            });
+            let written = written.collect();
+            self.wrote(index, moment, written);
         }
     }
 }
@@ -181,15 +240,22 @@ impl Operand {
         axes.map(move |(&n, &stride)| (n, stride.wrapping_mul(size)))
     }
 
+    /// The addresses from the first byte to the last one.
+    fn span(&self) -> Range<usize> {
+        let reach = |(n, stride): (usize, isize)| (n.max(1) - 1).cast_signed().saturating_mul(stride);
+        let (below, above) = self.axes().map(reach).fold((0_isize, 0_isize), |(below, above), by| {
+            (below.saturating_add(by.min(0)), above.saturating_add(by.max(0)))
+        });
+        let end = self.start.saturating_add_signed(above).saturating_add(self.record.dtype.size_bytes());
+        self.start.saturating_add_signed(below)..end
+    }
+
     /// Whether all elements lie in a buffer that is written.
     fn is_in(&self, uses: &[Use<'_>]) -> bool {
-        let reach = |(n, stride): (usize, isize)| (n.max(1) - 1) as i128 * stride as i128;
-        let below: i128 = self.axes().map(|axis| reach(axis).min(0)).sum();
-        let above: i128 = self.axes().map(|axis| reach(axis).max(0)).sum();
-        let (first, size) = (self.start as i128, self.record.dtype.size_bytes() as i128);
+        let span = self.span();
         uses.iter().filter(|used| used.write).any(|used| {
-            let start = used.buffer.ptr().addr() as i128;
-            start <= first + below && first + above + size <= start + used.buffer.len_bytes() as i128
+            let start = used.buffer.ptr().addr();
+            start <= span.start && span.end <= start + used.buffer.len_bytes()
         })
     }
 
@@ -245,20 +311,14 @@ fn hashed(state: u64, bytes: &[u8]) -> u64 {
 
 impl Device {
     /// Traces what every command writes from now on, with the values if `keep_values`, which takes as much memory as is written. A
-    /// trace that is under way starts anew. Each command is hashed when it has run, by the thread that ran it.
-    ///
-    /// # Errors
-    /// `InvalidArgument` on a CUDA device.
-    #[track_caller]
-    pub fn start_write_trace(&self, keep_values: bool) -> Result<()> {
-        let expected = "a device of the host: what commands write on CUDA is not traced";
-        Error::require(self.runs_on_host(), "start_write_trace", "device", expected, self)?;
+    /// trace that is under way starts anew. On a CPU each command is hashed when it has run, by the thread that ran it. On a CUDA device
+    /// what a command writes is copied to the host behind it, which takes memory until a later launch finds it copied.
+    pub fn start_write_trace(&self, keep_values: bool) {
         let log = &self.core().observers.writes;
         self.await_streams();
         *log.traced.lock() = Traced { keep_values, ..Traced::default() };
         log.on.store(true, Ordering::Release);
         self.core().observers.watch();
-        Ok(())
     }
 
     /// Waits for what was launched, ends the trace and returns it, in an order in which each command comes after those whose results it
@@ -267,7 +327,7 @@ impl Device {
     /// ```
     /// use device::Device;
     /// let dev = Device::cpu();
-    /// dev.start_write_trace(false)?;
+    /// dev.start_write_trace(false);
     /// dev.default_stream().launch_host("nothing written", &[], || ())?;
     /// assert!(dev.stop_write_trace().is_empty());
     /// # Ok::<(), device::Error>(())
@@ -277,6 +337,8 @@ impl Device {
         self.await_streams();
         log.on.store(false, Ordering::Release);
         self.core().observers.watch();
-        std::mem::take(&mut *log.traced.lock()).commands
+        let mut traced = std::mem::take(&mut *log.traced.lock());
+        traced.hash_copied();
+        traced.commands
     }
 }

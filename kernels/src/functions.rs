@@ -48,6 +48,15 @@ macro_rules! unary_functions {
             /// `1 / x`.
             Reciprocal, reciprocal, 4, Narrow, exact, |x| x.recip(), "1 / x",
                 of_argument, |x, g| g.neg().div(x).div(x), "-g / x / x";
+            /// The logarithm to the base 2; NaN below 0.
+            Log2, log2, 16, Narrow, close, |x| x.log2(), "log2_of(x)",
+                of_argument, |x, g| g.div(x.mul(T::LN_2)), "g / (x * (T)LN_2)";
+            /// `ln(1 + x)`, without cancellation near 0; NaN below -1.
+            Log1p, log1p, 8, Wide, close, |x| x.log1p(), "log1p_of(x)",
+                of_argument, |x, g| g.div(T::ONE.add(x)), "g / (1 + x)";
+            /// `e^x - 1`, without cancellation near 0.
+            Expm1, expm1, 8, Wide, close, |x| if x > T::from_f64(40.0) { x.exp() } else { x.expm1() }, "expm1_of(x)",
+                of_argument, |x, g| g.mul(x.exp()), "g * exp_of(x)";
             /// `x^3`.
             Cube, cube, 1, Narrow, close, |x| x.mul(x).mul(x), "x * x * x",
                 of_argument, |x, g| g.mul(x).mul(x).mul(T::from_f64(3.0)), "g * x * x * 3";
@@ -57,6 +66,17 @@ macro_rules! unary_functions {
             /// The cosine of an angle in radians.
             Cos, cos, 30, Narrow, close, |x| x.cos(), "cos_of(x)",
                 of_argument, |x, g| g.neg().mul(x.sin()), "-g * sin_of(x)";
+            /// The tangent of an angle in radians.
+            Tan, tan, 30, Narrow, close, |x| x.tan(), "tan_of(x)",
+                of_result, |y, g| g.mul(y.mul(y).add(T::ONE)), "g * (y * y + 1)";
+            /// The largest integer that is at most `x`.
+            Floor, floor, 1, Narrow, exact, |x| x.floor(), "floor(x)", of_result, |_y, _g| T::ZERO, "(T)0";
+            /// The smallest integer that is at least `x`.
+            Ceil, ceil, 1, Narrow, exact, |x| x.ceil(), "ceil(x)", of_result, |_y, _g| T::ZERO, "(T)0";
+            /// The nearest integer, of two the even one.
+            Round, round, 1, Narrow, exact, |x| x.nearest(), "rint(x)", of_result, |_y, _g| T::ZERO, "(T)0";
+            /// The integer part.
+            Trunc, trunc, 1, Narrow, exact, |x| x.trunc(), "trunc(x)", of_result, |_y, _g| T::ZERO, "(T)0";
             /// The hyperbolic tangent.
             Tanh, tanh, 8, Wide, close, |x| x.tanh(), "tanh_of(x)",
                 of_argument, |x, g| g.mul(T::from_f64(4.0).mul(x.add(x).sigmoid_slope())),

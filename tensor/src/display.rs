@@ -41,19 +41,21 @@ fn style_of(values: &[f64]) -> Style {
     }
 }
 
-fn float_text(value: f64, style: Style) -> String {
+/// With so many decimals; whole numbers show none unless they are asked for.
+fn float_text(value: f64, style: Style, precision: Option<usize>) -> String {
+    let decimals = precision.unwrap_or(4);
     match style {
         _ if value.is_nan() => "nan".to_owned(),
         _ if value.is_infinite() => if value > 0.0 { "inf" } else { "-inf" }.to_owned(),
-        Style::Whole => format!("{value:.0}."),
-        Style::Fixed => format!("{value:.4}"),
-        Style::Scientific => format!("{value:.4e}"),
+        Style::Whole if precision.is_none() => format!("{value:.0}."),
+        Style::Whole | Style::Fixed => format!("{value:.decimals$}"),
+        Style::Scientific => format!("{value:.decimals$e}"),
     }
 }
 
 impl Tensor {
     /// The elements at these places of the buffer, as text.
-    fn texts(&self, places: &[usize]) -> Result<Vec<String>> {
+    fn texts(&self, places: &[usize], precision: Option<usize>) -> Result<Vec<String>> {
         if places.is_empty() {
             return Ok(Vec::new());
         }
@@ -69,7 +71,7 @@ impl Tensor {
         }
         let floats = |values: Vec<f64>| {
             let style = style_of(&values);
-            values.into_iter().map(|v| float_text(v, style)).collect()
+            values.into_iter().map(|v| float_text(v, style, precision)).collect()
         };
         Ok(match self.dtype {
             DType::F32 => floats(from_bytes::<f32>(&bytes).into_iter().map(f64::from).collect()),
@@ -126,7 +128,7 @@ impl Tensor {
     }
 }
 
-/// Nested brackets, then type, device and shape; elements beyond a thousand are summarised.
+/// Nested brackets, then type, device and shape; elements beyond a thousand are summarised. `{:.2}` shows floats with two decimals.
 ///
 /// Waits for the last write of the tensor's storage. A tensor that cannot be read shows the error.
 impl fmt::Display for Tensor {
@@ -137,7 +139,7 @@ impl fmt::Display for Tensor {
             self.shown_places(summarise, 0, self.layout.offset(), &mut places);
         }
         f.write_str("tensor(")?;
-        match self.texts(&places) {
+        match self.texts(&places, f.precision()) {
             Err(error) => write!(f, "<{error}>")?,
             Ok(_) if self.is_empty() => f.write_str("[]")?,
             Ok(texts) => {

@@ -234,6 +234,32 @@ impl Tensor {
         self.comparison(op.name(), op, &rhs)
     }
 
+    /// Where elements are NaN; nowhere for integers.
+    ///
+    /// # Errors
+    /// As for [`compare_scalar`](Self::compare_scalar).
+    pub fn isnan(&self) -> Result<Tensor> {
+        self.comparison("isnan", CompareOp::Ne, self)
+    }
+
+    /// Where elements are infinite.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn isinf(&self) -> Result<Tensor> {
+        self.dtype.require_float("isinf")?;
+        self.abs()?.compare_scalar(CompareOp::Eq, f64::INFINITY)
+    }
+
+    /// Where elements are neither NaN nor infinite.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn isfinite(&self) -> Result<Tensor> {
+        self.dtype.require_float("isfinite")?;
+        self.abs()?.compare_scalar(CompareOp::Lt, f64::INFINITY)
+    }
+
     /// The negation of a bool tensor.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Functions of one element, as one table.
 
-use std::f64::consts::FRAC_2_SQRT_PI;
+use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
 
 use tensor::{CompareOp, Result, UnaryOp};
 
@@ -31,6 +31,12 @@ macro_rules! functions {
 }
 
 functions! {
+    /// The smallest integer that is at least `x`. Its gradient is 0.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    ceil() Operands: UnaryOp::Ceil, STRAIGHT, |d| unary(d, Draw::normal, |x| x.mul_scalar(3.0)?.ceil()?.mul(x));
+
     /// The cosine of `x` in radians.
     ///
     /// # Errors
@@ -60,6 +66,19 @@ functions! {
     exp() F32: UnaryOp::Exp, Some(|y: &Var| Ok(Var::constant(y.value().ones_like()?))),
         |d| unary(d, Draw::normal, Var::exp);
 
+    /// `e^x - 1`, without cancellation near 0.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    expm1() F32: UnaryOp::Expm1, Some(|x: &Var| x.exp()),
+        |d| unary(d, Draw::normal, Var::expm1);
+
+    /// The largest integer that is at most `x`. Its gradient is 0.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    floor() Operands: UnaryOp::Floor, STRAIGHT, |d| unary(d, Draw::normal, |x| x.mul_scalar(3.0)?.floor()?.mul(x));
+
     /// `min(max(x / 6 + 1 / 2, 0), 1)`; its gradient at the ends of the slope is 0.
     ///
     /// # Errors
@@ -82,6 +101,20 @@ functions! {
     /// `DTypeUnsupported` unless the elements are floats.
     log() F32: UnaryOp::Log, Some(|x: &Var| x.square()?.reciprocal()?.neg()),
         |d| unary(d, Draw::positive, Var::log);
+
+    /// `ln(1 + x)`, without cancellation near 0; NaN below -1, negative infinity there.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    log1p() F32: UnaryOp::Log1p, Some(|x: &Var| x.add_scalar(1.0)?.square()?.reciprocal()?.neg()),
+        |d| unary(d, Draw::positive, |x| x.add_scalar(-0.3)?.log1p());
+
+    /// The logarithm to the base 2; NaN for negative numbers, negative infinity for 0.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    log2() F32: UnaryOp::Log2, Some(|x: &Var| x.square()?.mul_scalar(LN_2)?.reciprocal()?.neg()),
+        |d| unary(d, Draw::positive, Var::log2);
 
     /// `x tanh(ln(1 + e^x))` (Misra, "Mish: A Self Regularized Non-Monotonic Activation Function", 2019).
     ///
@@ -106,6 +139,12 @@ functions! {
     /// # Errors
     /// `DTypeUnsupported` for truth values.
     relu() Operands: UnaryOp::Relu, STRAIGHT, |d| unary(d, Draw::nonzero, Var::relu);
+
+    /// The nearest integer, of two the even one. Its gradient is 0.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    round() Operands: UnaryOp::Round, STRAIGHT, |d| unary(d, Draw::normal, |x| x.mul_scalar(3.0)?.round()?.mul(x));
 
     /// The inverse square root `1 / √x`.
     ///
@@ -177,6 +216,12 @@ functions! {
     square() F32: UnaryOp::Square, Some(|x: &Var| Ok(Var::constant(x.value().full_like(2.0)?))),
         |d| unary(d, Draw::normal, Var::square);
 
+    /// The tangent of `x` in radians.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    tan() F32: UnaryOp::Tan, Some(|y: &Var| y.mul_scalar(2.0)), |d| unary(d, Draw::normal, |x| x.mul_scalar(0.3)?.tan());
+
     /// The hyperbolic tangent.
     ///
     /// # Errors
@@ -186,6 +231,12 @@ functions! {
         let y = x.tanh()?;
         y.square()?.add_scalar(-1.0)?.mul(&y)?.mul_scalar(2.0)
     }), |d| unary(d, Draw::normal, Var::tanh);
+
+    /// The integer part. Its gradient is 0.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    trunc() Operands: UnaryOp::Trunc, STRAIGHT, |d| unary(d, Draw::normal, |x| x.mul_scalar(3.0)?.trunc()?.mul(x));
 }
 
 #[derive::located]

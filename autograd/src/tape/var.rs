@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use device::Shared;
+use device::{Element, Shared};
 use tensor::{DType, Device, Error, ErrorKind, Result, Tensor, Tensors};
 
 use super::{Hook, HookHandle, Node};
@@ -54,6 +54,39 @@ impl Var {
     /// The tensor's shape.
     pub fn shape(&self) -> &[usize] {
         self.value.shape()
+    }
+
+    /// The number of axes.
+    pub fn rank(&self) -> usize {
+        self.value.rank()
+    }
+
+    /// The number of elements.
+    pub fn elements(&self) -> usize {
+        self.value.elements()
+    }
+
+    /// The only element of the value; see [`Tensor::item`].
+    ///
+    /// ```
+    /// use autograd::{DType, Device, Tensor, Var};
+    /// let x = Var::leaf(Tensor::ones(&[3], DType::F32, &Device::cpu())?);
+    /// assert_eq!(x.square()?.sum(&[], false)?.item::<f32>()?, 3.0);
+    /// # Ok::<(), autograd::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Tensor::item`].
+    pub fn item<T: Element>(&self) -> Result<T> {
+        self.value.item()
+    }
+
+    /// The elements of the value in row-major order; see [`Tensor::to_vec`].
+    ///
+    /// # Errors
+    /// As for [`Tensor::to_vec`].
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.value.to_vec()
     }
 
     /// The tensor's element type.

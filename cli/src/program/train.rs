@@ -63,7 +63,7 @@ pub(super) struct Args {
     /// Write a page with the losses and a profile of some steps.
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
-    /// Write a hash of what each command wrote, for `diverge`; on a CPU.
+    /// Write a hash of what each command wrote, for `diverge`.
     #[arg(long, value_name = "FILE")]
     trace_writes: Option<PathBuf>,
     /// Go on from a checkpoint.
@@ -191,7 +191,7 @@ impl Run {
     fn new(args: &Args, workload: &'static dyn Workload) -> Result<Run, Failure> {
         let device = device(&args.device)?;
         if args.trace_writes.is_some() {
-            WriteTrace::start(&device, false)?;
+            WriteTrace::start(&device, false);
         }
         let lanes = args.lanes.unwrap_or(2);
         let many = || Failure::Usage(format!("--lanes must be at most {MAX_LANES}, got {lanes}"));

@@ -94,12 +94,15 @@ pub(crate) fn log(x: f32) -> f32 {
     log_with(x, 0.0)
 }
 
-/// `log(1 + x)` for `x` in 0..=1, within 2 ulp.
+/// `log(1 + x)`, within 2 ulp; -infinity at -1, NaN below.
 #[inline(always)]
 pub(crate) fn log1p(x: f32) -> f32 {
     let u = 1.0 + x;
-    // The rounding error of `u`, which is relative to a `u` of at most 2.
-    log_with(u, (x - (u - 1.0)) / u)
+    // The rounding error of `u`, relative to it; NaN where `u` is 0 or infinite.
+    let low = (x - (u - 1.0)) / u;
+    let y = log_with(u, if low.is_nan() { 0.0 } else { low });
+    // Keeps the sign of zero.
+    if x == 0.0 { x } else { y }
 }
 
 /// `log(x) + low`, where `low` is below the last digit of `x`.

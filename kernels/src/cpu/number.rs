@@ -50,6 +50,7 @@ pub(crate) struct Pair<T>(pub(crate) T, pub(crate) T);
 /// A floating-point element.
 pub(crate) trait Real: Number {
     const HALF: Self;
+    const LN_2: Self;
     /// A quarter of the largest number.
     const LARGE: Self;
     /// A number so far above the smallest normal one that products of few are normal.
@@ -63,13 +64,19 @@ pub(crate) trait Real: Number {
     /// `e^self - 1` for numbers up to 40.
     fn expm1(self) -> Self;
     fn log(self) -> Self;
-    /// `ln(1 + self)` for numbers in 0..=1.
+    fn log2(self) -> Self;
     fn log1p(self) -> Self;
     fn sqrt(self) -> Self;
     fn tanh(self) -> Self;
     fn erf(self) -> Self;
     fn sin(self) -> Self;
     fn cos(self) -> Self;
+    fn tan(self) -> Self;
+    fn floor(self) -> Self;
+    fn ceil(self) -> Self;
+    /// The nearest integer, of two the even one.
+    fn nearest(self) -> Self;
+    fn trunc(self) -> Self;
     /// The distribution function of the normal distribution, `erfc(-x / sqrt 2) / 2`.
     fn normal_cdf(self) -> Self;
     /// The derivative of `x normal_cdf(x)`.

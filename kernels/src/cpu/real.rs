@@ -14,6 +14,7 @@ const FRAC_1_SQRT_2_LOW: f64 = -4.833_646_656_726_457e-17;
 
 impl Real for f32 {
     const HALF: Self = 0.5;
+    const LN_2: Self = std::f32::consts::LN_2;
     const LARGE: Self = f32::MAX / 4.0;
     const SMALL: Self = f32::MIN_POSITIVE * 1024.0;
     const SHRINK: Self = f32::from_bits((127 - 80) << 23);
@@ -29,6 +30,12 @@ impl Real for f32 {
         fn erf(self) -> Self = math::erf(self);
         fn sin(self) -> Self = f32::sin(self);
         fn cos(self) -> Self = f32::cos(self);
+        fn tan(self) -> Self = f32::tan(self);
+        fn log2(self) -> Self = f32::log2(self);
+        fn floor(self) -> Self = f32::floor(self);
+        fn ceil(self) -> Self = f32::ceil(self);
+        fn nearest(self) -> Self = f32::round_ties_even(self);
+        fn trunc(self) -> Self = f32::trunc(self);
         fn normal_cdf(self) -> Self = math::normal_cdf(self);
         fn gelu_erf_slope(self) -> Self = math::gelu_erf_slope(self);
         fn fma(self, factor: Self, term: Self) -> Self = f32::mul_add(self, factor, term);
@@ -59,6 +66,7 @@ fn normal_cdf_pair(x: f64) -> Pair<f64> {
 
 impl Real for f64 {
     const HALF: Self = 0.5;
+    const LN_2: Self = std::f64::consts::LN_2;
     const LARGE: Self = f64::MAX / 4.0;
     const SMALL: Self = f64::MIN_POSITIVE * 1024.0;
     const SHRINK: Self = f64::from_bits((1023 - 560) << 52);
@@ -72,6 +80,12 @@ impl Real for f64 {
         fn tanh(self) -> Self = f64::tanh(self);
         fn sin(self) -> Self = f64::sin(self);
         fn cos(self) -> Self = f64::cos(self);
+        fn tan(self) -> Self = f64::tan(self);
+        fn log2(self) -> Self = f64::log2(self);
+        fn floor(self) -> Self = f64::floor(self);
+        fn ceil(self) -> Self = f64::ceil(self);
+        fn nearest(self) -> Self = f64::round_ties_even(self);
+        fn trunc(self) -> Self = f64::trunc(self);
         fn fma(self, factor: Self, term: Self) -> Self = f64::mul_add(self, factor, term);
         fn in_parts(value: f64) -> [Self; 2] = [value, 0.0];
     }

@@ -10,6 +10,8 @@ fn matrices_line_up() -> Result<()> {
     let text = "tensor([[ 1.0000, -2.5000],\n        [30.2500,  4.0000]], f32, cpu, [2, 2])";
     assert_eq!(x.to_string(), text);
     assert_eq!(format!("{:?}", x.t()?.select(0, 0)?), "tensor([ 1.0000, 30.2500], f32, cpu, [2])");
+    assert_eq!(format!("{:.1}", x.select(0, 0)?), "tensor([ 1.0, -2.5], f32, cpu, [2])");
+    assert_eq!(format!("{:.2}", x.select(0, 0)?.mul_scalar(2.0)?), "tensor([ 2.00, -5.00], f32, cpu, [2])");
     Ok(())
 }
 

@@ -157,3 +157,41 @@ fn new_activations_at_known_points() -> Result<()> {
     assert!(y.iter().zip(mish).all(|(y, mish)| (y - mish).abs() < 1e-9), "{y:?}");
     Ok(())
 }
+
+#[test]
+fn logarithms_and_exponentials_near_zero() -> Result<()> {
+    let x = vector(&[-0.5, 0.0, 1e-12, 3.0])?;
+    let (y, z) = (x.log1p()?, x.expm1()?);
+    close_values(&y.value().to_vec::<f64>()?, &[-LN_2, 0.0, 1e-12, 2.0 * LN_2]);
+    assert_eq!(y.value().to_vec::<f64>()?[2], 1e-12);
+    close_values(&gradient(&y, &x)?, &[2.0, 1.0, 1.0, 0.25]);
+    assert_eq!(z.value().to_vec::<f64>()?[2], 1e-12);
+    close_values(&gradient(&z, &x)?, &[(-0.5_f64).exp(), 1.0, 1.0, 3.0_f64.exp()]);
+    let x = vector(&[0.25, 1.0, 8.0])?;
+    let y = x.log2()?;
+    assert_eq!(y.value().to_vec::<f64>()?, [-2.0, 0.0, 3.0]);
+    close_values(&gradient(&y, &x)?, &[4.0 / LN_2, 1.0 / LN_2, 0.125 / LN_2]);
+    let far = tensor::Tensor::from_slice(&[-2.0_f32, -1.0, f32::INFINITY, 100.0], &[4], y.device())?;
+    let (logs, powers): (Vec<f32>, Vec<f32>) = (far.log1p()?.to_vec()?, far.expm1()?.to_vec()?);
+    assert!(logs[0].is_nan() && logs[1] == f32::NEG_INFINITY && logs[2] == f32::INFINITY, "{logs:?}");
+    assert!(powers[2] == f32::INFINITY && powers[3] == f32::INFINITY, "{powers:?}");
+    Ok(())
+}
+
+#[test]
+fn integers_nearby() -> Result<()> {
+    let x = vector(&[-2.5, -0.5, 0.5, 1.5, 2.75])?;
+    for (y, values) in [
+        (x.floor()?, [-3.0, -1.0, 0.0, 1.0, 2.0]),
+        (x.ceil()?, [-2.0, -0.0, 1.0, 2.0, 3.0]),
+        (x.round()?, [-2.0, -0.0, 0.0, 2.0, 3.0]),
+        (x.trunc()?, [-2.0, -0.0, 0.0, 1.0, 2.0]),
+    ] {
+        assert_eq!(y.value().to_vec::<f64>()?, values);
+        assert_eq!(gradient(&y, &x)?, [0.0; 5]);
+    }
+    let y = vector(&[std::f64::consts::FRAC_PI_4])?;
+    close(&y.tan()?, &[1.0])?;
+    close_values(&gradient(&y.tan()?, &y)?, &[2.0]);
+    Ok(())
+}

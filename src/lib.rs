@@ -101,8 +101,8 @@ pub mod nn {
 pub mod optim {
     pub use models::{
         Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, GradScalerOptions, GradScalerState, Lion,
-        LionOptions, LrSchedule, Optimizer, OptimizerState, RmsProp, RmsPropOptions, Sgd, SgdOptions,
-        UnscaledGradients, clip_grad_norm, clip_grad_value,
+        LionOptions, LrSchedule, Optimizer, OptimizerState, Plateau, RmsProp, RmsPropOptions, Sgd,
+        SgdOptions, UnscaledGradients, clip_grad_norm, clip_grad_value,
     };
 }
 

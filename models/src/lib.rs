@@ -53,6 +53,6 @@ pub use loss::{accuracy, correct, cross_entropy, mse};
 pub use module::{Forward, Module, Parts, Training};
 pub use optim::{
     Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, GradScalerOptions, GradScalerState, Lion,
-    LionOptions, LrSchedule, Optimizer, OptimizerState, RmsProp, RmsPropOptions, Sgd, SgdOptions,
+    LionOptions, LrSchedule, Optimizer, OptimizerState, Plateau, RmsProp, RmsPropOptions, Sgd, SgdOptions,
     UnscaledGradients, clip_grad_norm, clip_grad_value,
 };

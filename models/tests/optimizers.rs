@@ -1,10 +1,10 @@
 //! Optimizers and schedules against PyTorch: `tests/reference/optimizers.py` says how the reference was made.
 
 use autograd::Var;
-use device::{DType, Device, Result};
+use device::{DType, Device, Error, ErrorKind, Result};
 use models::{
     Adam, AdamOptions, AdamW, AdamWOptions, Lion, LionOptions, LrSchedule, Optimizer, OptimizerState,
-    RmsProp, RmsPropOptions, Sgd, SgdOptions,
+    Plateau, RmsProp, RmsPropOptions, Sgd, SgdOptions,
 };
 use serde_json::Value;
 use tensor::Tensor;
@@ -98,6 +98,12 @@ fn forty_rates_of_each_schedule() -> Result<()> {
         ("multi-step", LrSchedule::MultiStep { milestones: vec![3, 11, 11, 30], gamma: 0.5 }),
         ("exponential", LrSchedule::Exponential { gamma: 0.93 }),
         ("cosine", LrSchedule::Cosine { t_max: 15, eta_min: 0.01 }),
+        ("warm-restarts", LrSchedule::WarmRestarts { t_0: 5, t_mult: 2, eta_min: 0.01 }),
+        ("equal-restarts", LrSchedule::WarmRestarts { t_0: 7, t_mult: 1, eta_min: 0.0 }),
+        (
+            "one-cycle",
+            LrSchedule::OneCycle { total_steps: 40, pct_start: 0.3, div_factor: 25.0, final_div_factor: 1e4 },
+        ),
         ("linear", LrSchedule::Linear { start_factor: 0.25, end_factor: 1.0, total_iters: 12 }),
         (
             "sequence",
@@ -114,5 +120,26 @@ fn forty_rates_of_each_schedule() -> Result<()> {
             assert!((got - want).abs() <= 1e-12, "{name}, step {step}: {got} instead of {want}");
         }
     }
+    Ok(())
+}
+
+#[test]
+fn rates_on_a_plateau() -> Result<()> {
+    let reference = reference();
+    let w = Var::leaf(Tensor::zeros(&[1], DType::F64, &Device::cpu())?);
+    let mut sgd = Sgd::new(vec![w], 0.2)?;
+    let mut plateau = Plateau { factor: 0.3, patience: 2, cooldown: 3, min_lr: 0.01, ..Plateau::default() };
+    let pairs = numbers(&reference["metrics"]).into_iter().zip(numbers(&reference["plateau"]));
+    for (step, (metric, want)) in pairs.enumerate() {
+        plateau.step(metric, &mut sgd)?;
+        let got = sgd.learning_rate();
+        assert!((got - want).abs() <= 1e-12, "step {step}: {got} instead of {want}");
+    }
+    assert_eq!(sgd.learning_rate(), 0.01);
+    let wrong = Plateau { factor: 1.5, ..plateau }.step(f64::NAN, &mut sgd);
+    assert!(matches!(
+        wrong.as_ref().map_err(Error::kind),
+        Err(ErrorKind::InvalidArgument { argument: "factor", .. })
+    ));
     Ok(())
 }

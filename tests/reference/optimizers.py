@@ -59,11 +59,17 @@ OPTIMIZERS = [
     ("lion", LION | {"beta1": 0.3, "beta2": 0.8, "weight_decay": 0.5}),
 ]
 
+# Falls at first, and once more.
+METRICS = [1.0 / (1 + min(step, 8) + (step > 30)) + 0.01 * (step % 3) for step in range(RATES)]
+
 SCHEDULES = {
     "step": lambda o: lr_scheduler.StepLR(o, step_size=7, gamma=0.3),
     "multi-step": lambda o: lr_scheduler.MultiStepLR(o, milestones=[3, 11, 11, 30], gamma=0.5),
     "exponential": lambda o: lr_scheduler.ExponentialLR(o, gamma=0.93),
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=15, eta_min=0.01),
+    "warm-restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=5, T_mult=2, eta_min=0.01),
+    "equal-restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=7),
+    "one-cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.2, total_steps=40, cycle_momentum=False),
     "linear": lambda o: lr_scheduler.LinearLR(o, start_factor=0.25, end_factor=1.0, total_iters=12),
     "sequence": lambda o: lr_scheduler.SequentialLR(
         o,
@@ -106,6 +112,16 @@ def rates(make, base_lr):
     return values
 
 
+def plateau_rates(base_lr, metrics):
+    optimizer = optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base_lr)
+    schedule = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=2, cooldown=3, min_lr=0.01)
+    values = []
+    for metric in metrics:
+        schedule.step(metric)
+        values.append(optimizer.param_groups[0]["lr"])
+    return values
+
+
 def main():
     torch.manual_seed(7)
     start = torch.randn(3, 4, dtype=torch.float64)
@@ -121,6 +137,8 @@ def main():
             for kind, options in OPTIMIZERS
         ],
         "base_lr": 0.2,
+        "metrics": METRICS,
+        "plateau": plateau_rates(0.2, METRICS),
         "schedules": {name: rates(make, 0.2) for name, make in SCHEDULES.items()},
     }
     # A line for each entry.

@@ -61,7 +61,7 @@ const PRODUCTS: [Op; 9] = [
 ];
 
 /// Torch's list of ops that run in F32, and what is made of them.
-const WIDE: [Op; 30] = [
+const WIDE: [Op; 34] = [
     ("bce_with_logits", |x| x[0].bce_with_logits(&x[1], Reduction::None)),
     ("cross_entropy", |x| x[0].cross_entropy(&labels()?, Reduction::Mean)),
     ("cross_entropy_with", |x| {
@@ -70,6 +70,10 @@ const WIDE: [Op; 30] = [
     }),
     ("cumsum", |x| x[0].cumsum(0)),
     ("exp", |x| x[0].exp()),
+    ("expm1", |x| x[0].expm1()),
+    ("log1p", |x| x[0].log1p()),
+    ("log2", |x| x[0].log2()),
+    ("tan", |x| x[0].tan()),
     ("group_norm", |x| x[0].group_norm(2, Some(&row(&x[1])?), Some(&row(&x[2])?), 1e-5)),
     ("l1_loss", |x| x[0].l1_loss(&x[1], Reduction::Mean)),
     ("linear_cross_entropy", |x| x[0].linear_cross_entropy(&x[1], None, &labels()?, Reduction::Mean, 4)),

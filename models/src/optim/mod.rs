@@ -10,6 +10,7 @@
 
 mod clip;
 mod fused;
+mod plateau;
 mod scaler;
 mod schedule;
 
@@ -25,6 +26,7 @@ use fused::zeros_in_order_of;
 pub use adam::AdamKind;
 pub use clip::{clip_grad_norm, clip_grad_value};
 pub use fused::{Field, Fused, Kind};
+pub use plateau::Plateau;
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState, UnscaledGradients};
 pub use schedule::LrSchedule;
 

@@ -52,6 +52,28 @@ pub enum LrSchedule {
         /// The lowest rate.
         eta_min: f64,
     },
+    /// [`Cosine`](Self::Cosine) from the highest rate to the lowest, again and again (Loshchilov and Hutter, "SGDR: Stochastic gradient
+    /// descent with warm restarts", 2017).
+    WarmRestarts {
+        /// Steps to the first restart; 0 counts as 1.
+        t_0: u64,
+        /// How many times as long each period is as the one before; 0 counts as 1.
+        t_mult: u64,
+        /// The lowest rate.
+        eta_min: f64,
+    },
+    /// From `base_lr / div_factor` up to `base_lr` and down to `base_lr / (div_factor final_div_factor)`, each as half a cosine (Smith and
+    /// Topin, "Super-convergence", 2018). The usual factors are 25 and 10,000.
+    OneCycle {
+        /// Steps in all; later ones have the rate of the last.
+        total_steps: u64,
+        /// The part of the steps that goes up, usually 0.3.
+        pct_start: f64,
+        /// The highest rate by the first one.
+        div_factor: f64,
+        /// The first rate by the last one.
+        final_div_factor: f64,
+    },
     /// `base_lr (start_factor + (end_factor - start_factor) min(step / total_iters, 1))`: a warm-up.
     Linear {
         /// The factor of step 0.
@@ -93,8 +115,27 @@ impl LrSchedule {
                 // Within one period, so that a long run keeps the argument's digits.
                 let t_max = (*t_max).max(1);
                 let step = (u128::from(step) % (2 * u128::from(t_max))) as f64;
-                let angle = std::f64::consts::PI * step / t_max as f64;
-                eta_min + (base_lr - eta_min) * (1.0 + angle.cos()) / 2.0
+                annealed(base_lr, *eta_min, step / t_max as f64)
+            }
+            LrSchedule::WarmRestarts { t_0, t_mult, eta_min } => {
+                let (mut step, mut period) = (step, (*t_0).max(1));
+                if *t_mult < 2 {
+                    step %= period;
+                }
+                while step >= period {
+                    (step, period) = (step - period, period.saturating_mul(*t_mult));
+                }
+                annealed(base_lr, *eta_min, step as f64 / period as f64)
+            }
+            LrSchedule::OneCycle { total_steps, pct_start, div_factor, final_div_factor } => {
+                let (first, last) = (base_lr / div_factor, base_lr / div_factor / final_div_factor);
+                let (end, step) = (total_steps.saturating_sub(1) as f64, step as f64);
+                let top = (pct_start * *total_steps as f64 - 1.0).clamp(0.0, end);
+                if step < top {
+                    annealed(first, base_lr, step / top)
+                } else {
+                    annealed(base_lr, last, ((step - top) / (end - top).max(f64::MIN_POSITIVE)).min(1.0))
+                }
             }
             LrSchedule::Linear { start_factor, end_factor, total_iters } => {
                 let share = step.min(*total_iters) as f64 / (*total_iters).max(1) as f64;
@@ -116,6 +157,11 @@ impl LrSchedule {
     pub fn apply(&self, optimizer: &mut dyn Optimizer, base_lr: f64, step: u64) -> Result<()> {
         optimizer.set_learning_rate(self.at(base_lr, step))
     }
+}
+
+/// Half a cosine from `from` to `to`, of which this part is done.
+fn annealed(from: f64, to: f64, done: f64) -> f64 {
+    to + (from - to) * (1.0 + (std::f64::consts::PI * done).cos()) / 2.0
 }
 
 fn power(gamma: f64, exponent: u64) -> f64 {
@@ -163,6 +209,22 @@ mod tests {
         close(LrSchedule::Cosine { t_max: 0, eta_min: 0.0 }.at(1.0, 1), 0.0);
         close(LrSchedule::Linear { start_factor: 0.0, end_factor: 0.5, total_iters: 0 }.at(1.0, 0), 0.5);
         close(LrSchedule::Exponential { gamma: 0.5 }.at(1.0, u64::MAX), 0.0);
+        for t_mult in [0, 1, 3] {
+            close(LrSchedule::WarmRestarts { t_0: 0, t_mult, eta_min: 0.5 }.at(1.0, 0), 1.0);
+            let late = LrSchedule::WarmRestarts { t_0: 3, t_mult, eta_min: 0.5 }.at(1.0, u64::MAX);
+            assert!((0.5..=1.0).contains(&late), "{late}");
+        }
+        let cycle = |total_steps, pct_start| LrSchedule::OneCycle {
+            total_steps,
+            pct_start,
+            div_factor: 10.0,
+            final_div_factor: 10.0,
+        };
+        for (schedule, at) in [(cycle(0, 0.3), 0), (cycle(1, 0.3), 5), (cycle(4, 0.0), 9), (cycle(4, 1.0), 9)]
+        {
+            let rate = schedule.at(1.0, at);
+            assert!((0.01..=1.0).contains(&rate), "{schedule:?}: {rate}");
+        }
         close(LrSchedule::Sequence(Vec::new()).at(0.7, 3), 0.7);
     }
 

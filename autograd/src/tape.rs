@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
+use crate::gradcheck::perturbed;
 use crate::mode::{Recording, next_sequence, recording};
 use crate::place::OpStream;
 
@@ -182,7 +183,7 @@ impl fmt::Debug for Vjp<'_> {
 /// ```
 #[inline]
 #[track_caller]
-pub fn record<F>(op: &'static str, inputs: &[&Var], saved: &[Save<'_>], value: Tensor, vjp: F) -> Var
+pub fn record<F>(op: &'static str, inputs: &[&Var], saved: &[Save<'_>], mut value: Tensor, vjp: F) -> Var
 where
     F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
 {
@@ -191,9 +192,10 @@ where
         Recording::On | Recording::Off => {}
         Recording::Noticed => notice(inputs, saved),
         Recording::Again => notice_again(inputs),
+        Recording::Perturbed(number) => value = perturbed(inputs, value, number),
     }
     if inputs.iter().all(|input| input.tracked().is_none())
-        || !matches!(recording, Recording::On | Recording::Again)
+        || !matches!(recording, Recording::On | Recording::Again | Recording::Perturbed(_))
         || !value.dtype().is_float()
     {
         return Var::constant(value);

@@ -10,7 +10,7 @@ use tensor::{Error, ErrorKind, Result, Tensor};
 
 use crate::autocast::suspended;
 use crate::gradients::{Entry, add_gradients, check_form, check_like, check_place, separate};
-use crate::mode::{recording_of_pass, with_recording};
+use crate::mode::with_recording;
 use crate::place::on;
 use crate::tape::{Claimed, Node, Vjp};
 use crate::{Gradients, Grads, Var, VarId};
@@ -420,7 +420,7 @@ impl<'a> Sweep<'a> {
             Ok(())
         };
         // Gradients run in the recorded types.
-        suspended(|| with_recording(recording_of_pass(create_graph), pass))
+        suspended(|| with_recording(create_graph.into(), pass))
     }
 
     /// For each stop, the number of the pass's edges that lead to it.

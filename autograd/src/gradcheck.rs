@@ -3,14 +3,10 @@
 mod moved;
 mod slope;
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-
-use device::AtCaller;
-use rustc_hash::FxHashSet;
+use device::{AtCaller, OnDrop};
 use tensor::{DType, Device, Error, ErrorKind, RandomKey, Result, Tensor};
 
 use crate::autocast::in_f64;
-use crate::mode::{Recording, set_perturbation, with_recording};
 use crate::pipeline::discard_deferred;
 use crate::{GradOptions, TapeEntry, Var, grad};
 use moved::{Derivative, Moved};
@@ -180,9 +176,6 @@ const DIRECTION: u64 = 1;
 const OUTER: u64 = 2;
 const SAMPLE: u64 = 3;
 
-/// How often the function is evaluated with its operations perturbed by rounding.
-const PERTURBATIONS: u32 = 4;
-
 /// Calls `check` with operands taken to F64, then in their own types if a function refuses F64, or if all leaves have it.
 fn widest<R>(dtypes: impl IntoIterator<Item = DType>, check: impl Fn(bool) -> Result<R>) -> Result<R> {
     use ErrorKind::{DTypeMismatch, DTypeUnsupported};
@@ -221,33 +214,7 @@ fn all_numbers<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<Vec<
 }
 
 fn norm(values: impl IntoIterator<Item = f64>) -> f64 {
-    // Squares may underflow.
-    values.into_iter().fold(0.0, f64::hypot)
-}
-
-fn root_mean_square(values: &[f64]) -> f64 {
-    norm(values.iter().copied()) / (values.len().max(1) as f64).sqrt()
-}
-
-/// `value` with each element one or two numbers higher or lower, about four roundings. An op on the tape that only selects elements
-/// rounds nothing, and its rule may compare them.
-#[cold]
-pub(crate) fn perturbed(inputs: &[&Var], value: Tensor, number: u32) -> Tensor {
-    set_perturbation(number + 1);
-    let perturb = || {
-        let mut elements = numbers(&value)?;
-        if inputs.iter().any(|input| input.requires_grad()) {
-            let known = all_numbers(inputs.iter().map(|input| input.value()))?;
-            let known: FxHashSet<u64> = known.into_iter().map(f64::to_bits).collect();
-            if elements.iter().all(|x| known.contains(&x.to_bits())) {
-                return Ok(value.clone());
-            }
-        }
-        let (unit, drawn) = (unit(value.dtype()), normal(u64::MAX, OUTPUT, number as usize, elements.len())?);
-        elements.iter_mut().zip(drawn).for_each(|(x, drawn)| *x *= 1.0 + unit.copysign(drawn));
-        Tensor::from_slice(&elements, value.shape(), value.device())?.to_dtype(value.dtype())
-    };
-    perturb().unwrap_or(value)
+    values.into_iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
 struct Check<'a> {
@@ -267,21 +234,8 @@ struct Base {
     given: Vec<Tensor>,
     weights: Vec<f64>,
     tape: Vec<TapeEntry>,
-    /// The noise of each weighted output from the rounding of operations.
-    noises: Vec<f64>,
     /// The rounding of the coarsest type on the tape.
     unit: f64,
-}
-
-impl Base {
-    /// How far other outputs are from these. Infinite elements may stay as they are.
-    fn changes(&self, outputs: &[Var]) -> Result<Vec<f64>> {
-        let now = all_numbers(outputs.iter().map(Var::value))?;
-        let expected = self.outputs.len();
-        Error::require_shapes(now.len() == expected, OP, &[expected], &[now.len()])?;
-        let change = |(now, old): (&f64, &f64)| if now == old { 0.0 } else { now - old };
-        Ok(now.iter().zip(&self.outputs).map(change).collect())
-    }
 }
 
 #[derive(Default)]
@@ -297,19 +251,20 @@ impl Check<'_> {
         Error::require(rtol >= 0.0, OP, "rtol", "0 or more", rtol)?;
         Error::require(!self.leaves.is_empty(), OP, "inputs", "at least one tensor", "none")?;
         let outputs = self.evaluate()?;
-        let mut base = self.base(&outputs)?;
-        let analytic = self.analytic(outputs, &base.given)?;
-        let perturbed = self.perturbed(&mut base)?;
+        let base = self.base(&outputs)?;
         let mut results = Results::default();
-        for (index, analytic) in analytic.into_iter().enumerate() {
+        for (index, analytic) in self.analytic(outputs, &base.given)?.into_iter().enumerate() {
             let values = numbers(self.leaves[index].value())?;
-            let perturbed = perturbed.iter().filter_map(|sample| sample[index].as_deref()).collect();
-            let checked = catch_unwind(AssertUnwindSafe(|| {
-                Moved::new(self, &base, index, &values, analytic, perturbed)?.check(&mut results)
-            }));
-            let restored = self.set(index, &values);
-            checked.unwrap_or_else(|panic| resume_unwind(panic))?;
-            restored?;
+            let _after_a_panic = OnDrop(|| {
+                if std::thread::panicking() {
+                    let _ = self.set(index, &values);
+                }
+            });
+            let moved = Moved::new(self, &base, index, &values, analytic);
+            let checked = moved.and_then(|moved| moved.check(&mut results));
+            // Also after an error.
+            self.set(index, &values)?;
+            checked?;
         }
         results.worst.map_or(Ok(results.report), |(_, error)| Err(error))
     }
@@ -352,26 +307,7 @@ impl Check<'_> {
         let tape: Vec<TapeEntry> = outputs.iter().flat_map(Var::tape).collect();
         let ops = tape.iter().filter(|entry| entry.op != "leaf");
         let unit = ops.map(|entry| unit(entry.dtype)).fold(f64::EPSILON, f64::max);
-        let weights = all_numbers(&given)?;
-        // A result is rounded at least once.
-        let rounding = |(y, weight): (&f64, &f64)| unit / 4.0 * (y * weight).abs();
-        let noises = values.iter().zip(&weights).map(rounding).map(|x| if x.is_finite() { x } else { 0.0 });
-        Ok(Base { noises: noises.collect(), outputs: values, weights, given, tape, unit })
-    }
-
-    /// The gradients with operations perturbed by rounding, some times; and the noise of outputs by these.
-    fn perturbed(&self, base: &mut Base) -> Result<Vec<Vec<Option<Vec<f64>>>>> {
-        let share = 0.25 / f64::from(PERTURBATIONS).sqrt();
-        let sample = |sample: u32| {
-            with_recording(Recording::Perturbed(sample << 24), || {
-                let outputs = self.evaluate()?;
-                let changes = base.changes(&outputs)?;
-                let slots = base.noises.iter_mut().zip(&base.weights).zip(changes);
-                slots.for_each(|((noise, weight), change)| *noise = noise.hypot(share * weight * change));
-                self.analytic(outputs, &base.given)
-            })
-        };
-        (0..PERTURBATIONS).map(sample).collect()
+        Ok(Base { outputs: values, weights: all_numbers(&given)?, given, tape, unit })
     }
 
     /// The gradient of each leaf; `None` where the tape has none.
@@ -397,7 +333,7 @@ impl Results {
             if self.worst.as_ref().is_none_or(|(worst, _)| excess > *worst) {
                 self.worst = Some((excess, moved.failure(element, found)));
             }
-        } else if slope.uncertainty <= moved.tolerance(moved.unit()) * magnitude {
+        } else if slope.uncertainty <= moved.tolerance() * magnitude {
             report.max_error = report.max_error.max(slope.value.abs() / magnitude);
             report.max_uncertainty = report.max_uncertainty.max(slope.uncertainty / magnitude);
         } else if slope.jump > 1.5 * slope.uncertainty {

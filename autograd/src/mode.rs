@@ -19,8 +19,6 @@ pub(crate) enum Recording {
     Noticed,
     /// It is recorded, and the values of the tape that it uses are compared with what was noticed the first time.
     Again,
-    /// It is recorded with its value perturbed by rounding; the number of the next perturbation.
-    Perturbed(u32),
 }
 
 thread_local! {
@@ -36,19 +34,6 @@ pub fn is_recording() -> bool {
 #[inline]
 pub(crate) fn recording() -> Recording {
     MODE.with(|mode| mode.recording.get())
-}
-
-/// The state of a backward pass within this one.
-pub(crate) fn recording_of_pass(create_graph: bool) -> Recording {
-    match recording() {
-        perturbed @ Recording::Perturbed(_) => perturbed,
-        _ => create_graph.into(),
-    }
-}
-
-/// Sets the number of the next perturbation.
-pub(crate) fn set_perturbation(number: u32) {
-    MODE.with(|mode| mode.recording.set(Recording::Perturbed(number)));
 }
 
 impl From<bool> for Recording {

@@ -16,7 +16,6 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
-use crate::gradcheck::perturbed;
 use crate::mode::{Recording, next_sequence, recording};
 use crate::place::OpStream;
 
@@ -183,7 +182,7 @@ impl fmt::Debug for Vjp<'_> {
 /// ```
 #[inline]
 #[track_caller]
-pub fn record<F>(op: &'static str, inputs: &[&Var], saved: &[Save<'_>], mut value: Tensor, vjp: F) -> Var
+pub fn record<F>(op: &'static str, inputs: &[&Var], saved: &[Save<'_>], value: Tensor, vjp: F) -> Var
 where
     F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
 {
@@ -192,10 +191,9 @@ where
         Recording::On | Recording::Off => {}
         Recording::Noticed => notice(inputs, saved),
         Recording::Again => notice_again(inputs),
-        Recording::Perturbed(number) => value = perturbed(inputs, value, number),
     }
     if inputs.iter().all(|input| input.tracked().is_none())
-        || !matches!(recording, Recording::On | Recording::Again | Recording::Perturbed(_))
+        || !matches!(recording, Recording::On | Recording::Again)
         || !value.dtype().is_float()
     {
         return Var::constant(value);

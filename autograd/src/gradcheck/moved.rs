@@ -3,14 +3,15 @@
 use tensor::{DType, Device, Error, ErrorKind, RandomKey, Result, Tensor};
 
 use super::slope::{NOISE, Slope, node, noise_of, search, search_up, unit};
-use super::{Base, Check, DIRECTION, Results, SAMPLE, norm, normal, numbers, root_mean_square};
+use super::{Base, Check, DIRECTION, OP, Results, SAMPLE, all_numbers, norm, normal, numbers};
+use crate::Var;
 
 /// A derivative below this share of the typical one of its leaf counts as large as this share.
 const SMALL: f64 = 1e-3;
 /// A derivative counts as at least as large as this share of the function's value for a step of the leaf's own size.
 const NO_EFFECT: f64 = 1e-8;
-/// How many times as uncertain as its perturbations are a derivative is.
-const DEVIATIONS: f64 = 4.0;
+/// Roundings in an analytic derivative, and of a typical one in those that cancel.
+const ROUNDINGS: [f64; 2] = [8.0, 1.0];
 
 pub(super) struct Moved<'a> {
     check: &'a Check<'a>,
@@ -21,8 +22,6 @@ pub(super) struct Moved<'a> {
     scales: Vec<f64>,
     /// `None` where no gradient leads to the leaf.
     analytic: Option<Vec<f64>>,
-    /// Gradients with operations perturbed by rounding.
-    perturbed: Vec<&'a [f64]>,
     /// The typical effect of a step of 1.
     typical: f64,
     /// The noise of each element of the outputs, weighted.
@@ -52,17 +51,17 @@ impl<'a> Moved<'a> {
         index: usize,
         values: &'a [f64],
         analytic: Option<Vec<f64>>,
-        perturbed: Vec<&'a [f64]>,
     ) -> Result<Moved<'a>> {
-        let usual = root_mean_square(values);
-        let scale = |x: &f64| Some(x.abs().max(usual)).filter(|x| x.is_normal()).unwrap_or(1.0);
+        let root = (values.len() as f64).sqrt();
+        let typical = norm(values.iter().copied()) / root;
+        let scale = |x: &f64| Some(x.abs().max(typical)).filter(|x| x.is_normal()).unwrap_or(1.0);
         let scales: Vec<f64> = values.iter().map(|x| scale(x).log2().floor().exp2()).collect();
         let effects = analytic.iter().flatten().zip(&scales).map(|(a, scale)| a * scale);
-        let typical = root_mean_square(&effects.filter(|effect| effect.is_finite()).collect::<Vec<_>>());
-        let weighted = base.outputs.iter().zip(&base.weights).map(|(y, weight)| y * weight);
-        let (size, noises) = (norm(weighted.filter(|y| y.is_finite())), base.noises.clone());
-        let mut moved =
-            Moved { check, base, index, values, scales, analytic, perturbed, typical, noises, size };
+        let typical = norm(effects.filter(|effect| effect.is_finite())) / root;
+        let weighted = base.outputs.iter().zip(&base.weights).map(|(y, weight)| (y * weight).abs());
+        let noises: Vec<f64> = weighted.map(|y| if y.is_finite() { y } else { 0.0 }).collect();
+        let size = norm(noises.iter().copied());
+        let mut moved = Moved { check, base, index, values, scales, analytic, typical, noises, size };
         moved.measure_noise()?;
         Ok(moved)
     }
@@ -71,13 +70,13 @@ impl<'a> Moved<'a> {
         self.check.leaves[self.index].dtype()
     }
 
-    pub(super) fn unit(&self) -> f64 {
+    fn unit(&self) -> f64 {
         self.base.unit.max(unit(self.dtype()))
     }
 
-    /// The relative uncertainty up to which a derivative with a rounding of `unit` is decided.
-    pub(super) fn tolerance(&self, unit: f64) -> f64 {
-        self.check.options.rtol.max(unit.sqrt())
+    /// The relative uncertainty up to which a derivative is decided.
+    pub(super) fn tolerance(&self) -> f64 {
+        self.check.options.rtol.max(self.unit().sqrt())
     }
 
     /// A random direction through all elements.
@@ -93,25 +92,31 @@ impl<'a> Moved<'a> {
             .map(|&(element, by)| self.analytic.as_ref().map_or(0.0, |analytic| analytic[element] * by))
     }
 
-    /// How far rounding moves the analytic derivative.
-    fn rounding(&self, direction: &Direction, analytic: f64) -> f64 {
-        let effect =
-            |sample: &&[f64]| direction.iter().map(|&(element, by)| sample[element] * by).sum::<f64>();
-        root_mean_square(&self.perturbed.iter().map(|sample| effect(sample) - analytic).collect::<Vec<_>>())
-    }
-
-    /// Measures noise that operations do not show, on points close together.
+    /// Measures the noise of each output on points as close together as they may be for their values to differ.
     fn measure_noise(&mut self) -> Result<()> {
-        let (direction, unit, weights) = (self.anywhere()?, self.unit(), &self.base.weights);
-        let spacing = (64.0 * unit).min((2.0 * unit).max(1.0 / 256.0));
-        let step = |point| self.step(&direction, spacing * node(point));
-        let (changes, rises): (Vec<_>, Vec<_>) = (0..8).map(step).collect::<Result<_>>()?;
-        for (at, noise) in self.noises.iter_mut().enumerate() {
-            let weighted = |changes: &Vec<f64>| changes[at] * weights[at];
-            // Of a single output without the slope, and so without the rounding of the leaf.
-            let near =
-                if weights.len() == 1 { rises.clone() } else { changes.iter().map(weighted).collect() };
-            *noise = noise.max(noise_of(&near));
+        let (direction, unit) = (self.anywhere()?, self.unit());
+        let coarsest = (2.0 * unit).max(1.0 / 256.0);
+        let mut open: Vec<usize> = (0..self.noises.len()).collect();
+        for power in 0..4 {
+            let spacing = (64.0 * unit * 4096_f64.powi(power)).min(coarsest);
+            let step = |point| self.step(&direction, spacing * node(point));
+            let (changes, rises): (Vec<_>, Vec<_>) = (0..8).map(step).collect::<Result<_>>()?;
+            let (weights, noises, least) = (&self.base.weights, &mut self.noises, self.base.unit / 4.0);
+            open.retain(|&at| {
+                let weighted = |changes: &Vec<f64>| changes[at] * weights[at];
+                // Of a single output without the slope, and so without the rounding of the leaf.
+                let near: Vec<f64> =
+                    if weights.len() == 1 { rises.clone() } else { changes.iter().map(weighted).collect() };
+                let is_open = changes.windows(2).filter(|pair| pair[0][at] == pair[1][at]).count() > 1;
+                if !is_open || spacing == coarsest {
+                    // A result is rounded at least once.
+                    noises[at] = (noises[at] * least).max(noise_of(&near));
+                }
+                is_open && spacing < coarsest
+            });
+            if open.is_empty() {
+                break;
+            }
         }
         Ok(())
     }
@@ -121,7 +126,13 @@ impl<'a> Moved<'a> {
         let mut values = self.values.to_vec();
         direction.iter().for_each(|(element, by)| values[*element] += step * by);
         self.check.set(self.index, &values)?;
-        let changes = self.base.changes(&self.check.evaluate()?)?;
+        let outputs = self.check.evaluate()?;
+        // Infinite elements may stay as they are.
+        let change = |(now, old): (&f64, &f64)| if now == old { 0.0 } else { now - old };
+        let now = all_numbers(outputs.iter().map(Var::value))?;
+        let expected = self.base.outputs.len();
+        Error::require_shapes(now.len() == expected, OP, &[expected], &[now.len()])?;
+        let changes: Vec<f64> = now.iter().zip(&self.base.outputs).map(change).collect();
         // As the leaf's type rounded them.
         let values = numbers(self.check.leaves[self.index].value())?;
         let moved = |&(element, _): &(usize, f64)| (element, values[element] - self.values[element]);
@@ -168,7 +179,7 @@ impl<'a> Moved<'a> {
         Ok(())
     }
 
-    /// Something wrong has to be so with steps from the smallest up, too, and beyond what rounding may do.
+    /// Something wrong has to be so with steps from the smallest up, too.
     fn compare(&self, direction: &Direction) -> Result<Derivative> {
         let found = self.compare_by(direction, false)?;
         if found.is_wrong { self.compare_by(direction, true) } else { Ok(found) }
@@ -188,26 +199,21 @@ impl<'a> Moved<'a> {
             changed.for_each(|((slot, noise), _)| *slot = *noise);
             Ok([rise, norm(noises.iter().copied())])
         };
-        let enough = |slope: &Slope| slope.uncertainty <= self.tolerance(self.base.unit) * magnitude(slope);
+        let enough = |slope: &Slope| slope.uncertainty <= rtol.max(self.base.unit.sqrt()) * magnitude(slope);
         let least = 64.0 * unit(self.dtype());
         let start = least.max(1.0 / 64.0);
-        let most = 64.0 * start;
         let mut slope = if upwards {
-            search_up(&mut rise, least, most)?
+            search_up(&mut rise, least, 64.0 * start)?
         } else {
             search(&mut rise, start, least, &enough)?
         };
+        slope.uncertainty += self.unit() * (ROUNDINGS[0] * effect).max(ROUNDINGS[1] * self.typical);
         let magnitude = magnitude(&slope);
-        if upwards {
-            // Rounding may hide changes, and move the analytic derivative.
-            slope.uncertainty += NOISE / most * norm(self.noises.iter().copied())
-                + DEVIATIONS * self.rounding(direction, analytic);
-            if noises.iter().all(|noise| *noise == 0.0) {
-                // Where nothing changes, it may be what is left of gradients that cancel within a rule.
-                let given = norm(self.base.weights.iter().copied());
-                slope.uncertainty +=
-                    DEVIATIONS * self.unit() * given * norm(direction.iter().map(|part| part.1));
-            }
+        if slope.value.abs() > slope.uncertainty + rtol * magnitude {
+            // The rounding of outputs may hide a change; if none changes at all, that of numbers about as large as 1.
+            let is_still = noises.iter().all(|noise| *noise == 0.0);
+            let hidden = self.size + if is_still { norm(self.base.weights.iter().copied()) } else { 0.0 };
+            slope.uncertainty += NOISE / start * self.base.unit * hidden;
         }
         let allowed = slope.uncertainty + rtol * magnitude;
         let is_wrong = !analytic.is_finite() || slope.value.abs() > allowed;
@@ -220,13 +226,11 @@ impl<'a> Moved<'a> {
         let (analytic, uncertainty) = (found.analytic / scale, found.slope.uncertainty / scale);
         let (numeric, rtol) = (analytic + found.slope.value / scale, self.check.options.rtol);
         let input = self.check.names[self.index].as_str().into();
-        let leaf = &self.check.leaves[self.index];
-        let frozen = leaf.is_leaf() && !leaf.requires_grad();
-        let own = leaf.tape().first().map(|entry| entry.sequence);
+        let own = self.check.leaves[self.index].tape().first().map(|entry| entry.sequence);
         let user = self.base.tape.iter().find(|entry| entry.inputs.iter().any(|&input| Some(input) == own));
         let op = user.map_or("no op", |entry| entry.op);
         Error::new(match self.analytic {
-            None => ErrorKind::GradientMissing { input, element, numeric, uncertainty, frozen },
+            None => ErrorKind::GradientMissing { input, element, numeric, uncertainty },
             Some(_) => {
                 ErrorKind::GradientMismatch { op, input, element, analytic, numeric, uncertainty, rtol }
             }

@@ -80,9 +80,8 @@ pub(super) fn search(
 
 /// The slope by growing steps, as long as that lessens noise as it should: beyond, steps jump over what the function does.
 pub(super) fn search_up(rise: &mut Rise<'_>, least: f64, most: f64) -> Result<Slope> {
-    // Show which outputs change.
+    // Shows which outputs change.
     rise(most)?;
-    rise(-most)?;
     let mut best = extrapolated(rise, least)?;
     for power in 1.. {
         let step = least * 8_f64.powi(power);

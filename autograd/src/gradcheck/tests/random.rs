@@ -124,7 +124,7 @@ impl fmt::Display for Program {
 }
 
 impl Program {
-    fn draw(random: &mut Random, dtype: DType, scalar: bool) -> Result<Program> {
+    fn draw(random: &mut Random, dtype: DType, narrow: bool, scalar: bool) -> Result<Program> {
         let shape = [1 + random.below(4), 1 + random.below(4)];
         let input = |random: &mut Random| {
             let (scale, count) = (random.of_any_size(3.0), shape[0] * shape[1]);
@@ -143,7 +143,7 @@ impl Program {
             number: random.of_any_size(1.0),
         };
         let steps = (0..count).map(&mut step).collect();
-        Ok(Program { inputs, steps, narrow: false, scalar })
+        Ok(Program { inputs, steps, narrow, scalar })
     }
 
     /// The last value, and the largest one of all. The gradient of step `wrong` is off by a factor.
@@ -202,15 +202,15 @@ impl Program {
         gradcheck(|x| Ok(self.values(x, wrong)?.0), &self.inputs, GradCheck::default())
     }
 
-    /// The step whose gradient is the largest share of a derivative that is not small; and that share.
+    /// The step whose gradient, off by one part in 10,000, is the largest share of a derivative that is not small; and that share.
     fn largest_share(&self) -> Result<(usize, f64)> {
         let right = self.gradients(None)?;
         let mut best = (0, 0.0);
         for step in 0..self.steps.len() {
-            for (right, wrong) in right.iter().zip(&self.gradients(Some((step, 2.0)))?) {
+            for (right, wrong) in right.iter().zip(&self.gradients(Some((step, 1.0001)))?) {
                 let typical = norm(right.iter().copied()) / (right.len() as f64).sqrt();
                 for (right, wrong) in right.iter().zip(wrong) {
-                    let share = (wrong - right).abs() / right.abs();
+                    let share = (wrong - right).abs() / (1e-4 * right.abs());
                     if right.abs() > 0.1 * typical && share > best.1 {
                         best = (step, share);
                     }
@@ -231,13 +231,9 @@ fn programs(seed: u64, dtype: DType, narrow: bool, scalar: Option<bool>) -> impl
     let next = move || {
         loop {
             let scalar = scalar.unwrap_or(random.below(2) == 0);
-            let mut program = Program::draw(&mut random, dtype, scalar).unwrap();
-            // In F32, what is left of a gradient may round to 0.
+            let program = Program::draw(&mut random, dtype, narrow, scalar).unwrap();
             if program.is_well_posed().unwrap() {
-                program.narrow = narrow;
-                if program.is_well_posed().unwrap() {
-                    return program;
-                }
+                return program;
             }
         }
     };
@@ -273,10 +269,6 @@ fn false_alarms(seed: u64, dtype: DType, narrow: bool) -> usize {
 #[test]
 fn right_gradients_raise_no_alarm() {
     assert_eq!(false_alarms(1, DType::F64, false), 0);
-}
-
-#[test]
-fn right_gradients_at_f32_inputs_raise_no_alarm() {
     assert_eq!(false_alarms(2, DType::F32, false), 0);
 }
 
@@ -286,37 +278,23 @@ fn right_gradients_of_f32_raise_no_alarm() {
     assert_eq!(false_alarms(3, DType::F64, true), 0);
 }
 
-/// Checks gradients of which one step's, at least a tenth of the whole, is off by a factor that follows from the report of right ones.
-fn errors_are_found(seed: u64, narrow: bool, factor: impl Fn(GradCheckReport) -> f64) {
+#[test]
+fn gradients_off_by_one_part_in_10_000_are_found() {
     let (mut found, mut missed, mut undecided) = (0, 0, 0);
-    for program in programs(seed, DType::F64, narrow, Some(true)) {
+    for program in programs(4, DType::F64, false, Some(true)) {
         let (step, share) = program.largest_share().unwrap();
-        let Some(right) = program.check(None).ok().filter(|_| share >= 0.1) else { continue };
-        if right.undecided + right.kinks > 0 {
-            undecided += 1;
+        if share < 0.1 {
             continue;
         }
-        match program.check(Some((step, factor(right)))) {
+        match program.check(Some((step, 1.0001))) {
             Err(_) => found += 1,
+            Ok(report) if report.undecided > 0 => undecided += 1,
             Ok(report) => {
                 missed += 1;
-                println!("missed step {step}, share {share:.2}: {program}: {right:?} {report:?}");
+                println!("step {step}, share {share:.2}: {program}: {report:?}");
             }
         }
     }
-    println!("{found} found, {missed} missed, {undecided} undecided, narrow {narrow}");
-    assert!(
-        missed * 1000 <= found && (narrow || undecided * 100 <= found + 100),
-        "{found} {missed} {undecided}"
-    );
-}
-
-#[test]
-fn gradients_off_by_one_part_in_10_000_are_found() {
-    errors_are_found(4, false, |_| 1.0001);
-}
-
-#[test]
-fn gradients_of_f32_off_by_ten_uncertainties_are_found() {
-    errors_are_found(5, true, |right| 1.0 + 10.0 * right.max_uncertainty);
+    println!("{found} found, {missed} missed, {undecided} undecided");
+    assert!(missed * 1000 <= found && undecided * 100 <= found + 100, "{found} {missed} {undecided}");
 }

@@ -214,7 +214,8 @@ fn all_numbers<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<Vec<
 }
 
 fn norm(values: impl IntoIterator<Item = f64>) -> f64 {
-    values.into_iter().map(|x| x * x).sum::<f64>().sqrt()
+    // Squares may underflow.
+    values.into_iter().fold(0.0, f64::hypot)
 }
 
 struct Check<'a> {
@@ -333,7 +334,7 @@ impl Results {
             if self.worst.as_ref().is_none_or(|(worst, _)| excess > *worst) {
                 self.worst = Some((excess, moved.failure(element, found)));
             }
-        } else if slope.uncertainty <= moved.tolerance() * magnitude {
+        } else if slope.uncertainty <= moved.tolerance(moved.unit()) * magnitude {
             report.max_error = report.max_error.max(slope.value.abs() / magnitude);
             report.max_uncertainty = report.max_uncertainty.max(slope.uncertainty / magnitude);
         } else if slope.jump > 1.5 * slope.uncertainty {

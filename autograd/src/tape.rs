@@ -404,6 +404,8 @@ pub struct TapeEntry {
     pub sequence: u64,
     /// The numbers of its inputs, without constants.
     pub inputs: Vec<u64>,
+    /// The line that recorded it.
+    pub location: &'static Location<'static>,
 }
 
 impl Var {
@@ -422,6 +424,7 @@ impl Var {
                     dtype: node.dtype,
                     sequence: node.sequence,
                     inputs: inputs.iter().map(|input| input.sequence).collect(),
+                    location: node.location,
                 });
                 pending.extend(inputs);
             }

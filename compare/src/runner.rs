@@ -13,7 +13,7 @@ use tensor::{Tensor, Tensors};
 use crate::chosen::{Chosen, How};
 use crate::program::{Outcome, Program, Source, next};
 use crate::trainer::Trainer;
-use crate::{ScheduleReport, StepProfile, WriteTrace};
+use crate::{ScheduleReport, StepProfile};
 use ::profile::{Quantiles, median};
 
 pub(super) struct Runner<'a, S, B> {
@@ -175,14 +175,6 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runner<'a, S, B> {
 
     pub(super) fn warm_up(&mut self, steps: usize) -> Result<()> {
         (0..steps).try_for_each(|_| self.step(false).map(drop))
-    }
-
-    /// Runs steps, and traces what their commands write.
-    pub(super) fn trace_writes(&mut self, steps: usize) -> Result<WriteTrace> {
-        WriteTrace::start(&self.device, false);
-        let done = self.warm_up(steps);
-        let trace = WriteTrace::stop(&self.device);
-        done.and(trace)
     }
 
     pub(super) fn measure(&mut self, steps: usize) -> Result<()> {

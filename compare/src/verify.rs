@@ -147,7 +147,7 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
     /// | gradients | one that differs from the numeric derivative, a cut tape, a function with other bits the second time |
     /// | parameters | one that requires a gradient and gets none, or an infinite one; for a [`model`](Self::model) |
     /// | updates | a parameter with a gradient that steps leave as it is, while they change others |
-    /// | equal bits | losses, results or state that differ from the serial schedule's: in a second run, with one thread, and in all schedules of [`run`](Self::run), eager and captured; with the first command that gives another result, on a CPU |
+    /// | equal bits | losses, results or state that differ from the serial schedule's: in a second run, with one thread, and in all schedules of [`run`](Self::run), eager and captured; for lanes with the first command that gives another result |
     /// | explored | the same under other orders of the commands of the concurrent schedules |
     /// | host | reads within the step, which wait for the device |
     /// | memory | more allocated after each step, or the driver asked by each |
@@ -188,8 +188,11 @@ struct Checked<'p, 'a, S, B> {
 
 impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B> {
     fn runner(&self, name: &'static str, how: How, threads: usize) -> Result<Runner<'a, S, B>> {
-        let keys = (self.seed, self.chosen.batches_per_step);
-        Runner::new(name, self.program, keys, how, self.device.sibling(threads)?)
+        self.runner_on(name, how, self.device.sibling(threads)?)
+    }
+
+    fn runner_on(&self, name: &'static str, how: How, device: Device) -> Result<Runner<'a, S, B>> {
+        Runner::new(name, self.program, (self.seed, self.chosen.batches_per_step), how, device)
     }
 
     /// Of the first batch's loss.
@@ -315,10 +318,14 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
         Ok(())
     }
 
-    /// Where lanes on a CPU first write what the serial schedule does not.
+    /// Where lanes first write what the serial schedule does not.
     fn divergence(&self, how: How, threads: usize) -> Option<Divergence> {
         let trace = |how, threads| -> Result<WriteTrace> {
-            self.runner("traced", how, threads)?.trace_writes(self.options.steps)
+            let device = self.device.sibling(threads)?;
+            WriteTrace::start(&device, false);
+            let mut runner = self.runner_on("traced", how, device.clone())?;
+            runner.warm_up(self.options.steps)?;
+            WriteTrace::stop(&device)
         };
         first_divergence(&trace(How::Lanes(1), self.device.threads()).ok()?, &trace(how, threads).ok()?)
     }

@@ -138,12 +138,11 @@ impl Observers {
     /// # Safety
     /// As for [`WriteLog::stage`].
     #[inline(always)]
-    pub(crate) unsafe fn launched(&self, driver: &DriverStream, moment: Moment) -> Result<()> {
+    pub(crate) unsafe fn launched(&self, driver: &DriverStream, moment: Moment) {
         if self.watched.load(Ordering::Relaxed) && self.writes.is_on() {
             // SAFETY: the caller's promise.
-            unsafe { self.writes.stage(driver, moment)? }
+            unsafe { self.writes.stage(driver, moment) }
         }
-        Ok(())
     }
 
     /// Tells the trace of writes that the command at `moment` has run.

@@ -290,8 +290,9 @@ pub enum ErrorKind {
     },
     /// A value that does not depend on an input by the tape, although it changes with the input.
     #[error(
-        "no gradient leads to {input}, whose derivative {} is {numeric:e} ± {uncertainty:.1e}: does `detach` or `no_grad` cut the tape?",
-        at_element(*.element)
+        "no gradient leads to {input}, whose derivative {} is {numeric:e} ± {uncertainty:.1e}: {}",
+        at_element(*.element),
+        if *.frozen { "it is frozen" } else { "does `detach` or `no_grad` cut the tape?" }
     )]
     GradientMissing {
         /// Which input, or the parameter's name.
@@ -302,6 +303,8 @@ pub enum ErrorKind {
         numeric: f64,
         /// How far the numeric derivative may be off.
         uncertainty: f64,
+        /// Whether the input is a frozen leaf.
+        frozen: bool,
     },
     /// A checked function of which two evaluations at the same inputs differ in bits.
     #[error(

@@ -402,7 +402,7 @@ impl Ordered<'_> {
                 core.observers.recorder.timed(moment, start, driver.record_timed()?);
             }
             // SAFETY: the stream's tail is locked, and what the command uses lives until it has run.
-            unsafe { core.observers.launched(driver, moment)? };
+            unsafe { core.observers.launched(driver, moment) };
             drop(launched);
             if blocking {
                 self.fifo.wait_until(moment.tick)?;

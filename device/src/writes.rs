@@ -66,7 +66,7 @@ pub struct TracedCommand {
     pub number: usize,
     /// Its stream and tick.
     pub moment: Moment,
-    /// What it wrote, in the order of its operands; empty if it has not run.
+    /// What it wrote, in the order of its operands; empty if it has not run, or could not be copied from a CUDA device.
     pub writes: Vec<Written>,
 }
 
@@ -152,30 +152,48 @@ impl WriteLog {
         self.traced.lock().wrote(index, moment, written);
     }
 
-    /// Has the driver copy what the command at `moment` writes to the host, behind it.
-    ///
-    /// # Errors
-    /// Those of the driver.
+    /// Has the driver copy what the command at `moment` writes to the host, behind it. A command whose writes it cannot copy has none
+    /// in the trace.
     ///
     /// # Safety
     /// The command is the newest of the stream, and its buffers live until it has run.
     #[cold]
-    pub(crate) unsafe fn stage(&self, driver: &DriverStream, moment: Moment) -> Result<()> {
-        let mut traced = self.traced.lock();
-        let Some((index, mut writes)) = traced.pending.remove(&moment) else { return Ok(()) };
+    pub(crate) unsafe fn stage(&self, driver: &DriverStream, moment: Moment) {
+        let pending = self.traced.lock().pending.remove(&moment);
+        let Some((index, writes)) = pending else { return };
         let copy = |mut operand: Operand| {
             let span = operand.span();
+            let from = std::ptr::with_exposed_provenance(span.start);
             // SAFETY: the operand lies in a buffer that the command uses.
-            let staged = unsafe {
-                driver.download(std::ptr::with_exposed_provenance(span.start), span.len(), moment)
-            }?;
+            let staged = unsafe { driver.download(from, span.len(), moment) }?;
             operand.start -= span.start;
             Ok((operand, staged))
         };
-        let operands = writes.drain(..).map(copy).collect::<Result<_>>()?;
-        traced.copied.push_back(Copied { index, moment, operands });
-        traced.hash_copied();
-        Ok(())
+        if let Ok(operands) = writes.into_iter().map(copy).collect::<Result<_>>() {
+            self.traced.lock().copied.push_back(Copied { index, moment, operands });
+        }
+        self.hash_copied();
+    }
+
+    /// Hashes what has been copied.
+    fn hash_copied(&self) {
+        let next = || {
+            let mut traced = self.traced.lock();
+            let is_there = traced.copied.front().is_some_and(|copied| reached(copied.moment));
+            let copied = if is_there { traced.copied.pop_front() } else { None };
+            copied.map(|copied| (copied, traced.keep_values))
+        };
+        while let Some((Copied { index, moment, operands }, keep_values)) = next() {
+            let written = operands.into_iter().map(|(mut operand, staged)| {
+                // SAFETY: the copy has run, and is of the operand's span.
+                unsafe {
+                    operand.start += staged.bytes().as_ptr().expose_provenance();
+                    operand.written(keep_values)
+                }
+            });
+            let written = written.collect();
+            self.traced.lock().wrote(index, moment, written);
+        }
     }
 }
 
@@ -184,23 +202,6 @@ impl Traced {
     fn wrote(&mut self, index: usize, moment: Moment, written: Vec<Written>) {
         if let Some(command) = self.commands.get_mut(index).filter(|found| found.moment == moment) {
             command.writes = written;
-        }
-    }
-
-    /// Hashes what has been copied.
-    fn hash_copied(&mut self) {
-        while self.copied.front().is_some_and(|copied| reached(copied.moment))
-            && let Some(Copied { index, moment, operands }) = self.copied.pop_front()
-        {
-            let written = operands.into_iter().map(|(mut operand, staged)| {
-                // SAFETY: the copy has run, and is of the operand's span.
-                unsafe {
-                    operand.start += staged.bytes().as_ptr().expose_provenance();
-                    operand.written(self.keep_values)
-                }
-            });
-            let written = written.collect();
-            self.wrote(index, moment, written);
         }
     }
 }
@@ -337,8 +338,7 @@ impl Device {
         self.await_streams();
         log.on.store(false, Ordering::Release);
         self.core().observers.watch();
-        let mut traced = std::mem::take(&mut *log.traced.lock());
-        traced.hash_copied();
-        traced.commands
+        log.hash_copied();
+        std::mem::take(&mut *log.traced.lock()).commands
     }
 }

@@ -68,7 +68,7 @@ macro_rules! unary_functions {
                 of_argument, |x, g| g.neg().mul(x.sin()), "-g * sin_of(x)";
             /// The tangent of an angle in radians.
             Tan, tan, 30, Narrow, close, |x| x.tan(), "tan_of(x)",
-                of_result, |y, g| g.mul(y.mul(y).add(T::ONE)), "g * (y * y + 1)";
+                of_argument, |x, g| g.div(x.cos()).div(x.cos()), "g / cos_of(x) / cos_of(x)";
             /// The largest integer that is at most `x`.
             Floor, floor, 1, Narrow, exact, |x| x.floor(), "floor(x)", of_result, |_y, _g| T::ZERO, "(T)0";
             /// The smallest integer that is at least `x`.

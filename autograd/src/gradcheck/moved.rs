@@ -1,5 +1,6 @@
 //! A leaf that is moved, and its derivatives compared.
 
+use device::AtCaller;
 use tensor::{DType, Device, Error, ErrorKind, RandomKey, Result, Tensor};
 
 use super::slope::{NOISE, Slope, node, noise_of, search, search_up, unit};
@@ -53,8 +54,8 @@ impl<'a> Moved<'a> {
         analytic: Option<Vec<f64>>,
     ) -> Result<Moved<'a>> {
         let root = (values.len() as f64).sqrt();
-        let typical = norm(values.iter().copied()) / root;
-        let scale = |x: &f64| Some(x.abs().max(typical)).filter(|x| x.is_normal()).unwrap_or(1.0);
+        let usual = norm(values.iter().copied()) / root;
+        let scale = |x: &f64| Some(x.abs().max(usual)).filter(|x| x.is_normal()).unwrap_or(1.0);
         let scales: Vec<f64> = values.iter().map(|x| scale(x).log2().floor().exp2()).collect();
         let effects = analytic.iter().flatten().zip(&scales).map(|(a, scale)| a * scale);
         let typical = norm(effects.filter(|effect| effect.is_finite())) / root;
@@ -70,13 +71,13 @@ impl<'a> Moved<'a> {
         self.check.leaves[self.index].dtype()
     }
 
-    fn unit(&self) -> f64 {
+    pub(super) fn unit(&self) -> f64 {
         self.base.unit.max(unit(self.dtype()))
     }
 
-    /// The relative uncertainty up to which a derivative is decided.
-    pub(super) fn tolerance(&self) -> f64 {
-        self.check.options.rtol.max(self.unit().sqrt())
+    /// The relative uncertainty up to which a derivative with a rounding of `unit` is decided.
+    pub(super) fn tolerance(&self, unit: f64) -> f64 {
+        self.check.options.rtol.max(unit.sqrt())
     }
 
     /// A random direction through all elements.
@@ -199,7 +200,7 @@ impl<'a> Moved<'a> {
             changed.for_each(|((slot, noise), _)| *slot = *noise);
             Ok([rise, norm(noises.iter().copied())])
         };
-        let enough = |slope: &Slope| slope.uncertainty <= rtol.max(self.base.unit.sqrt()) * magnitude(slope);
+        let enough = |slope: &Slope| slope.uncertainty <= self.tolerance(self.base.unit) * magnitude(slope);
         let least = 64.0 * unit(self.dtype());
         let start = least.max(1.0 / 64.0);
         let mut slope = if upwards {
@@ -226,11 +227,18 @@ impl<'a> Moved<'a> {
         let (analytic, uncertainty) = (found.analytic / scale, found.slope.uncertainty / scale);
         let (numeric, rtol) = (analytic + found.slope.value / scale, self.check.options.rtol);
         let input = self.check.names[self.index].as_str().into();
-        let own = self.check.leaves[self.index].tape().first().map(|entry| entry.sequence);
-        let user = self.base.tape.iter().find(|entry| entry.inputs.iter().any(|&input| Some(input) == own));
+        let leaf = &self.check.leaves[self.index];
+        let frozen = leaf.is_leaf() && !leaf.requires_grad();
+        let user_of = |number: u64| self.base.tape.iter().find(|entry| entry.inputs.contains(&number));
+        let first = leaf.tape().first().and_then(|entry| user_of(entry.sequence));
+        // The check itself converts leaves to F64.
+        let converted =
+            first.filter(|entry| entry.op == "to_dtype").and_then(|entry| user_of(entry.sequence));
+        let user = converted.or(first);
         let op = user.map_or("no op", |entry| entry.op);
+        let _at = user.map(|entry| AtCaller::enter_at(entry.location));
         Error::new(match self.analytic {
-            None => ErrorKind::GradientMissing { input, element, numeric, uncertainty },
+            None => ErrorKind::GradientMissing { input, element, numeric, uncertainty, frozen },
             Some(_) => {
                 ErrorKind::GradientMismatch { op, input, element, analytic, numeric, uncertainty, rtol }
             }

@@ -173,6 +173,20 @@ fn a_cut_tape_is_an_error_of_its_own() -> Result<()> {
 }
 
 #[test]
+fn a_frozen_leaf_is_named_as_the_cause() -> Result<()> {
+    let [x, w] = [Var::leaf(vector(&[1.0, 2.0])?), Var::leaf(vector(&[3.0, 4.0])?)];
+    w.freeze();
+    let leaves = [("x".to_owned(), x.clone()), ("w".to_owned(), w.clone())];
+    for leaves in [&leaves[..], &leaves[1..]] {
+        let found = gradcheck_leaves(|| x.mul(&w), leaves, GradCheck::default());
+        assert!(found.is_err_and(|error| error.to_string().contains("it is frozen")));
+    }
+    let found = gradcheck_leaves(|| x.detach().square(), &leaves[..1], GradCheck::default());
+    assert!(found.is_err_and(|error| error.to_string().contains("`detach`")));
+    Ok(())
+}
+
+#[test]
 fn functions_that_change_are_errors_of_their_own() -> Result<()> {
     let x = [vector(&[1.0, 2.0])?];
     let calls = Cell::new(0.0);

@@ -53,14 +53,6 @@ __device__ inline Pack<T, PACK> weights_of(const Weights& from, const RowNorm& n
     return pack_of<T, PACK>([&](int v) { return norm.inner % PACK == 0 ? all : weight(v); });
 }
 
-// 1 / sqrt(x). In F32 wherever x fits: for short rows the F64 function takes most of the time.
-template <class T> __device__ inline T rsqrt_of(f64 x) {
-    f32 narrow = (f32)x;
-    bool fits = sizeof(T) == sizeof(f32) && narrow >= 1.17549435e-38f && is_finite(narrow);
-    // The shuffle keeps the compiler from recomputing it for each element.
-    return shuffle(fits ? (T)__frsqrt_rn(narrow) : (T)rsqrt(x), threadIdx.x % LANES);
-}
-
 // out = (x - mean) rstd weight + bias; `mean`, `weight` and `bias` may be null.
 template <class Group>
 __device__ inline void normalize(S* out, const S* x, const void* weight, const void* bias, T* mean, T* rstd,
@@ -92,7 +84,8 @@ __device__ inline void normalize(S* out, const S* x, const void* weight, const v
                 return fold_slots<Sum<f64>>(block, [&](int slot) { return slot < block.count ? square_of(x[slot] - centre) : 0; });
             });
         }
-        T scale = rsqrt_of<T>(squares / (f64)all + eps);
+        // The shuffle keeps the compiler from recomputing rsqrt for each element.
+        T scale = shuffle((T)rsqrt(squares / (f64)all + eps), threadIdx.x % LANES);
         if (exists && group.leads()) {
             rstd[row] = scale;
             if (mean) {

@@ -74,7 +74,11 @@ impl Plateau {
         if self.bad > self.patience {
             (self.cooling, self.bad) = (self.cooldown, 0);
             let old = optimizer.learning_rate();
-            optimizer.set_learning_rate((old * self.factor).max(self.min_lr).min(old))?;
+            let new = (old * self.factor).max(self.min_lr);
+            // As in PyTorch, a fall of less is none.
+            if old - new > 1e-8 {
+                optimizer.set_learning_rate(new)?;
+            }
         }
         Ok(())
     }

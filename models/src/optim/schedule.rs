@@ -130,7 +130,7 @@ impl LrSchedule {
             LrSchedule::OneCycle { total_steps, pct_start, div_factor, final_div_factor } => {
                 let (first, last) = (base_lr / div_factor, base_lr / div_factor / final_div_factor);
                 let (end, step) = (total_steps.saturating_sub(1) as f64, step as f64);
-                let top = (pct_start * *total_steps as f64 - 1.0).clamp(0.0, end);
+                let top = (pct_start * *total_steps as f64 - 1.0).min(end);
                 if step < top {
                     annealed(first, base_lr, step / top)
                 } else {

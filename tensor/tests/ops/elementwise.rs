@@ -128,11 +128,11 @@ fn nan_goes_where_torch_lets_it_go() -> Result<()> {
     assert_eq!(x.eq(&x)?.to_vec::<bool>()?, [false, true, true]);
     assert_eq!(x.ne(&x)?.to_vec::<bool>()?, [true, false, false]);
     assert_eq!(x.lt(&y)?.to_vec::<bool>()?, [false; 3]);
-    let x = floats(&[f64::NAN, f64::NEG_INFINITY, f64::INFINITY, 2.0])?;
-    assert_eq!(x.isnan()?.to_vec::<bool>()?, [true, false, false, false]);
-    assert_eq!(x.isinf()?.to_vec::<bool>()?, [false, true, true, false]);
-    assert_eq!(x.isfinite()?.to_vec::<bool>()?, [false, false, false, true]);
-    assert!(x.to_dtype(DType::I64)?.isinf().is_err());
+    let far = floats(&[f64::NAN, f64::NEG_INFINITY, f64::INFINITY, 2.0])?;
+    assert_eq!(far.isnan()?.to_vec::<bool>()?, [true, false, false, false]);
+    assert_eq!(far.isinf()?.to_vec::<bool>()?, [false, true, true, false]);
+    assert_eq!(far.isfinite()?.to_vec::<bool>()?, [false, false, false, true]);
+    assert!(far.to_dtype(DType::I64)?.isinf().is_err());
     assert_eq!(x.ge(&y)?.logical_not()?.to_vec::<bool>()?, [true, true, false]);
     Ok(())
 }

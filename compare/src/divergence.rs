@@ -196,10 +196,10 @@ fn first_difference(dtype: Option<DType>, a: &[u8], b: &[u8], rtol: f64) -> Opti
     let number = |bytes: &[u8]| number(dtype, bytes);
     let sizes = a.chunks(size).map(|bytes| number(bytes).abs());
     let largest = sizes.filter(|size| size.is_finite()).fold(0.0, f64::max);
-    let allowed = if dtype.is_some_and(DType::is_float) { rtol * largest } else { 0.0 };
+    let may_round = rtol > 0.0 && dtype.is_some_and(DType::is_float);
     let is_near = |(a, b): (&[u8], &[u8])| {
         let (x, y) = (number(a), number(b));
-        a == b || allowed > 0.0 && ((x - y).abs() <= allowed || x.is_nan() && y.is_nan())
+        a == b || may_round && ((x - y).abs() <= rtol * largest || x.is_nan() && y.is_nan())
     };
     let element = a.chunks(size).zip(b.chunks(size)).position(|pair| !is_near(pair));
     let lengths = (a.len() != b.len()).then(|| a.len().min(b.len()) / size);

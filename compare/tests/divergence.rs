@@ -257,7 +257,9 @@ fn rounding_is_allowed_where_it_is_asked_for() -> Result<()> {
     let (one, near, other) = (run(1.0, 5)?, run(1.0 + 1e-5, 5)?, run(1.0, 6)?);
     let zero =
         |sign: f32| traced(&device, |device| Tensor::full(&[1], sign * 0.0, DType::F32, device).map(drop));
-    assert!(first_divergence(&zero(1.0)?, &zero(-1.0)?).is_some());
+    let zeros = (zero(1.0)?, zero(-1.0)?);
+    assert!(first_divergence(&zeros.0, &zeros.1).is_some());
+    assert_eq!(first_divergence_within(&zeros.0, &zeros.1, 1e-6), None);
     assert_eq!(&*first_divergence(&one, &near).unwrap().op, "mul_scalar");
     assert_eq!(first_divergence_within(&one, &near, 1e-4), None);
     assert_eq!(first_divergence_within(&one, &near, 1e-6).unwrap().element, Some(0));

@@ -220,7 +220,10 @@ functions! {
     ///
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
-    tan() F32: UnaryOp::Tan, Some(|x: &Var| x.tan()?.mul(&x.cos()?.square()?.reciprocal()?)?.mul_scalar(2.0)), |d| unary(d, Draw::normal, |x| x.mul_scalar(0.3)?.tan());
+    tan() F32: UnaryOp::Tan, Some(|x: &Var| {
+        // y'' = 2 y / cos² x
+        x.tan()?.mul(&x.cos()?.square()?.reciprocal()?)?.mul_scalar(2.0)
+    }), |d| unary(d, Draw::normal, |x| x.mul_scalar(0.3)?.tan());
 
     /// The hyperbolic tangent.
     ///

@@ -430,13 +430,13 @@ impl ConcurrentBatches {
         let lanes = width.min(items.len()).max(1);
         let slot = |item| SpinLock::new((Some(item), None));
         let slots: Vec<_> = items.into_iter().map(slot).collect();
-        let (caller, around) = (AtCaller::location(), Lane::current());
+        let (caller, outer) = (AtCaller::location(), Lane::current());
         let drive = |lane: usize| {
             let _at = AtCaller::enter_at(caller);
             for (at, slot) in slots.iter().enumerate().skip(lane).step_by(lanes) {
                 let item = slot.lock().0.take();
                 let work = |item| self.caught(from + at, || work(from + at, item));
-                let done = item.map(|item| around.scope("batch", from + at, || work(item)));
+                let done = item.map(|item| outer.scope("batch", from + at, || work(item)));
                 slot.lock().1 = done;
             }
         };

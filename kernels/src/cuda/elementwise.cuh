@@ -8,7 +8,6 @@ template <class T> __device__ inline T sin_of(T x) { return sin(x); }
 template <class T> __device__ inline T cos_of(T x) { return cos(x); }
 template <class T> __device__ inline T tan_of(T x) { return tan(x); }
 template <class T> __device__ inline T log2_of(T x) { return log2(x); }
-constexpr f64 LN_2 = 0.693147180559945309;
 template <class T> __device__ inline T power(T x, T y) { return pow(x, y); }
 template <class T> __device__ inline T expm1_of(T x) { return expm1(x); }
 template <class T> __device__ inline T log1p_of(T x) { return log1p(x); }

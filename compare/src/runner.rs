@@ -10,7 +10,7 @@ use device::{DType, Device, Recording, Result, Stream, StreamId, SyncStats};
 use parking_lot::Mutex;
 use tensor::{Tensor, Tensors};
 
-use crate::chosen::{Chosen, How};
+use crate::chosen::{Chosen, HOSTED, How};
 use crate::program::{Outcome, Program, Source, next};
 use crate::trainer::Trainer;
 use crate::{ScheduleReport, StepProfile};
@@ -19,8 +19,6 @@ use ::profile::{Quantiles, median};
 pub(super) struct Runner<'a, S, B> {
     name: &'static str,
     device: Device,
-    /// Whether the host prepares batches for another device.
-    is_on_two_devices: bool,
     trainer: Arc<Mutex<Trainer<'a, S, B>>>,
     /// What prepares batches ahead, and trains.
     stages: Option<Pipeline<'a, Vec<B>, Outcome>>,
@@ -96,22 +94,12 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Runner<'a, S, B> {
             }
         };
         // A device that is the host prepares batches itself.
-        let is_on_two_devices = how == How::Hosted && !device.runs_on_host();
-        let source = if is_on_two_devices { Device::cpu() } else { device.clone() };
+        let is_elsewhere = how == How::Hosted && !device.runs_on_host();
+        let source = if is_elsewhere { Device::cpu() } else { device.clone() };
         let batches = (program.batches)(&source)?;
         let (trainer, found) = (Arc::new(Mutex::new(trainer)), Found::default());
-        let stages = None;
-        let mut runner = Runner {
-            name,
-            device,
-            is_on_two_devices,
-            trainer,
-            stages,
-            streams,
-            batches,
-            batches_per_step,
-            found,
-        };
+        let mut runner =
+            Runner { name, device, trainer, stages: None, streams, batches, batches_per_step, found };
         if matches!(how, How::Stages | How::CapturedStages) {
             runner.add_stages()?;
         }
@@ -280,7 +268,7 @@ impl<S, B> Runner<'_, S, B> {
 
     /// Whether another device prepares its batches.
     pub(super) fn is_on_two_devices(&self) -> bool {
-        self.is_on_two_devices
+        self.name == HOSTED && !self.device.runs_on_host()
     }
 
     pub(super) fn has_losses(&self) -> bool {

@@ -55,6 +55,7 @@ mod matrices;
 mod normalize;
 mod norms;
 mod optim;
+mod order;
 mod par;
 mod pool;
 mod random;
@@ -99,6 +100,7 @@ pub use matmul::{Accumulate, MatrixProduct, linear, matmul};
 pub use normalize::{NormGrads, NormInput, normalize, normalize_grad, normalize_workspace};
 pub use norms::{NormRows, norm_parts};
 pub use optim::{Update, optimizer_step};
+pub use order::{argsort, argsort_workspace};
 pub use pool::{
     avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };

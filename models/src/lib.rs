@@ -30,6 +30,7 @@ extern crate self as streamgrad;
 pub mod checkpoint;
 pub mod data;
 mod gradcheck;
+pub mod init;
 pub mod layers;
 mod loss;
 mod module;
@@ -44,15 +45,16 @@ pub use derive::Module;
 pub use device::file;
 pub use gradcheck::gradcheck_module;
 pub use layers::{
-    AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
-    Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, LayerNorm, Linear,
-    LinearOptions, MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Relu, RmsNorm,
-    Sequential, Sigmoid, Silu, Tanh, Unflatten, mlp,
+    AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv1d,
+    Conv1dOptions, Conv2d, Conv2dOptions, ConvTranspose2d, Dropout, Embedding, EmbeddingBag,
+    EmbeddingOptions, Flatten, Gelu, GroupNorm, Gru, LayerNorm, Linear, LinearOptions, Lstm, MaxPool1d,
+    MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Recurrent, RecurrentOptions,
+    Relu, RmsNorm, Rnn, Sequential, Sigmoid, Silu, Tanh, Unflatten, Upsample, UpsampleMode, mlp,
 };
 pub use loss::{accuracy, correct, cross_entropy, mse};
-pub use module::{Forward, Module, Parts, Training};
+pub use module::{Forward, Module, Parts, Training, copy_parameters, lerp_parameters};
 pub use optim::{
-    Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, GradScalerOptions, GradScalerState, Lion,
-    LionOptions, LrSchedule, Optimizer, OptimizerState, Plateau, RmsProp, RmsPropOptions, Sgd, SgdOptions,
-    UnscaledGradients, clip_grad_norm, clip_grad_value,
+    Adagrad, AdagradOptions, Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, GradScalerOptions,
+    GradScalerState, Groups, Lion, LionOptions, LrSchedule, Optimizer, OptimizerState, Plateau, RmsProp,
+    RmsPropOptions, Sgd, SgdOptions, UnscaledGradients, clip_grad_norm, clip_grad_value,
 };

@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use autograd::Var;
 use autograd::ops::fused::Activation;
-use device::Result;
+use device::{Error, Result};
 use tensor::Tensor;
+
+use crate::checkpoint::wrong;
 
 /// What has parameters: a layer, or a model made of layers.
 ///
@@ -84,6 +86,13 @@ pub trait Module: Send + Sync {
     /// Every parameter, in the order of [`named_parameters`](Module::named_parameters).
     fn parameters(&self) -> Vec<Var> {
         self.named_parameters().into_iter().map(|(_, parameter)| parameter).collect()
+    }
+
+    /// The parameters for which a closure holds, by name and parameter, such as those for one of several
+    /// [`Groups`](crate::Groups).
+    fn parameters_where(&self, keep: &dyn Fn(&str, &Var) -> bool) -> Vec<Var> {
+        let named = self.named_parameters().into_iter();
+        named.filter(|(name, parameter)| keep(name, parameter)).map(|(_, parameter)| parameter).collect()
     }
 
     /// Freezes every parameter, as [`Var::freeze`]: steps from now on compute no gradient for them, and optimizers leave them
@@ -225,6 +234,62 @@ fn collect(parts: Parts<'_>, prefix: &str, found: &mut State) {
     }
 }
 
+/// Copies the parameters and buffers of `from` into those of `to`, which have the same names and shapes.
+///
+/// # Errors
+/// `Checkpoint` with the name of a parameter or buffer that only one of them has; `ShapeMismatch`, `DTypeMismatch`.
+#[derive::located]
+pub fn copy_parameters(to: &dyn Module, from: &dyn Module) -> Result<()> {
+    pairs(to, from)?.into_iter().try_for_each(|(to, from)| to.copy_(&from.to_device(to.device())?))
+}
+
+/// Moves the parameters of `to` towards those of `from` by a share of the distance, `p += weight (q - p)`, and copies buffers.
+///
+/// The exponential moving average of a model with the decay `d` is a second model that is moved by `1 - d` after each step;
+/// so is the target network of reinforcement learning.
+///
+/// ```
+/// # use models::{Module, copy_parameters, lerp_parameters, mlp};
+/// # fn main() -> device::Result<()> {
+/// let dev = device::Device::cpu();
+/// let (model, average) = (mlp(&[4, 2], 1, &dev)?, mlp(&[4, 2], 2, &dev)?);
+/// copy_parameters(&average, &model)?;
+/// // ... a step of the optimizer, and then
+/// lerp_parameters(&average, &model, 1.0 - 0.999)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As for [`copy_parameters`]; `InvalidArgument` for a weight that is not between 0 and 1.
+#[derive::located]
+pub fn lerp_parameters(to: &dyn Module, from: &dyn Module, weight: f64) -> Result<()> {
+    Error::require((0.0..=1.0).contains(&weight), "lerp_parameters", "weight", "between 0 and 1", weight)?;
+    let parameters = to.parameters();
+    let is_parameter = |tensor: &Tensor| parameters.iter().any(|own| same_place(own.value(), tensor));
+    pairs(to, from)?.into_iter().try_for_each(|(to, from)| {
+        let from = from.to_device(to.device())?;
+        if !is_parameter(&to) {
+            return to.copy_(&from);
+        }
+        let dtype = to.dtype().compute_dtype();
+        let (own, other) = (to.to_dtype(dtype)?, from.to_dtype(dtype)?);
+        to.copy_(&own.add(&other.sub(&own)?.mul_scalar(weight)?)?.to_dtype(to.dtype())?)
+    })
+}
+
+/// The parameters and buffers of two modules by their names.
+fn pairs(to: &dyn Module, from: &dyn Module) -> Result<Vec<(Tensor, Tensor)>> {
+    let (to, from) = (crate::checkpoint::state(to), crate::checkpoint::state(from));
+    let has = |list: &[(String, Tensor)], name: &str| list.iter().any(|(other, _)| other == name);
+    if let Some((name, _)) = from.iter().find(|(name, _)| !has(&to, name)) {
+        return Err(wrong(name, "only the model that is copied from has it"));
+    }
+    let other = |name: &str| from.iter().find(|(other, _)| other == name).map(|(_, tensor)| tensor.clone());
+    let missing = |name: &str| wrong(name, "only the model that is copied to has it");
+    to.iter().map(|(name, own)| Ok((own.clone(), other(name).ok_or_else(|| missing(name))?))).collect()
+}
+
 /// Whether two handles are the same parameter.
 pub(crate) fn same_parameter(a: &Var, b: &Var) -> bool {
     same_place(a.value(), b.value())
@@ -272,6 +337,24 @@ fn number<'a, M: Module>(modules: &'a [M], parts: &mut Parts<'a>) {
     for (number, module) in modules.iter().enumerate() {
         parts.child(number.to_string(), module);
     }
+}
+
+macro_rules! tuples {
+    ($($($name:ident $at:tt)+;)+) => {
+        $(impl<$($name: Module),+> Module for ($($name,)+) {
+            fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
+                $(parts.child(stringify!($at), &self.$at);)+
+            }
+        })+
+    };
+}
+
+tuples! {
+    A 0 B 1;
+    A 0 B 1 C 2;
+    A 0 B 1 C 2 D 3;
+    A 0 B 1 C 2 D 3 E 4;
+    A 0 B 1 C 2 D 3 E 4 F 5;
 }
 
 macro_rules! pointers {

@@ -160,7 +160,13 @@ impl Tensor {
             return self.promoted(rhs, |lhs, rhs| lhs.arithmetic(name, op, rhs));
         }
         same_device(name, self, rhs)?;
-        self.dtype().require_number(name)?;
+        if self.dtype == DType::Bool {
+            match op {
+                BinaryOp::Mul | BinaryOp::Minimum => return self.logical_and(rhs),
+                BinaryOp::Maximum => return self.logical_or(rhs),
+                _ => self.dtype.require_number(name)?,
+            }
+        }
         self.zip_to(name, rhs, self.dtype, |stream, a, b, out| kernels::binary(stream, op, a, b, out))
     }
 
@@ -332,10 +338,10 @@ pairs! {
     /// As [`Tensor::add`].
     sub: arithmetic BinaryOp::Sub;
 
-    /// `self * rhs`, broadcasting.
+    /// `self * rhs`, broadcasting; of truth values, whether both hold.
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// `DeviceMismatch`, `ShapeMismatch`.
     mul: arithmetic BinaryOp::Mul;
 
     /// `self ^ rhs`, broadcasting.
@@ -344,16 +350,16 @@ pairs! {
     /// As [`Tensor::add`].
     pow: arithmetic BinaryOp::Pow;
 
-    /// The larger of each pair, broadcasting; NaN if either is.
+    /// The larger of each pair, broadcasting; NaN if either is. True is larger than false.
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// `DeviceMismatch`, `ShapeMismatch`.
     maximum: arithmetic BinaryOp::Maximum;
 
-    /// The smaller of each pair, broadcasting; NaN if either is.
+    /// The smaller of each pair, broadcasting; NaN if either is. False is smaller than true.
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// `DeviceMismatch`, `ShapeMismatch`.
     minimum: arithmetic BinaryOp::Minimum;
 
     /// `self == rhs` as bool, broadcasting; false where either is NaN. Operands of different types are converted to

@@ -33,6 +33,15 @@ impl Tensor {
         normalize_axes(op, axes, self.rank())
     }
 
+    /// The shape of a reduction over `axes`.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` for an axis named twice.
+    #[doc(hidden)]
+    pub fn reduced(&self, op: &'static str, axes: &[isize], keepdim: bool) -> Result<Dims> {
+        Ok(reduced_shape(self.shape(), &self.axes(op, axes)?, keepdim))
+    }
+
     /// Refuses an empty axis where the result would be no element of the tensor.
     fn axes_not_empty(&self, op: &'static str, axes: &[usize]) -> Result<()> {
         let shape = self.shape();

@@ -1,5 +1,7 @@
 //! Views: other layouts over the same storage.
 
+use std::ops::{Bound, RangeBounds};
+
 use device::{Error, Result};
 use kernels::{Dims, normalize_axis};
 
@@ -134,6 +136,86 @@ impl Tensor {
     /// `AxisOutOfRange`; `InvalidArgument` if the range leaves the axis.
     pub fn narrow(&self, axis: isize, start: usize, len: usize) -> Result<Tensor> {
         Ok(self.with_layout(self.layout.narrow("narrow", axis, start, len)?))
+    }
+
+    /// A range of one axis, as a view.
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::arange(0, 6, 1, DType::I64, &Device::cpu())?;
+    /// assert_eq!(x.slice(0, 4..)?.to_vec::<i64>()?, [4, 5]);
+    /// assert_eq!(x.slice(0, 1..=4)?.step_by(0, 2)?.to_vec::<i64>()?, [1, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` if the range leaves the axis.
+    pub fn slice(&self, axis: isize, range: impl RangeBounds<usize>) -> Result<Tensor> {
+        let (start, len) = self.bounds("slice", axis, range)?;
+        Ok(self.with_layout(self.layout.narrow("slice", axis, start, len)?))
+    }
+
+    /// Start and length of a range of an axis; what lies outside is left as it is.
+    #[doc(hidden)]
+    pub fn bounds(
+        &self,
+        op: &'static str,
+        axis: isize,
+        range: impl RangeBounds<usize>,
+    ) -> Result<(usize, usize)> {
+        let size = self.shape()[normalize_axis(op, axis, self.rank())?];
+        let start = match range.start_bound() {
+            Bound::Included(&start) => start,
+            Bound::Excluded(&before) => before.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&last) => last.saturating_add(1),
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => size,
+        };
+        let value = format_args!("{start}..{end} of an axis of size {size}");
+        Error::require(start <= end && end <= size, op, "range", "within the axis", value)?;
+        Ok((start, end - start))
+    }
+
+    /// Every `step`-th position of an axis, from the first one on, as a view.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` for a step of 0.
+    pub fn step_by(&self, axis: isize, step: usize) -> Result<Tensor> {
+        Ok(self.with_layout(self.layout.step_by("step_by", axis, step)?))
+    }
+
+    /// `count` consecutive views along one axis; the last ones are smaller, or are left out, where the axis does not divide evenly.
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::arange(0, 5, 1, DType::I64, &Device::cpu())?;
+    /// let sizes: Vec<usize> = x.chunk(2, 0)?.iter().map(Tensor::elements).collect();
+    /// assert_eq!(sizes, [3, 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` for a count of 0.
+    pub fn chunk(&self, count: usize, axis: isize) -> Result<Vec<Tensor>> {
+        self.split(&self.chunks(count, axis)?, axis)
+    }
+
+    /// The sizes of [`chunk`](Self::chunk).
+    #[doc(hidden)]
+    pub fn chunks(&self, count: usize, axis: isize) -> Result<Vec<usize>> {
+        const OP: &str = "chunk";
+        let size = self.shape()[normalize_axis(OP, axis, self.rank())?];
+        Error::require(count > 0, OP, "count", "at least 1", count)?;
+        let each = size.div_ceil(count).max(1);
+        let starts = (0..size.max(1)).step_by(each);
+        Ok(starts.map(|start| each.min(size - start)).collect())
     }
 
     /// One position of an axis, as a view without that axis.

@@ -4,7 +4,7 @@ use tensor::{ConvOptions, Device, Error, ErrorKind, Graph, bf16, f16};
 
 use super::*;
 use crate::ops::fused::{self, Activation};
-use crate::ops::{self, AttentionOptions, CrossEntropy};
+use crate::ops::{self, AttentionOptions, BceWithLogits, CrossEntropy};
 use crate::{BackwardOptions, ConcurrentBatches, Lanes, Reduction, no_grad};
 
 use DType::{BF16, F16, F32, F64, I64};
@@ -61,13 +61,16 @@ const PRODUCTS: [Op; 9] = [
 ];
 
 /// Torch's list of ops that run in F32, and what is made of them.
-const WIDE: [Op; 34] = [
+const WIDE: [Op; 41] = [
     ("bce_with_logits", |x| x[0].bce_with_logits(&x[1], Reduction::None)),
     ("cross_entropy", |x| x[0].cross_entropy(&labels()?, Reduction::Mean)),
     ("cross_entropy_with", |x| {
         let weight = Some(one_of(&x[1])?.expand(&[6])?.value().to_dtype(F32)?);
         CrossEntropy { weight, ..CrossEntropy::default() }.loss(&x[0], &labels()?)
     }),
+    ("bce_with_logits_with", |x| BceWithLogits::default().loss(&x[0], &x[1])),
+    ("cosine_similarity", |x| x[0].cosine_similarity(&x[1], 1, 1e-8)),
+    ("cumprod", |x| x[0].cumprod(0)),
     ("cumsum", |x| x[0].cumsum(0)),
     ("exp", |x| x[0].exp()),
     ("expm1", |x| x[0].expm1()),
@@ -75,6 +78,7 @@ const WIDE: [Op; 34] = [
     ("log2", |x| x[0].log2()),
     ("tan", |x| x[0].tan()),
     ("group_norm", |x| x[0].group_norm(2, Some(&row(&x[1])?), Some(&row(&x[2])?), 1e-5)),
+    ("kl_div", |x| x[0].kl_div(&x[1], true, Reduction::Mean)),
     ("l1_loss", |x| x[0].l1_loss(&x[1], Reduction::Mean)),
     ("linear_cross_entropy", |x| x[0].linear_cross_entropy(&x[1], None, &labels()?, Reduction::Mean, 4)),
     ("layer_norm", |x| x[0].layer_norm(&[6], Some(&row(&x[1])?), Some(&row(&x[2])?), 1e-5)),
@@ -83,8 +87,11 @@ const WIDE: [Op; 34] = [
     ("logsumexp", |x| x[0].logsumexp(&[1], false)),
     ("mse_loss", |x| x[0].mse_loss(&x[1], Reduction::None)),
     ("nll_loss", |x| x[0].nll_loss(&labels()?, Reduction::Mean)),
+    ("norm", |x| x[0].norm(2.0, &[1], false)),
+    ("normalize", |x| x[0].normalize(2.0, 1, 1e-12)),
     ("pow", |x| x[0].pow(&x[1])),
     ("pow_scalar", |x| x[0].pow_scalar(3.0)),
+    ("prod", |x| x[0].prod(&[1], false)),
     ("reciprocal", |x| x[0].reciprocal()),
     ("rms_norm", |x| x[0].rms_norm(&[6], Some(&row(&x[1])?), None)),
     ("rsqrt", |x| x[0].rsqrt()),

@@ -3,7 +3,7 @@
 use tensor::{BinaryGradOp, CompareOp, Result, Tensor};
 
 use super::mse_loss::loss_by_element;
-use super::{Reduction, binary_slope, if_needed};
+use super::{Draw, Reduction, Sample, binary_slope, if_needed, sample};
 use crate::{Grads, Save, Var, record};
 
 #[derive::located]
@@ -11,7 +11,7 @@ impl Var {
     /// The binary cross-entropy between `σ(x)` and the target, `-t ln σ(x) - (1 - t) ln(1 - σ(x))`, without
     /// overflow.
     ///
-    /// Shapes: both the same; the result is a scalar, or has that shape with [`Reduction::None`].
+    /// Shapes: both the same; the result is a scalar, or has that shape with [`Reduction::None`]. [`BceWithLogits`] has weights.
     ///
     /// # Errors
     /// `ShapeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
@@ -19,6 +19,74 @@ impl Var {
         autocast!("bce_with_logits", [self, target], |x, target| x.bce_with_logits(&target, reduction));
         loss_by_element("bce_with_logits", self, target, reduction, losses)
     }
+}
+
+/// Options of a binary cross-entropy with logits: torch's, with torch's defaults.
+///
+/// ```
+/// # use autograd::{Device, Result, Tensor, Var, ops::BceWithLogits};
+/// # fn main() -> Result<()> {
+/// let device = Device::cpu();
+/// let logits = Var::leaf(Tensor::zeros(&[2, 1], tensor::DType::F64, &device)?);
+/// let target = Var::constant(Tensor::ones(&[2, 1], tensor::DType::F64, &device)?);
+/// let pos_weight = Some(Tensor::scalar(3.0_f64, &device)?);
+/// let loss = BceWithLogits { pos_weight, ..BceWithLogits::default() }.loss(&logits, &target)?;
+/// assert!((loss.item::<f64>()? - 3.0 * 2_f64.ln()).abs() < 1e-12);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct BceWithLogits {
+    /// A factor of each loss, which broadcasts.
+    pub weight: Option<Tensor>,
+    /// A factor of the part `-t ln σ(x)` of positive labels, which broadcasts.
+    pub pos_weight: Option<Tensor>,
+    /// What is done with the losses.
+    pub reduction: Reduction,
+}
+
+impl BceWithLogits {
+    /// The loss `w (-p t ln σ(x) - (1 - t) ln(1 - σ(x)))` with the weight `w` and the positive weight `p`. See
+    /// [`Var::bce_with_logits`], which is faster where no option is needed.
+    ///
+    /// # Errors
+    /// As for [`Var::bce_with_logits`], and `ShapeMismatch` for weights that do not broadcast to the losses.
+    pub fn loss(&self, logits: &Var, target: &Var) -> Result<Var> {
+        const OP: &str = "bce_with_logits";
+        autocast!(OP, [logits, target], |x, target| self.loss(&x, &target));
+        loss_by_element(OP, logits, target, self.reduction, |x, target| {
+            let factor = |weight: &Tensor| -> Result<Var> {
+                Ok(Var::constant(weight.to_dtype(x.dtype())?.expand(x.shape())?))
+            };
+            let mut losses = match &self.pos_weight {
+                None => losses(x, target)?,
+                Some(weight) => {
+                    let negative = target.neg()?.add_scalar(1.0)?.mul(&x.neg()?.log_sigmoid()?)?;
+                    negative.add(&target.mul(&factor(weight)?)?.mul(&x.log_sigmoid()?)?)?.neg()?
+                }
+            };
+            if let Some(weight) = &self.weight {
+                losses = losses.mul(&factor(weight)?)?;
+            }
+            Ok(losses)
+        })
+    }
+}
+
+pub(super) fn option_samples(d: &Draw) -> Result<Vec<Sample>> {
+    let (weight, pos_weight) = (d.positive(&[2, 1])?, d.positive(&[3])?);
+    let of = |name, options: BceWithLogits| -> Result<Sample> {
+        let inputs = [d.normal(&[2, 3])?, d.positive(&[2, 3])?.mul_scalar(0.4)?];
+        Ok(sample(name, inputs, move |v| options.loss(&v[0], &v[1])))
+    };
+    Ok(vec![
+        of("weight", BceWithLogits { weight: Some(weight.clone()), ..BceWithLogits::default() })?,
+        of("pos_weight", BceWithLogits { pos_weight: Some(pos_weight.clone()), ..BceWithLogits::default() })?,
+        of(
+            "both",
+            BceWithLogits { weight: Some(weight), pos_weight: Some(pos_weight), reduction: Reduction::None },
+        )?,
+    ])
 }
 
 fn losses(x: &Var, target: &Var) -> Result<Var> {

@@ -135,6 +135,35 @@ impl CrossEntropy {
             Reduction::Mean => mean(&losses.sum_all()?, &factors.sum(&[], false)?),
         }
     }
+
+    /// The loss of `logits` for probabilities: `-Σ w ((1 - s) t + s / c) log_softmax(x)` of each row with the smoothing `s`. A mean is
+    /// divided by the number of rows; `ignore_index` has no meaning here.
+    ///
+    /// Shapes: both `[.., c]`; the result has the leading axes with [`Reduction::None`] and is a scalar otherwise.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DeviceMismatch`; as for [`loss`](Self::loss).
+    pub fn loss_of_probabilities(&self, logits: &Var, target: &Var) -> Result<Var> {
+        const OP: &str = "cross_entropy";
+        autocast!("cross_entropy", [logits, target, self.weight.as_ref()], |logits, target, weight| {
+            CrossEntropy { weight, ..self.clone() }.loss_of_probabilities(&logits, &target)
+        });
+        Error::require_shapes(logits.shape() == target.shape(), OP, logits.shape(), target.shape())?;
+        let is_valid = (0.0..=1.0).contains(&self.label_smoothing);
+        Error::require(is_valid, OP, "label_smoothing", "between 0 and 1", self.label_smoothing)?;
+        not_empty(OP, "input", logits.value(), self.reduction)?;
+        super::binary::computed(logits, target, |logits, target| {
+            let classes = logits.shape().last().copied().unwrap_or(1);
+            let share = self.label_smoothing / classes as f64;
+            let mut target = target.mul_scalar(1.0 - self.label_smoothing)?.add_scalar(share)?;
+            if let Some(weight) = &self.weight {
+                Error::require_shapes(weight.shape() == [classes], OP, logits.shape(), weight.shape())?;
+                target = target.mul(&Var::constant(weight.to_dtype(target.dtype())?))?;
+            }
+            let losses = logits.log_softmax(-1)?.mul(&target)?.sum(&[-1], false)?.neg()?;
+            self.reduction.apply(losses)
+        })
+    }
 }
 
 /// `sum / total`, without a gradient where `total` is 0.
@@ -244,6 +273,14 @@ pub(super) fn option_samples(d: &Draw) -> Result<Vec<Sample>> {
         of("all", Some(&weight), 0.2, Reduction::Mean)?,
         of("all_apart", Some(&weight), 0.2, Reduction::None)?,
         d.sample("image", &[&[2, 3, 2]], move |v| CrossEntropy::default().loss(&v[0], &image))?,
+        d.sample("probabilities", &[&[5, 4], &[5, 4]], move |v| {
+            let options = CrossEntropy {
+                weight: Some(weight.clone()),
+                label_smoothing: 0.2,
+                ..CrossEntropy::default()
+            };
+            options.loss_of_probabilities(&v[0], &v[1].softmax(-1)?)
+        })?,
     ])
 }
 
@@ -263,6 +300,27 @@ mod tests {
         let mean = x.cross_entropy(&labels, Reduction::Mean)?;
         close(&mean, &[(near + far) / 2.0])?;
         close_values(&gradient(&mean, &x)?, &[0.125, -0.125, 0.375, -0.375]);
+        Ok(())
+    }
+
+    #[test]
+    fn probabilities_of_one_class_are_a_label() -> Result<()> {
+        let x = leaf(&[0.3, -1.0, 2.0, 0.5, 0.0, 1.5], &[2, 3])?;
+        let (labels, weight) = (tensor(&[2_i64, 0], &[2])?, tensor(&[1.0, 2.0, 3.0], &[3])?);
+        let one_hot = Var::constant(labels.one_hot(3)?.to_dtype(tensor::DType::F64)?);
+        for label_smoothing in [0.0, 0.3] {
+            let reduction = Reduction::Sum;
+            let options = CrossEntropy {
+                weight: Some(weight.clone()),
+                label_smoothing,
+                reduction,
+                ..CrossEntropy::default()
+            };
+            let want = options.loss(&x, &labels)?;
+            let got = options.loss_of_probabilities(&x, &one_hot)?;
+            close(&got, &want.to_vec::<f64>()?)?;
+            close_values(&gradient(&got, &x)?, &gradient(&want, &x)?);
+        }
         Ok(())
     }
 

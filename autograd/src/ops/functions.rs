@@ -5,6 +5,7 @@ use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
 use tensor::{CompareOp, Result, UnaryOp};
 
 use super::Autocast::{F32, Operands};
+use super::binary::widened;
 use super::function::{STRAIGHT, function};
 use super::{Draw, OpEntry, Sample, op, unary};
 use crate::Var;
@@ -251,6 +252,38 @@ impl Var {
     pub fn leaky_relu(&self, slope: f64) -> Result<Var> {
         let positive = self.value().compare_scalar(CompareOp::Gt, 0.0)?;
         Var::where_cond(&positive, self, &self.mul_scalar(slope)?)
+    }
+
+    /// `ln(1 / (1 + e^-x))`, without cancellation or overflow.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn log_sigmoid(&self) -> Result<Var> {
+        self.neg()?.softplus(1.0, f64::INFINITY)?.neg()
+    }
+
+    /// `s x` where `x` is positive, `s a (e^x - 1)` elsewhere, with `s` = 1.0507.. and `a` = 1.6732.., which keep the mean and the variance
+    /// of activations (Klambauer et al., "Self-Normalizing Neural Networks", 2017).
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn selu(&self) -> Result<Var> {
+        if self.dtype().is_half() {
+            return widened(self, Var::selu);
+        }
+        self.elu(1.673_263_242_354_377_2)?.mul_scalar(1.050_700_987_355_480_5)
+    }
+
+    /// `x` where it is positive, `alpha (e^(x / alpha) - 1)` elsewhere. The usual `alpha` is 1.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn celu(&self, alpha: f64) -> Result<Var> {
+        if self.dtype().is_half() {
+            return widened(self, |x| x.celu(alpha));
+        }
+        let positive = self.value().compare_scalar(CompareOp::Gt, 0.0)?;
+        Var::where_cond(&positive, self, &self.div_scalar(alpha)?.elu(1.0)?.mul_scalar(alpha)?)
     }
 }
 

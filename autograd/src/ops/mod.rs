@@ -46,6 +46,7 @@ mod crossed;
 mod cumsum;
 mod div;
 mod dropout;
+mod einsum;
 mod embedding;
 mod embedding_bag;
 mod expand;
@@ -55,6 +56,7 @@ mod gather;
 mod gelu;
 mod group_norm;
 mod index_select;
+mod kl_div;
 mod l1_loss;
 mod layer_norm;
 mod linear;
@@ -70,17 +72,21 @@ mod mul;
 mod narrow;
 mod neg;
 mod nll_loss;
+mod norm;
 mod normalize;
 mod operators;
 mod pad;
 mod permute;
 mod pow;
+mod product;
+mod rearrange;
 mod reduction;
 mod reshape;
 mod rms_norm;
 mod rotary_embedding;
 mod samples;
 mod softmax;
+mod sort;
 mod sub;
 mod sum;
 #[cfg(test)]
@@ -106,6 +112,7 @@ pub mod fused {
 
 pub use crate::autocast::Autocast;
 pub use attention::AttentionOptions;
+pub use bce_with_logits::BceWithLogits;
 pub use cross_entropy::CrossEntropy;
 #[doc(hidden)]
 pub use embedding::padding_row;
@@ -207,38 +214,47 @@ const OPS: &[OpEntry] = &[
     op("batch_norm", Operands, |d| batch_norm::samples(d, Activation::None)),
     op("batch_norm_relu", Operands, |d| batch_norm::samples(d, Activation::Relu)),
     op("bce_with_logits", F32, |d| mse_loss::by_element(d, Var::bce_with_logits)),
+    op("bce_with_logits_with", F32, bce_with_logits::option_samples),
     op("cat", Operands, cat::samples),
+    op("celu", Operands, |d| unary(d, Draw::nonzero, |x| x.celu(0.7))),
     op("clamp", Operands, clamp::samples),
     op("contiguous", Operands, convert::contiguous_samples),
     op("conv2d", Half, |d| conv2d::samples(d, Activation::None)),
     op("conv2d_relu", Half, |d| conv2d::samples(d, Activation::Relu)),
     op("conv_transpose2d", Half, |d| conv2d::transpose_samples(d, Activation::None)),
     op("conv_transpose2d_relu", Half, |d| conv2d::transpose_samples(d, Activation::Relu)),
+    op("cosine_similarity", F32, norm::cosine_samples),
     op("cross_entropy", F32, |d| cross_entropy::by_label(d, Var::cross_entropy)),
     op("cross_entropy_with", F32, cross_entropy::option_samples),
     op("linear_cross_entropy", Half, linear_cross_entropy::samples),
+    op("cumprod", F32, product::cumprod_samples),
     op("cumsum", F32, cumsum::samples),
     op("div", Operands, |d| binary(d, Draw::normal, Draw::nonzero, |a, b| a.div(b))),
     op("div_scalar", Operands, |d| unary(d, Draw::normal, |x| x.div_scalar(-1.5))),
     op("dropout", Operands, dropout::samples),
+    op("einsum", Operands, einsum::samples),
     op("embedding", Operands, embedding::samples),
     op("embedding_bag", Operands, embedding_bag::samples),
     op("expand", Operands, expand::samples),
     op("flatten", Operands, reshape::flatten_samples),
+    op("flip", Operands, rearrange::flip_samples),
     op("gather", Operands, gather::samples),
     op("gelu", Operands, |d| unary(d, Draw::normal, |x| x.gelu(Gelu::Erf))),
     op("gelu_tanh", Operands, |d| unary(d, Draw::normal, |x| x.gelu(Gelu::Tanh))),
     op("group_norm", F32, group_norm::samples),
     op("index_add", Operands, index_select::add_samples),
     op("index_select", Operands, index_select::samples),
+    op("kl_div", F32, kl_div::samples),
     op("l1_loss", F32, l1_loss::samples),
     op("layer_norm", F32, layer_norm::samples),
     op("leaky_relu", Operands, |d| unary(d, Draw::nonzero, |x| x.leaky_relu(0.1))),
     op("linear", Half, |d| linear::samples(d, Activation::None)),
     op("linear_relu", Half, |d| linear::samples(d, Activation::Relu)),
+    op("log_sigmoid", Operands, |d| unary(d, Draw::normal, Var::log_sigmoid)),
     op("log_softmax", F32, |d| softmax::along_axes(d, Var::log_softmax)),
     op("logsumexp", F32, |d| sum::reductions(d, Draw::normal, Var::logsumexp)),
     op("masked_fill", Operands, where_cond::masked_fill_samples),
+    op("masked_select", Operands, sort::masked_select_samples),
     op("matmul", Half, matmul::samples),
     op("max", Operands, |d| sum::reductions(d, Draw::distinct, Var::max)),
     op("max_pool2d", Operands, max_pool2d::samples),
@@ -253,27 +269,36 @@ const OPS: &[OpEntry] = &[
     op("narrow", Operands, narrow::samples),
     op("neg", Operands, |d| unary(d, Draw::normal, Var::neg)),
     op("nll_loss", F32, |d| cross_entropy::by_label(d, Var::nll_loss)),
+    op("norm", F32, norm::samples),
+    op("normalize", F32, norm::normalize_samples),
     op("pad", Operands, pad::samples),
     op("permute", Operands, permute::samples),
     op("pow", F32, |d| binary(d, Draw::positive, Draw::normal, Var::pow)),
     op("pow_scalar", F32, pow::scalar_samples),
+    op("prod", F32, product::samples),
+    op("repeat", Operands, rearrange::repeat_samples),
     op("reshape", Operands, reshape::samples),
     op("rms_norm", F32, rms_norm::samples),
+    op("roll", Operands, rearrange::roll_samples),
     op("rotary_embedding", Operands, rotary_embedding::samples),
     op("scatter_add", Operands, gather::scatter_samples),
     op("select", Operands, narrow::select_samples),
     op("self_attention", Half, attention::packed_samples),
+    op("selu", Operands, |d| unary(d, Draw::nonzero, Var::selu)),
     op("smooth_l1_loss", F32, |d| {
         mse_loss::by_element(d, |x, target, reduction| x.smooth_l1_loss(target, 0.613, reduction))
     }),
     op("softmax", F32, |d| softmax::along_axes(d, Var::softmax)),
+    op("sort", Operands, sort::samples),
     op("split", Operands, narrow::split_samples),
     op("squeeze", Operands, reshape::squeeze_samples),
     op("stack", Operands, cat::stack_samples),
     op("std", Operands, variance::std_samples),
+    op("step_by", Operands, rearrange::step_by_samples),
     op("sub", Operands, |d| binary(d, Draw::normal, Draw::normal, Var::sub)),
     op("sum", F32, |d| sum::reductions(d, Draw::normal, Var::sum)),
     op("sum_to", Operands, sum::to_samples),
+    op("topk", Operands, sort::topk_samples),
     op("transpose", Operands, permute::transpose_samples),
     op("tril", Operands, |d| triangle::both(d, Var::tril)),
     op("triu", Operands, |d| triangle::both(d, Var::triu)),

@@ -1,5 +1,7 @@
 //! `narrow`, `select`, `split`, `unbind`: part of an axis; the gradient is 0 elsewhere.
 
+use std::ops::RangeBounds;
+
 use tensor::{Error, ErrorKind, Result};
 
 use super::{Dims, Draw, Sample, position, record_one};
@@ -18,6 +20,23 @@ impl Var {
         let value = self.value().narrow(axis, start, len)?;
         let size = self.shape()[position(axis, self.shape().len())];
         Ok(record("narrow", &[self], &[], value, move |ctx, g| gradient_of_places(ctx, g, axis, start, size)))
+    }
+
+    /// A range of one axis, as a view. See [`Tensor::slice`](tensor::Tensor::slice).
+    ///
+    /// # Errors
+    /// As for [`Tensor::slice`](tensor::Tensor::slice).
+    pub fn slice(&self, axis: isize, range: impl RangeBounds<usize>) -> Result<Var> {
+        let (start, len) = self.value().bounds("slice", axis, range)?;
+        self.narrow(axis, start, len)
+    }
+
+    /// `count` consecutive views along one axis. See [`Tensor::chunk`](tensor::Tensor::chunk).
+    ///
+    /// # Errors
+    /// As for [`Tensor::chunk`](tensor::Tensor::chunk).
+    pub fn chunk(&self, count: usize, axis: isize) -> Result<Vec<Var>> {
+        self.split(&self.value().chunks(count, axis)?, axis)
     }
 
     /// One position of an axis, as a view without that axis. See [`Tensor::select`](tensor::Tensor::select).

@@ -32,6 +32,7 @@ pub(crate) mod matmul;
 pub(crate) mod normalize;
 pub(crate) mod number;
 pub(crate) mod optim;
+pub(crate) mod order;
 mod patches;
 pub(crate) mod pool;
 pub(crate) mod product;

@@ -29,16 +29,82 @@ const BITS: u32 = 10;
 /// Least number of threads for neighbouring vectors of a run.
 const WIDTH: usize = 4;
 
+/// A stable radix sort, see `sort.cu`, in a workspace of two pairs of an order and keys, and the counts of each tile.
+pub(super) struct Sorter {
+    pairs: [[Address; 2]; 2],
+    found: Address,
+    count: usize,
+}
+
+impl Sorter {
+    /// Bytes of the workspace for so many entries.
+    pub(super) fn workspace(count: usize) -> usize {
+        let counts = (count.div_ceil(TILE) + 1).saturating_mul(4 << BITS);
+        count.saturating_mul(16).saturating_add(counts)
+    }
+
+    pub(super) fn new(count: usize, workspace: Address) -> Sorter {
+        let part = |n: usize| workspace.offset((n * count) as isize, 4);
+        Sorter { pairs: [[part(0), part(1)], [part(2), part(3)]], found: part(4), count }
+    }
+
+    /// Where keys for a further sort of an order may be written.
+    pub(super) fn keys_beside(&self, order: Address) -> Address {
+        let [first, second] = self.pairs;
+        if order.0 == second[0].0 { second[1] } else { first[1] }
+    }
+
+    /// Enqueues a sort of an order by the lowest `bits` of its keys. Returns the new order.
+    pub(super) fn sort_keys(&self, queue: &Queue<'_>, bits: u32, from: [Address; 2]) -> Result<Address> {
+        // `EntryCounts` of the program, of which only the number of entries is used.
+        let counts = [self.count as i64, 0, 0, 0, 0, 0, 0, 0];
+        let lines = Walk::<3>::of(queue.op(), &Loops::from_axes([]))?;
+        let [order, _] = self.sort(queue, bits, from, (Address::NULL, [counts.arg(), lines.arg()]))?;
+        Ok(order)
+    }
+
+    /// Enqueues a sort by the lowest `all` bits of keys. Null stands for the order of the entries, and for the keys of the
+    /// entries. Returns the addresses of the new order and its keys.
+    fn sort(
+        &self,
+        queue: &Queue<'_>,
+        all: u32,
+        mut from: [Address; 2],
+        (index, [counts, lines]): (Address, [Arg<'_>; 2]),
+    ) -> Result<[Address; 2]> {
+        let tiles = self.count.div_ceil(TILE) as u32;
+        let grid = Grid::linear(tiles, THREADS);
+        let [index, found] = [index, self.found].map(Arg::from);
+        let each = all.div_ceil(all.div_ceil(BITS).max(1));
+        for shift in (0..all).step_by(each.max(1) as usize) {
+            let to = if from[1].0 == self.pairs[0][1].0 { self.pairs[1] } else { self.pairs[0] };
+            let [order, keys, sorted, sorted_keys] = [from[0], from[1], to[0], to[1]].map(Arg::from);
+            let [shift, bits, digits] = [shift, each, 1 << each].map(Arg::U32);
+            let offsets = Grid::linear((1_u32 << each).div_ceil(THREADS / WARP), THREADS);
+            // SAFETY: the kernels take these arguments, and the workspace has room for two orders of all entries and their keys and
+            // for the counts of each tile.
+            unsafe {
+                let args = [index, counts, lines, keys, found, shift, bits, Arg::Fault];
+                queue.kernel(&SORT, "sort_count", grid, &args)?;
+                queue.kernel(&SORT, "sort_offsets", offsets, &[found, Arg::U32(tiles), digits])?;
+                let args = [index, counts, lines, order, keys, sorted, sorted_keys, found, shift, bits];
+                queue.kernel(&SORT, "sort_place", grid, &args)?;
+            }
+            from = to;
+        }
+        Ok(from)
+    }
+}
+
 impl Entries {
     /// Whether thread blocks search all entries instead of sorting them.
     fn is_few(&self) -> bool {
         self.count() <= MOST && self.keys().div_ceil(OWNED).saturating_mul(self.count().max(1)) <= LOOKS
     }
 
-    /// Bytes of the workspace: two orders, two lists of keys, and the counts of each tile.
+    /// Bytes of the workspace.
     pub(crate) fn workspace(&self) -> usize {
-        let counts = (self.count().div_ceil(TILE) + 1).saturating_mul(4 << BITS);
-        if self.is_few() { 0 } else { self.count().saturating_mul(16).saturating_add(counts) }
+        if self.is_few() { 0 } else { Sorter::workspace(self.count()) }
     }
 
     /// The lines in two halves, with their offsets in the source, the sums and the indices; `None` for a single line.
@@ -58,36 +124,14 @@ impl Entries {
         &self,
         queue: &Queue<'_>,
         [index, workspace]: [Address; 2],
-        args: [Arg<'_>; 2],
+        entries: [Arg<'_>; 2],
     ) -> Result<[Address; 2]> {
         if self.is_few() {
             return Ok([Address::NULL; 2]);
         }
-        let part = |n: usize| workspace.offset((n * self.count()) as isize, 4);
-        let [mut from, mut to, found] = [[part(0), part(1)], [part(2), part(3)], [part(4); 2]];
-        let tiles = self.count().div_ceil(TILE) as u32;
-        let (grid, [counts, lines]) = (Grid::linear(tiles, THREADS), args);
-        let [index, found] = [index, found[0]].map(Arg::from);
-        // Bits of a key (`keys()` itself is the key of skipped entries), and bits per pass.
-        let all = usize::BITS - self.keys().leading_zeros();
-        let each = all.div_ceil(all.div_ceil(BITS));
-        for shift in (0..all).step_by(each as usize) {
-            let [order, keys] = if shift == 0 { [Address::NULL; 2] } else { from }.map(Arg::from);
-            let [sorted, sorted_keys] = to.map(Arg::from);
-            let [shift, bits, digits] = [shift, each, 1 << each].map(Arg::U32);
-            let offsets = Grid::linear((1_u32 << each).div_ceil(THREADS / WARP), THREADS);
-            // SAFETY: the kernels take these arguments, and the workspace has room for two orders of all entries and their keys and
-            // for the counts of each tile.
-            unsafe {
-                let args = [index, counts, lines, keys, found, shift, bits, Arg::Fault];
-                queue.kernel(&SORT, "sort_count", grid, &args)?;
-                queue.kernel(&SORT, "sort_offsets", offsets, &[found, Arg::U32(tiles), digits])?;
-                let args = [index, counts, lines, order, keys, sorted, sorted_keys, found, shift, bits];
-                queue.kernel(&SORT, "sort_place", grid, &args)?;
-            }
-            std::mem::swap(&mut from, &mut to);
-        }
-        Ok(from)
+        // `keys()` itself is the key of skipped entries.
+        let bits = usize::BITS - self.keys().leading_zeros();
+        Sorter::new(self.count(), workspace).sort(queue, bits, [Address::NULL; 2], (index, entries))
     }
 
     /// The columns of values and sums, in vectors if all entries and rows are aligned.

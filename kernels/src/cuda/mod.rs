@@ -32,6 +32,7 @@ pub(crate) mod loss;
 pub(crate) mod matmul;
 pub(crate) mod normalize;
 pub(crate) mod optim;
+pub(crate) mod order;
 pub(crate) mod parts;
 pub(crate) mod pool;
 pub(crate) mod random;

@@ -12,6 +12,7 @@ mod libraries;
 mod matmul;
 mod normalize;
 mod optim;
+mod order;
 mod random;
 mod rows;
 mod sequence;

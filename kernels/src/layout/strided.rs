@@ -344,6 +344,20 @@ impl Layout {
         Ok(Layout::from_parts(&shape, self.strides(), offset))
     }
 
+    /// Every `step`-th position of one axis, from the first one on.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` for a step of 0.
+    pub fn step_by(&self, op: &'static str, axis: isize, step: usize) -> Result<Layout> {
+        let axis = normalize_axis(op, axis, self.rank())?;
+        Error::require(step > 0, op, "step", "at least 1", step)?;
+        let (mut shape, mut strides) = (self.dims(), Strides::from_slice(self.strides()));
+        shape[axis] = shape[axis].div_ceil(step);
+        // A step beyond the axis leads to no element.
+        strides[axis] = self::step(strides[axis], step).unwrap_or(isize::MAX);
+        Ok(Layout::from_parts(&shape, &strides, self.offset))
+    }
+
     /// Broadcasts to a shape: axes of size 1, and missing axes in front, repeat with stride 0.
     ///
     /// # Errors

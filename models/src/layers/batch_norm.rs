@@ -27,6 +27,9 @@ pub struct BatchNorm2d {
     training: Training,
 }
 
+/// [`BatchNorm2d`] under PyTorch's name for inputs `[n, c]` and `[n, c, l]`.
+pub type BatchNorm1d = BatchNorm2d;
+
 /// How to make a [`BatchNorm2d`].
 #[derive(Clone, Copy, Debug)]
 pub struct BatchNormOptions {
@@ -111,9 +114,16 @@ impl BatchNorm2d {
     }
 
     pub(super) fn with_activation(&self, input: &Var, activation: Activation) -> Result<Var> {
-        let &[n, _, h, w] = input.shape() else {
-            let value = format_args!("shape {:?}", input.shape());
-            return Err(Error::invalid("batch_norm", "input", "[n, c, h, w]", value));
+        let (n, h, w) = match *input.shape() {
+            [n, _, h, w] => (n, h, w),
+            [n, c, ref rest @ ..] => {
+                let images = input.reshape(&[n, c, 1, rest.iter().product()])?;
+                return self.with_activation(&images, activation)?.reshape(input.shape());
+            }
+            _ => {
+                let value = format_args!("shape {:?}", input.shape());
+                return Err(Error::invalid("batch_norm", "input", "[n, c, ..]", value));
+            }
         };
         let affine = [self.weight.as_ref(), self.bias.as_ref()];
         let training = self.training.is_on();

@@ -25,9 +25,11 @@ mod dropout;
 mod embedding;
 mod linear;
 mod norms;
+mod one_dim;
 mod parameters;
 mod pool;
 mod recompute;
+mod recurrent;
 mod sequential;
 mod shape;
 
@@ -39,15 +41,17 @@ use crate::Forward;
 
 pub use activation::{Gelu, Relu, Sigmoid, Silu, Tanh};
 pub use attention::{MultiheadAttention, MultiheadOptions};
-pub use batch_norm::{BatchNorm2d, BatchNormOptions};
+pub use batch_norm::{BatchNorm1d, BatchNorm2d, BatchNormOptions};
 pub use conv::{Conv, Conv2d, Conv2dOptions, ConvTranspose2d};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingBag, EmbeddingOptions};
 pub use linear::{Linear, LinearOptions};
 pub use norms::{GroupNorm, LayerNorm, NormOptions, RmsNorm};
+pub use one_dim::{AvgPool1d, Conv1d, Conv1dOptions, MaxPool1d};
 pub use parameters::part_of;
-pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
+pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d, Upsample, UpsampleMode};
 pub use recompute::Recompute;
+pub use recurrent::{Cell, Elman, Gru, GruCell, Lstm, LstmCell, Recurrent, RecurrentOptions, Rnn};
 pub use sequential::{Sequential, mlp};
 pub use shape::{Flatten, Unflatten};
 

@@ -133,6 +133,14 @@ impl GroupNorm {
         Self::with_options(num_groups, num_channels, NormOptions::default(), device)
     }
 
+    /// Each channel as a group: PyTorch's `InstanceNorm` with `affine`.
+    ///
+    /// # Errors
+    /// As [`GroupNorm::with_options`].
+    pub fn instance(num_channels: usize, device: &Device) -> Result<Self> {
+        Self::new(num_channels, num_channels, device)
+    }
+
     /// [`new`](Self::new) with options.
     ///
     /// # Errors

@@ -10,6 +10,7 @@
 
 mod clip;
 mod fused;
+mod groups;
 mod plateau;
 mod scaler;
 mod schedule;
@@ -26,6 +27,7 @@ use fused::zeros_in_order_of;
 pub use adam::AdamKind;
 pub use clip::{clip_grad_norm, clip_grad_value};
 pub use fused::{Field, Fused, Kind};
+pub use groups::Groups;
 pub use plateau::Plateau;
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState, UnscaledGradients};
 pub use schedule::LrSchedule;
@@ -48,6 +50,7 @@ macro_rules! optimizers {
 }
 
 optimizers! {
+    adagrad: Adagrad(AdagradOptions);
     adam: Adam(AdamOptions), AdamW(AdamWOptions);
     lion: Lion(LionOptions);
     rmsprop: RmsProp(RmsPropOptions);

@@ -1,0 +1,373 @@
+//! Recurrent layers.
+
+use std::marker::PhantomData;
+
+use autograd::Var;
+use device::{DType, Device, Error, Result};
+use tensor::{RandomKey, Tensor};
+
+use super::parameters::part_of;
+use crate::{Forward, Module, Parts, Training};
+
+/// How a recurrent layer makes the next state of an element.
+pub trait Cell: Send + Sync + 'static {
+    /// The layer's name in errors.
+    const NAME: &'static str;
+    /// Rows of the weights for each hidden feature.
+    const GATES: usize;
+    /// Tensors of a state, of which the first is the output.
+    const STATES: usize;
+    /// The state of a layer.
+    type State: Clone;
+
+    /// A state of these tensors, [`STATES`](Self::STATES) in number.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another number.
+    fn state(parts: Vec<Var>) -> Result<Self::State>;
+
+    /// The tensors of a state.
+    fn parts(state: &Self::State) -> Vec<Var>;
+
+    /// The next state, from the products of the weights with the input and with the output before.
+    ///
+    /// # Errors
+    /// Those of its ops.
+    fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>>;
+}
+
+/// `h' = tanh(W_ih x + b_ih + W_hh h + b_hh)`.
+#[derive(Debug)]
+pub struct Elman;
+
+/// `r, z = σ(W_ih x + b_ih + W_hh h + b_hh)`, `n = tanh(W_ih x + b_ih + r (W_hh h + b_hh))`, `h' = (1 - z) n + z h`.
+#[derive(Debug)]
+pub struct GruCell;
+
+/// `i, f, o = σ(..)`, `g = tanh(..)` of `W_ih x + b_ih + W_hh h + b_hh`, `c' = f c + i g`, `h' = o tanh(c')`.
+#[derive(Debug)]
+pub struct LstmCell;
+
+fn wrong_state(expected: &'static str, found: usize) -> Error {
+    Error::invalid("recurrent", "state", expected, format_args!("{found} tensors"))
+}
+
+impl Cell for Elman {
+    const NAME: &'static str = "rnn";
+    const GATES: usize = 1;
+    const STATES: usize = 1;
+    type State = Var;
+
+    fn state(parts: Vec<Var>) -> Result<Var> {
+        one(parts)
+    }
+
+    fn parts(state: &Var) -> Vec<Var> {
+        vec![state.clone()]
+    }
+
+    fn next(of_input: &Var, of_output: &Var, _: &[Var]) -> Result<Vec<Var>> {
+        Ok(vec![of_input.add(of_output)?.tanh()?])
+    }
+}
+
+impl Cell for GruCell {
+    const NAME: &'static str = "gru";
+    const GATES: usize = 3;
+    const STATES: usize = 1;
+    type State = Var;
+
+    fn state(parts: Vec<Var>) -> Result<Var> {
+        one(parts)
+    }
+
+    fn parts(state: &Var) -> Vec<Var> {
+        vec![state.clone()]
+    }
+
+    fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>> {
+        let [h] = state else { return Err(wrong_state("one tensor", state.len())) };
+        let width = h.shape()[1];
+        let both = |x: &Var| Ok((x.narrow(1, 0, 2 * width)?, x.narrow(1, 2 * width, width)?));
+        let ((gates, new), (gates_of_output, new_of_output)) = (both(of_input)?, both(of_output)?);
+        let gates = gates.add(&gates_of_output)?.sigmoid()?;
+        let (reset, keep) = (gates.narrow(1, 0, width)?, gates.narrow(1, width, width)?);
+        let new = new.add(&reset.mul(&new_of_output)?)?.tanh()?;
+        Ok(vec![new.add(&keep.mul(&h.sub(&new)?)?)?])
+    }
+}
+
+impl Cell for LstmCell {
+    const NAME: &'static str = "lstm";
+    const GATES: usize = 4;
+    const STATES: usize = 2;
+    type State = (Var, Var);
+
+    fn state(parts: Vec<Var>) -> Result<(Var, Var)> {
+        let [h, c] = <[Var; 2]>::try_from(parts).map_err(|parts| wrong_state("two tensors", parts.len()))?;
+        Ok((h, c))
+    }
+
+    fn parts((h, c): &(Var, Var)) -> Vec<Var> {
+        vec![h.clone(), c.clone()]
+    }
+
+    fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>> {
+        let [_, c] = state else { return Err(wrong_state("two tensors", state.len())) };
+        let width = c.shape()[1];
+        let gates = of_input.add(of_output)?;
+        let part = |at: usize, len: usize| gates.narrow(1, at * width, len * width);
+        let (write, value, read) = (part(0, 2)?.sigmoid()?, part(2, 1)?.tanh()?, part(3, 1)?.sigmoid()?);
+        let (input, forget) = (write.narrow(1, 0, width)?, write.narrow(1, width, width)?);
+        let c = forget.mul(c)?.add(&input.mul(&value)?)?;
+        Ok(vec![read.mul(&c.tanh()?)?, c])
+    }
+}
+
+fn one(parts: Vec<Var>) -> Result<Var> {
+    let [h] = <[Var; 1]>::try_from(parts).map_err(|parts| wrong_state("one tensor", parts.len()))?;
+    Ok(h)
+}
+
+/// How to make a recurrent layer; the defaults are torch's.
+#[derive(Clone, Copy, Debug)]
+pub struct RecurrentOptions {
+    /// Layers, each of which gets the outputs of the one before.
+    pub layers: usize,
+    /// Whether each layer runs over the sequence from its end, too. Its outputs are beside those from the start.
+    pub bidirectional: bool,
+    /// Whether there are biases.
+    pub bias: bool,
+    /// The probability with which an output of a layer but the last is left out in training.
+    pub dropout: f64,
+    /// Whether the batch is the first axis of inputs and outputs, and time the second. States are not affected.
+    pub batch_first: bool,
+    /// The parameters' type.
+    pub dtype: DType,
+    /// Where the first values come from; `None` takes the thread's next key.
+    pub key: Option<RandomKey>,
+}
+
+impl Default for RecurrentOptions {
+    fn default() -> Self {
+        RecurrentOptions {
+            layers: 1,
+            bidirectional: false,
+            bias: true,
+            dropout: 0.0,
+            batch_first: false,
+            dtype: DType::F32,
+            key: None,
+        }
+    }
+}
+
+/// Weights of one layer in one direction: `[gates h, in]` and `[gates h, h]`, and both biases, `[gates h]`.
+struct Direction {
+    weights: [Var; 2],
+    biases: Option<[Var; 2]>,
+}
+
+/// A recurrent layer, or several, over a sequence; see [`Rnn`], [`Gru`] and [`Lstm`].
+///
+/// Parameters have the names, shapes and first values of PyTorch: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`,
+/// with `_reverse` behind those of the direction from the end; all are uniform in `±1 / sqrt(h)`. Products with the inputs
+/// are one matmul for the whole sequence.
+pub struct Recurrent<C> {
+    /// For each layer, from the start and perhaps from the end.
+    directions: Vec<Direction>,
+    input: usize,
+    hidden: usize,
+    options: RecurrentOptions,
+    training: Training,
+    cell: PhantomData<fn() -> C>,
+}
+
+/// The layer `h' = tanh(W_ih x + b_ih + W_hh h + b_hh)`, see [`Recurrent`].
+pub type Rnn = Recurrent<Elman>;
+
+/// Gated recurrent units, see [`GruCell`] and [`Recurrent`] (Cho et al. 2014, in PyTorch's form).
+pub type Gru = Recurrent<GruCell>;
+
+/// Long short-term memory, see [`LstmCell`] and [`Recurrent`] (Hochreiter and Schmidhuber 1997, with forget gates).
+///
+/// ```
+/// use models::{Forward, Lstm};
+/// use tensor::{DType, Tensor};
+/// # fn main() -> device::Result<()> {
+/// let dev = device::Device::cpu();
+/// let lstm = Lstm::new(3, 5, &dev)?;
+/// // 7 moments of a batch of 2.
+/// let x = autograd::Var::constant(Tensor::ones(&[7, 2, 3], DType::F32, &dev)?);
+/// let (y, (h, c)) = lstm.run(&x, None)?;
+/// assert_eq!((y.shape(), h.shape(), c.shape()), (&[7, 2, 5][..], &[1, 2, 5][..], &[1, 2, 5][..]));
+/// assert_eq!(lstm.forward(&x)?.shape(), [7, 2, 5]);
+/// # Ok(())
+/// # }
+/// ```
+pub type Lstm = Recurrent<LstmCell>;
+
+#[derive::located]
+impl<C: Cell> Recurrent<C> {
+    /// One layer from the start, in F32, with biases.
+    ///
+    /// # Errors
+    /// As for [`with_options`](Self::with_options).
+    pub fn new(input: usize, hidden: usize, device: &Device) -> Result<Self> {
+        Self::with_options(input, hidden, RecurrentOptions::default(), device)
+    }
+
+    /// Layers as `options` say, for inputs of `input` features and states of `hidden`.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the type is a float type; `InvalidArgument` for no layers, no hidden features or a dropout that is no
+    /// probability; `OutOfMemory`.
+    pub fn with_options(
+        input: usize,
+        hidden: usize,
+        options: RecurrentOptions,
+        device: &Device,
+    ) -> Result<Self> {
+        let RecurrentOptions { layers, bias, dropout, dtype, key, .. } = options;
+        dtype.require_float(C::NAME)?;
+        Error::require(layers > 0, C::NAME, "layers", "at least 1", layers)?;
+        Error::require(hidden > 0, C::NAME, "hidden", "at least 1", hidden)?;
+        Error::require((0.0..=1.0).contains(&dropout), C::NAME, "dropout", "between 0 and 1", dropout)?;
+        let key = key.unwrap_or_else(tensor::next_key);
+        let (ways, bound, rows) = (options.ways(), 1.0 / (hidden as f64).sqrt(), C::GATES * hidden);
+        let mut part = 0;
+        let mut uniform = |shape: &[usize]| {
+            part += 1;
+            Tensor::uniform(shape, -bound, bound, dtype, part_of(key, part), device)
+        };
+        // As in `Linear`, the memory of a weight is that of its transpose.
+        let mut direction = |width: usize| -> Result<Direction> {
+            let weights = [uniform(&[width, rows])?.t()?, uniform(&[hidden, rows])?.t()?].map(Var::leaf);
+            let biases =
+                if bias { Some([uniform(&[rows])?, uniform(&[rows])?].map(Var::leaf)) } else { None };
+            Ok(Direction { weights, biases })
+        };
+        let widths = (0..layers * ways).map(|at| if at < ways { input } else { hidden * ways });
+        let directions = widths.map(&mut direction).collect::<Result<_>>()?;
+        let training = Training::default();
+        Ok(Recurrent { directions, input, hidden, options, training, cell: PhantomData })
+    }
+
+    /// The outputs for a sequence, and the state behind it, from a state or from zeros.
+    ///
+    /// Shapes: input `[t, b, in]` -> output `[t, b, h]`, or with two directions `[t, b, 2 h]`; each tensor of a state has
+    /// `[layers, b, h]`, or with two directions `[2 layers, b, h]`, where those of one layer are neighbours.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an input of another shape or without elements; `ShapeMismatch` for such a state; those of the ops.
+    pub fn run(&self, input: &Var, state: Option<&C::State>) -> Result<(Var, C::State)> {
+        let &[first, second, width] = input.shape() else { return Err(self.wrong_input(input)) };
+        let batch = if self.options.batch_first { first } else { second };
+        if width != self.input || first == 0 || second == 0 {
+            return Err(self.wrong_input(input));
+        }
+        let turned = |x: &Var| if self.options.batch_first { x.transpose(0, 1) } else { Ok(x.clone()) };
+        let shape = [self.directions.len(), batch, self.hidden];
+        let before = match state {
+            Some(state) => C::parts(state),
+            None => {
+                let zeros = Var::constant(Tensor::zeros(&shape, input.dtype(), input.device())?);
+                vec![zeros; C::STATES]
+            }
+        };
+        if let Some(other) = before.iter().find(|part| part.shape() != shape) {
+            return Err(Error::shape_mismatch(C::NAME, &shape, other.shape()));
+        }
+        let ways = self.options.ways();
+        let mut behind: Vec<Vec<Var>> = vec![Vec::new(); before.len()];
+        let mut x = turned(input)?;
+        for (layer, directions) in self.directions.chunks(ways).enumerate() {
+            if layer > 0 && self.options.dropout > 0.0 && self.training.is_on() {
+                x = x.dropout(self.options.dropout, tensor::next_key())?;
+            }
+            let mut outputs = Vec::with_capacity(ways);
+            for (way, direction) in directions.iter().enumerate() {
+                let own = |part: &Var| part.select(0, layer * ways + way);
+                let state = before.iter().map(own).collect::<Result<Vec<_>>>()?;
+                let (output, last) = direction.run::<C>(&x, way == 1, state)?;
+                outputs.push(output);
+                behind.iter_mut().zip(last).for_each(|(all, last)| all.push(last));
+            }
+            x = match &outputs[..] {
+                [one] => one.clone(),
+                both => Var::cat(&both.iter().collect::<Vec<_>>(), -1)?,
+            };
+        }
+        let stacked = |all: &Vec<Var>| Var::stack(&all.iter().collect::<Vec<_>>(), 0);
+        let behind = behind.iter().map(stacked).collect::<Result<_>>()?;
+        Ok((turned(&x)?, C::state(behind)?))
+    }
+
+    fn wrong_input(&self, input: &Var) -> Error {
+        let order = if self.options.batch_first { "[batch, time" } else { "[time, batch" };
+        let value = format_args!("{:?}, where {order}, {}] is expected", input.shape(), self.input);
+        Error::invalid(C::NAME, "input", "a sequence of the layer's width", value)
+    }
+}
+
+impl RecurrentOptions {
+    /// Directions of each layer.
+    fn ways(&self) -> usize {
+        1 + usize::from(self.bidirectional)
+    }
+}
+
+impl Direction {
+    /// The outputs for a sequence `[t, b, in]`, in its order, and the last state.
+    fn run<C: Cell>(&self, x: &Var, from_end: bool, mut state: Vec<Var>) -> Result<(Var, Vec<Var>)> {
+        let [of_input, of_output] = &self.weights;
+        let [input_bias, output_bias] = match &self.biases {
+            Some([input, output]) => [Some(input), Some(output)],
+            None => [None, None],
+        };
+        let products = x.linear(of_input, input_bias)?.unbind(0)?;
+        let mut outputs = Vec::with_capacity(products.len());
+        let order = 0..products.len();
+        let mut step = |at: usize| -> Result<()> {
+            state = C::next(&products[at], &state[0].linear(of_output, output_bias)?, &state)?;
+            outputs.push(state[0].clone());
+            Ok(())
+        };
+        if from_end {
+            order.rev().try_for_each(&mut step)?;
+            outputs.reverse();
+        } else {
+            order.into_iter().try_for_each(&mut step)?;
+        }
+        Ok((Var::stack(&outputs.iter().collect::<Vec<_>>(), 0)?, state))
+    }
+}
+
+impl<C: Cell> Module for Recurrent<C> {
+    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
+        let ways = self.options.ways();
+        for (at, Direction { weights, biases }) in self.directions.iter().enumerate() {
+            let name = format!("l{}{}", at / ways, if at % ways == 1 { "_reverse" } else { "" });
+            let all = [("weight", Some(weights)), ("bias", biases.as_ref())];
+            for (kind, [of_input, of_output]) in
+                all.into_iter().filter_map(|(kind, both)| Some((kind, both?)))
+            {
+                parts.parameter(format!("{kind}_ih_{name}"), of_input);
+                parts.parameter(format!("{kind}_hh_{name}"), of_output);
+            }
+        }
+        parts.child("", &self.training);
+    }
+
+    fn set_training(&self, training: bool) {
+        self.training.set_training(training);
+    }
+}
+
+#[derive::located]
+impl<C: Cell> Forward for Recurrent<C> {
+    /// The outputs of [`run`](Recurrent::run) from a state of zeros.
+    fn forward(&self, input: &Var) -> Result<Var> {
+        Ok(self.run(input, None)?.0)
+    }
+}

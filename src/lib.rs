@@ -78,8 +78,8 @@ pub use device::{
 pub use models::data::Position;
 pub use models::{
     Batch, DataLoader, Dataset, Digits, Forward, InMemory, LoaderOptions, Module, Parts, Ragged, RaggedBatch,
-    TensorDataset, Text, TextBatch, Training, Windows, accuracy, checkpoint, correct, cross_entropy, data,
-    gradcheck_module, mse,
+    TensorDataset, Text, TextBatch, Training, Windows, accuracy, checkpoint, copy_parameters, correct,
+    cross_entropy, data, gradcheck_module, lerp_parameters, mse,
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Generator, Graph, GraphCache, GraphOptions, Graphs, HostCopy,
@@ -90,19 +90,20 @@ pub use tensor::{
 /// Layers.
 pub mod nn {
     pub use models::{
-        AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
-        Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, LayerNorm, Linear,
-        LinearOptions, MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Relu,
-        RmsNorm, Sequential, Sigmoid, Silu, Tanh, Unflatten, mlp,
+        AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv1d,
+        Conv1dOptions, Conv2d, Conv2dOptions, ConvTranspose2d, Dropout, Embedding, EmbeddingBag,
+        EmbeddingOptions, Flatten, Gelu, GroupNorm, Gru, LayerNorm, Linear, LinearOptions, Lstm, MaxPool1d,
+        MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Recurrent, RecurrentOptions,
+        Relu, RmsNorm, Rnn, Sequential, Sigmoid, Silu, Tanh, Unflatten, Upsample, UpsampleMode, init, mlp,
     };
 }
 
 /// Optimizers, learning rates, gradient clipping and scaling.
 pub mod optim {
     pub use models::{
-        Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, GradScalerOptions, GradScalerState, Lion,
-        LionOptions, LrSchedule, Optimizer, OptimizerState, Plateau, RmsProp, RmsPropOptions, Sgd,
-        SgdOptions, UnscaledGradients, clip_grad_norm, clip_grad_value,
+        Adagrad, AdagradOptions, Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, GradScalerOptions,
+        GradScalerState, Groups, Lion, LionOptions, LrSchedule, Optimizer, OptimizerState, Plateau, RmsProp,
+        RmsPropOptions, Sgd, SgdOptions, UnscaledGradients, clip_grad_norm, clip_grad_value,
     };
 }
 
@@ -138,8 +139,9 @@ pub mod prelude {
     pub use crate::comm::{Communicator, DataParallel, Reduce, TensorCollectives, VarCollectives};
     pub use crate::nn::*;
     pub use crate::optim::{
-        Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, Lion, LionOptions, LrSchedule, Optimizer,
-        RmsProp, RmsPropOptions, Sgd, SgdOptions, clip_grad_norm, clip_grad_value,
+        Adagrad, AdagradOptions, Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, Groups, Lion,
+        LionOptions, LrSchedule, Optimizer, RmsProp, RmsPropOptions, Sgd, SgdOptions, clip_grad_norm,
+        clip_grad_value,
     };
     #[cfg(feature = "profile")]
     pub use crate::profile::{MeasuredPeaks, Profile, ProfileOptions, benchmark};

@@ -3,8 +3,8 @@
 use autograd::Var;
 use device::{DType, Device, Error, ErrorKind, Result};
 use models::{
-    Adam, AdamOptions, AdamW, AdamWOptions, Lion, LionOptions, LrSchedule, Optimizer, OptimizerState,
-    Plateau, RmsProp, RmsPropOptions, Sgd, SgdOptions,
+    Adagrad, AdagradOptions, Adam, AdamOptions, AdamW, AdamWOptions, Lion, LionOptions, LrSchedule,
+    Optimizer, OptimizerState, Plateau, RmsProp, RmsPropOptions, Sgd, SgdOptions,
 };
 use serde_json::Value;
 use tensor::Tensor;
@@ -21,6 +21,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 fn make(kind: &str, w: Var) -> Result<Box<dyn Optimizer>> {
     let parameters = vec![w];
     Ok(match kind {
+        "adagrad" => Box::new(Adagrad::new(parameters, AdagradOptions::default())?),
         "sgd" => Box::new(Sgd::new(parameters, SgdOptions::default())?),
         "adam" => Box::new(Adam::new(parameters, AdamOptions::default())?),
         "adamw" => Box::new(AdamW::new(parameters, AdamWOptions::default())?),
@@ -37,7 +38,7 @@ fn ten_steps_of_each_optimizer() -> Result<()> {
     let shape: Vec<usize> = numbers(&reference["shape"]).into_iter().map(|size| size as usize).collect();
     let tensor = |value: &Value| Tensor::from_slice(&numbers(value), &shape, &device);
     let runs = reference["optimizers"].as_array().expect("a list");
-    assert_eq!(runs.len(), 17);
+    assert_eq!(runs.len(), 19);
     for (run, transposed) in runs.iter().flat_map(|run| [(run, false), (run, true)]) {
         let start = tensor(&reference["start"])?;
         let w = Var::leaf(if transposed { start.t()?.copy()?.t()? } else { start });

@@ -33,7 +33,15 @@ class Lion(optim.Optimizer):
                 mean.mul_(beta2).add_((1 - beta2) * param.grad)
 
 
-KINDS = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW, "rmsprop": optim.RMSprop, "lion": Lion}
+KINDS = {
+    "adagrad": optim.Adagrad,
+    "adam": optim.Adam,
+    "adamw": optim.AdamW,
+    "lion": Lion,
+    "rmsprop": optim.RMSprop,
+    "sgd": optim.SGD,
+}
+ADAGRAD = {"lr": 0.1, "lr_decay": 0.0, "weight_decay": 0.0, "eps": 1e-10}
 SGD = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": 0}
 ADAM = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 RMSPROP = {"lr": 0.01, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": 0}
@@ -55,6 +63,8 @@ OPTIMIZERS = [
     ("rmsprop", RMSPROP | {"momentum": 0.9}),
     ("rmsprop", RMSPROP | {"centered": 1}),
     ("rmsprop", RMSPROP | {"centered": 1, "alpha": 0.3, "momentum": 0.5, "weight_decay": 0.1}),
+    ("adagrad", ADAGRAD),
+    ("adagrad", ADAGRAD | {"lr_decay": 0.3, "weight_decay": 0.1, "eps": 1e-3}),
     ("lion", LION),
     ("lion", LION | {"beta1": 0.3, "beta2": 0.8, "weight_decay": 0.5}),
 ]

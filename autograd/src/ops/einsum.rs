@@ -132,14 +132,16 @@ impl Factor {
             self.labels.iter().partition(|l| rhs.labels.contains(l));
         let (stacked, summed): (Vec<Label>, Vec<Label>) = common.into_iter().partition(|l| kept.contains(l));
         let others: Vec<Label> = rhs.labels.iter().copied().filter(|l| !self.labels.contains(l)).collect();
-        let elements = |labels: &[Label]| labels.iter().map(|&l| self.size(l).max(rhs.size(l))).product();
+        let size =
+            |label: Label| if self.labels.contains(&label) { self.size(label) } else { rhs.size(label) };
+        let elements = |labels: &[Label]| labels.iter().map(|&label| size(label)).product();
         let [stack, rows, columns, inner] = [&stacked, &own, &others, &summed].map(|labels| elements(labels));
         let left = self.in_order(&[stacked.clone(), own.clone(), summed.clone()].concat())?;
         let right = rhs.in_order(&[stacked.clone(), summed.clone(), others.clone()].concat())?;
         let (left, right) = (left.reshape(&[stack, rows, inner])?, right.reshape(&[stack, inner, columns])?);
         let product = if summed.is_empty() { left.mul(&right)? } else { left.matmul(&right)? };
         let labels = [stacked, own, others].concat();
-        let shape: Dims = labels.iter().map(|&l| self.size(l).max(rhs.size(l))).collect();
+        let shape: Dims = labels.iter().map(|&label| size(label)).collect();
         Ok(Factor { value: product.reshape(&shape)?, labels })
     }
 }

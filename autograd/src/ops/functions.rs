@@ -282,7 +282,8 @@ impl Var {
         if self.dtype().is_half() {
             return widened(self, |x| x.celu(alpha));
         }
-        let positive = self.value().compare_scalar(CompareOp::Gt, 0.0)?;
+        // At 0, where both have one slope, there is no curvature, as in torch.
+        let positive = self.value().compare_scalar(CompareOp::Ge, 0.0)?;
         Var::where_cond(&positive, self, &self.div_scalar(alpha)?.elu(1.0)?.mul_scalar(alpha)?)
     }
 }

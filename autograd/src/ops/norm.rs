@@ -66,8 +66,10 @@ impl Var {
     pub fn cosine_similarity(&self, rhs: &Var, axis: isize, eps: f64) -> Result<Var> {
         autocast!("cosine_similarity", [self, rhs], |x, y| x.cosine_similarity(&y, axis, eps));
         computed(self, rhs, |x, y| {
-            let length = |v: &Var| v.norm(2.0, &[axis], false)?.clamp(eps, f64::INFINITY);
-            x.mul(y)?.sum(&[axis], false)?.div(&length(x)?.mul(&length(y)?)?)
+            let products = x.mul(y)?;
+            let shape = products.shape();
+            let length = |v: &Var| v.expand(shape)?.norm(2.0, &[axis], false)?.clamp(eps, f64::INFINITY);
+            products.sum(&[axis], false)?.div(&length(x)?.mul(&length(y)?)?)
         })
     }
 }

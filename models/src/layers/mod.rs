@@ -75,6 +75,8 @@ fusing!(BatchNorm2d Conv2d ConvTranspose2d Linear);
 #[cfg(test)]
 mod image_tests;
 #[cfg(test)]
+mod recurrent_tests;
+#[cfg(test)]
 mod sequence_tests;
 #[cfg(test)]
 mod tests;

@@ -253,6 +253,24 @@ impl<C: Cell> Recurrent<C> {
         Ok(Recurrent { directions, input, hidden, options, training, cell: PhantomData })
     }
 
+    /// The layer with other parameters, in the order of its own, as when layers share them.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another number; `ShapeMismatch`, `DTypeMismatch`.
+    pub fn with_parameters(mut self, parameters: &[Var]) -> Result<Self> {
+        let own = self.directions.iter_mut();
+        let own: Vec<&mut Var> =
+            own.flat_map(|d| d.weights.iter_mut().chain(d.biases.iter_mut().flatten())).collect();
+        let value = format_args!("{} of {}", parameters.len(), own.len());
+        Error::require(parameters.len() == own.len(), C::NAME, "parameters", "all of the layer's", value)?;
+        for (own, new) in own.into_iter().zip(parameters) {
+            Error::require_shapes(own.shape() == new.shape(), C::NAME, own.shape(), new.shape())?;
+            new.dtype().require(C::NAME, own.dtype())?;
+            *own = new.clone();
+        }
+        Ok(self)
+    }
+
     /// The outputs for a sequence, and the state behind it, from a state or from zeros.
     ///
     /// Shapes: input `[t, b, in]` -> output `[t, b, h]`, or with two directions `[t, b, 2 h]`; each tensor of a state has

@@ -19,6 +19,34 @@ fn names<T>(named: Vec<(String, T)>) -> Vec<String> {
     named.into_iter().map(|(name, _)| name).collect()
 }
 
+#[test]
+fn parameters_are_copied_and_moved_by_name() -> Result<()> {
+    let (to, from) = ((leaf(1.0), [number(5.0)]), (leaf(3.0), [number(7.0)]));
+    let values = |m: &(Var, [Tensor; 1])| Ok([m.0.item::<f64>()?, m.1[0].item::<f64>()?]);
+    lerp_parameters(&to, &from, 0.25)?;
+    assert_eq!(values(&to)?, [1.5, 7.0]);
+    copy_parameters(&to, &from)?;
+    assert_eq!(values(&to)?, values(&from)?);
+    assert!(copy_parameters(&to, &from.0).is_err() && copy_parameters(&from.0, &to).is_err());
+    assert!(lerp_parameters(&to, &from, 1.5).is_err());
+    // A half moves by a sum in F32, rounded once.
+    let half = |value: f64| Ok(Var::leaf(number(value).to_dtype(DType::BF16)?));
+    let (to, from) = (half(1.0)?, half(3.0)?);
+    lerp_parameters(&to, &from, 0.001)?;
+    assert_eq!(to.value().to_dtype(DType::F64)?.item::<f64>()?, 1.0);
+    lerp_parameters(&to, &from, 0.01)?;
+    assert_eq!(to.value().to_dtype(DType::F64)?.item::<f64>()?, 1.023_437_5);
+    Ok(())
+}
+
+#[test]
+fn tuples_and_choices_of_parameters() {
+    let pair = (linear(), leaf(1.0), [linear()]);
+    assert_eq!(names(pair.named_parameters()), ["0.weight", "0.bias", "1", "2.0.weight", "2.0.bias"]);
+    assert_eq!(pair.parameters_where(&|name, _| name.ends_with("bias")).len(), 2);
+    assert_eq!(pair.parameters_where(&|_, parameter| parameter.rank() == 2).len(), 2);
+}
+
 /// Every kind of field.
 #[derive(Module)]
 struct All<M> {

@@ -202,6 +202,9 @@ fn refuse_captured(op: &'static str, reason: &'static str) -> Result<()> {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
+mod groups_tests;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod rule_tests;
 #[cfg(test)]
 mod tests;

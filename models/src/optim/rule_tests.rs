@@ -19,6 +19,7 @@ enum Options {
     AdamW(AdamWOptions),
     RmsProp(RmsPropOptions),
     Lion(LionOptions),
+    Adagrad(AdagradOptions),
 }
 use Options as O;
 
@@ -30,6 +31,7 @@ impl Options {
             O::AdamW(options) => options.rule(step),
             O::RmsProp(options) => options.rule(step),
             O::Lion(options) => options.rule(step),
+            O::Adagrad(options) => options.rule(step),
         }
     }
 }
@@ -52,6 +54,8 @@ fn rules() -> Vec<(Options, u64)> {
         (O::RmsProp(RmsPropOptions { weight_decay: 0.1, momentum: 0.9, ..RMSPROP }), 1),
         (O::RmsProp(RmsPropOptions { centered: true, ..RMSPROP }), 1),
         (O::RmsProp(RmsPropOptions { centered: true, momentum: 0.5, alpha: 0.3, ..RMSPROP }), 1),
+        (O::Adagrad(AdagradOptions::default()), 1),
+        (O::Adagrad(AdagradOptions { lr: 0.1, lr_decay: 0.2, weight_decay: 0.1, eps: 1e-3 }), 7),
         (O::Lion(LION), 1),
         (O::Lion(LionOptions { weight_decay: 0.1, betas: (0.2, 0.99), ..LION }), 1),
     ]
@@ -95,6 +99,11 @@ fn reference((rule, t): (Options, u64), [p, g]: [f64; 2], states: &mut [f64]) ->
             states[1] = o.momentum * states[1] + way;
             p - o.lr * states[1]
         }
+        O::Adagrad(o) => {
+            let g = g + o.weight_decay * p;
+            states[0] += g * g;
+            p - o.lr / (1.0 + (t - 1) as f64 * o.lr_decay) * g / (states[0].sqrt() + o.eps)
+        }
         O::Lion(o) => {
             let mix = o.betas.0 * states[0] + (1.0 - o.betas.0) * g;
             states[0] = o.betas.1 * states[0] + (1.0 - o.betas.1) * g;
@@ -107,7 +116,7 @@ fn reference((rule, t): (Options, u64), [p, g]: [f64; 2], states: &mut [f64]) ->
 fn operands(rule: &RuleStep, shape: &[usize], dtype: DType, device: &Device) -> Result<Vec<Tensor>> {
     let drawn = |op| Tensor::uniform(shape, -1.0, 1.0, dtype, RandomKey { seed: 5, op }, device);
     let state = |name: &&str| match *name {
-        "exp_avg_sq" | "square_avg" => drawn(3)?.abs()?.add_scalar(1.0),
+        "exp_avg_sq" | "square_avg" | "sum" => drawn(3)?.abs()?.add_scalar(1.0),
         "grad_avg" => drawn(4)?.mul_scalar(0.5),
         _ => drawn(4),
     };
@@ -239,6 +248,6 @@ fn every_rule_has_kernels() -> Result<()> {
     }
     let source = RuleStep::kernel_source(&steps);
     println!("{source}// end");
-    assert_eq!((steps.len(), source.matches("\nRULE(").count()), (8, 8));
+    assert_eq!((steps.len(), source.matches("\nRULE(").count()), (9, 9));
     Ok(())
 }

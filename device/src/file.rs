@@ -32,18 +32,69 @@ pub fn read_if(path: impl AsRef<Path>, check: impl FnOnce(&Metadata) -> io::Resu
             return Err(not_regular(&found));
         }
         check(&found)?;
-        if found.len() > memory() {
-            return Err(io::Error::new(
-                io::ErrorKind::OutOfMemory,
-                format!("{} bytes, more than this machine has memory", found.len()),
-            ));
-        }
+        check_memory(found.len())?;
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(usize::try_from(found.len()).map_err(|_| io::ErrorKind::FileTooLarge)?)?;
         file.take(found.len()).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
     contents().map_err(|error| io_error(path, error))
+}
+
+/// A regular file that is read in parts.
+#[derive(Debug)]
+pub struct Source {
+    path: PathBuf,
+    file: File,
+    len: u64,
+}
+
+impl Source {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// `Io` with the path, also if it names anything that is no regular file.
+    pub fn open(path: impl AsRef<Path>) -> Result<Source> {
+        let path = path.as_ref();
+        let opened = || {
+            let file = without_waiting().read(true).open(path)?;
+            let found = file.metadata()?;
+            if found.is_file() { Ok((file, found.len())) } else { Err(not_regular(&found)) }
+        };
+        let (file, len) = opened().map_err(|error| io_error(path, error))?;
+        Ok(Source { path: path.to_owned(), file, len })
+    }
+
+    /// The path that it was opened with.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of the file when it was opened.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// `len` bytes from `start` on.
+    ///
+    /// # Errors
+    /// `Io` with the path, also if the file ends before, or if there is no memory for so many bytes.
+    pub fn read(&self, start: u64, len: usize) -> Result<Vec<u8>> {
+        let part = || {
+            check_memory(len as u64)?;
+            let mut bytes = Vec::new();
+            bytes.try_reserve_exact(len)?;
+            bytes.resize(len, 0);
+            #[cfg(unix)]
+            std::os::unix::fs::FileExt::read_exact_at(&self.file, &mut bytes, start)?;
+            #[cfg(not(unix))]
+            io::Seek::seek(&mut &self.file, io::SeekFrom::Start(start))
+                .and_then(|_| (&self.file).read_exact(&mut bytes))?;
+            Ok(bytes)
+        };
+        part().map_err(|error| io_error(&self.path, error))
+    }
 }
 
 /// Options to open a file with that do not wait if the path names a pipe: the file is looked at once it is open.
@@ -56,6 +107,11 @@ fn without_waiting() -> OpenOptions {
     }
     #[cfg(not(unix))]
     File::options()
+}
+
+fn check_memory(bytes: u64) -> io::Result<()> {
+    let detail = || format!("{bytes} bytes, more than this machine has memory");
+    if bytes > memory() { Err(io::Error::new(io::ErrorKind::OutOfMemory, detail())) } else { Ok(()) }
 }
 
 /// How many bytes of memory the machine has.

@@ -74,13 +74,13 @@ pub trait Module: Send + Sync {
     ///
     /// A parameter that two modules share is listed once, under the first name.
     fn named_parameters(&self) -> Vec<(String, Var)> {
-        state_of(self).0
+        state_of(self).parameters
     }
 
     /// Every buffer under its dotted name: tensors that a module keeps beside its parameters, such as the running
     /// statistics of [`BatchNorm2d`](crate::BatchNorm2d). They have no gradient, and are saved with the parameters.
     fn named_buffers(&self) -> Vec<(String, Tensor)> {
-        state_of(self).1
+        state_of(self).buffers
     }
 
     /// Every parameter, in the order of [`named_parameters`](Module::named_parameters).
@@ -196,8 +196,14 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Parameters and buffers under their names.
-type State = (Vec<(String, Var)>, Vec<(String, Tensor)>);
+/// What a module has under names.
+#[derive(Default)]
+struct State {
+    parameters: Vec<(String, Var)>,
+    buffers: Vec<(String, Tensor)>,
+    /// Further names of parameters and buffers that several modules share, with the first one.
+    aliases: Vec<[String; 2]>,
+}
 
 fn state_of<M: Module + ?Sized>(module: &M) -> State {
     let mut found = State::default();
@@ -205,6 +211,11 @@ fn state_of<M: Module + ?Sized>(module: &M) -> State {
     module.parts(&mut parts);
     collect(parts, "", &mut found);
     found
+}
+
+/// Further names of what several modules share, with the first one.
+pub(crate) fn aliases(module: &dyn Module) -> Vec<[String; 2]> {
+    state_of(module).aliases
 }
 
 fn collect(parts: Parts<'_>, prefix: &str, found: &mut State) {
@@ -216,13 +227,15 @@ fn collect(parts: Parts<'_>, prefix: &str, found: &mut State) {
         };
         match part {
             ModulePart::Parameter(var) => {
-                if !found.0.iter().any(|(_, known)| same_parameter(known, var)) {
-                    found.0.push((name, var.clone()));
+                match found.parameters.iter().find(|(_, known)| same_parameter(known, var)) {
+                    Some((first, _)) => found.aliases.push([name, first.clone()]),
+                    None => found.parameters.push((name, var.clone())),
                 }
             }
             ModulePart::Buffer(buffer) => {
-                if !found.1.iter().any(|(_, known)| same_place(known, buffer)) {
-                    found.1.push((name, buffer.clone()));
+                match found.buffers.iter().find(|(_, known)| same_place(known, buffer)) {
+                    Some((first, _)) => found.aliases.push([name, first.clone()]),
+                    None => found.buffers.push((name, buffer.clone())),
                 }
             }
             ModulePart::Child(module) => {

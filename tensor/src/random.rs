@@ -76,11 +76,17 @@ impl Generator {
     }
 
     /// The generator whose next key this is.
-    pub(crate) fn at(key: RandomKey) -> Generator {
+    pub const fn at(key: RandomKey) -> Generator {
         Generator { seed: key.seed, op: key.op, children: 0 }
     }
 
-    pub(crate) fn key(self) -> RandomKey {
+    /// Makes it this thread's default generator, as [`seed`] does.
+    pub fn set_current(self) {
+        DEFAULT.set(Some((Origin::Given, self)));
+    }
+
+    /// The next key, which stays the next one.
+    pub const fn key(self) -> RandomKey {
         RandomKey { seed: self.seed, op: self.op }
     }
 
@@ -177,7 +183,7 @@ pub fn draw_as_rank(rank: usize) {
 /// first collective on, those of its rank; any other thread those that follow from its name and from how many threads of
 /// that name have drawn before. Ranks that are given the same seed draw the same numbers.
 pub fn seed(seed: u64) {
-    DEFAULT.set(Some((Origin::Given, Generator::new(seed))));
+    Generator::new(seed).set_current();
 }
 
 /// The next key of this thread's default generator.

@@ -1,4 +1,9 @@
+use std::collections::HashMap;
+use std::path::PathBuf;
+
 use autograd::Var;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 
 use super::*;
 use crate::{
@@ -24,6 +29,33 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A file's tensors as bytes, and its text.
+struct Raw {
+    tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
+    text: String,
+}
+
+impl Raw {
+    fn read(path: &Path) -> Raw {
+        let bytes = std::fs::read(path).unwrap();
+        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+        let text = header.metadata().as_ref().map_or(String::new(), |entries| entries[METADATA].clone());
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let tensor = |view: TensorView<'_>| (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+        Raw { tensors: file.iter().map(|(name, view)| (name.to_owned(), tensor(view))).collect(), text }
+    }
+
+    fn write(&self, path: &Path) {
+        let view = |(dtype, shape, data): &'_ (Dtype, Vec<usize>, Vec<u8>)| {
+            TensorView::new(*dtype, shape.clone(), Box::leak(data.clone().into_boxed_slice())).unwrap()
+        };
+        let views: Vec<(&String, TensorView<'_>)> =
+            self.tensors.iter().map(|(name, tensor)| (name, view(tensor))).collect();
+        let metadata = HashMap::from([(METADATA.to_owned(), self.text.clone())]);
+        std::fs::write(path, safetensors::serialize(views, Some(metadata)).unwrap()).unwrap();
     }
 }
 
@@ -90,14 +122,18 @@ fn every_type_of_element_comes_back() {
             .unwrap(),
     ];
     let place = Temporary::new("types");
-    let named = tensors.iter().enumerate().map(|(i, t)| (i.to_string(), Bytes::of(t).unwrap())).collect();
-    write(&place.file(), named, None).unwrap();
-    let file = Contents::read(&place.file()).unwrap();
+    let named: Vec<_> =
+        tensors.iter().enumerate().map(|(i, t)| (i.to_string(), t.clone(), Elements::Any)).collect();
+    format::write(&place.file(), &named, None).unwrap();
+    let file = read(place.file()).unwrap();
     for (number, tensor) in tensors.iter().enumerate() {
-        let back = file.tensors[&number.to_string()].tensor("back", &dev).unwrap();
+        let name = number.to_string();
+        let back = file.tensor(&name, &dev).unwrap();
+        assert_eq!((file.shape(&name), file.dtype(&name)), (Some(tensor.shape()), Some(tensor.dtype())));
         assert_eq!((back.shape(), back.dtype()), (tensor.shape(), tensor.dtype()));
-        assert_eq!(Bytes::of(&back).unwrap().data, Bytes::of(tensor).unwrap().data);
+        assert_eq!(back.to_bytes().unwrap(), tensor.to_bytes().unwrap());
     }
+    assert!(file.tensor("none", &dev).is_err() && file.shape("none").is_none());
 }
 
 #[test]
@@ -286,9 +322,10 @@ fn each_number_of_a_training_run_is_there_once() {
     let model = model(1);
     let mut sgd = Sgd::new(model.parameters(), SgdOptions::default()).unwrap();
     save_training(place.file(), &model, &sgd, Progress::default()).unwrap();
-    let text = Contents::read(&place.file()).unwrap().text.unwrap();
+    let text = read(place.file()).unwrap().metadata()[METADATA].clone();
     let mut load = |text: String| {
-        write(&place.file(), state_of(&model).unwrap(), Some(text)).unwrap();
+        let metadata = Some((METADATA.to_owned(), text));
+        format::write(&place.file(), &state_of(&model).unwrap(), metadata).unwrap();
         load_training(place.file(), &model, &mut sgd)
     };
     assert_eq!(load(text.clone()).unwrap(), Progress::default());
@@ -316,16 +353,15 @@ fn values_that_are_not_finite_are_neither_saved_nor_loaded() {
     let mut sgd = Sgd::new(good.parameters(), options).unwrap();
     train(&good, &mut sgd, Position::default(), 1);
     save_training(place.file(), &good, &sgd, Progress::default()).unwrap();
-    let text = Contents::read(&place.file()).unwrap().text;
+    let saved = Raw::read(&place.file());
     let before = bits(&other);
     let mut fresh = Sgd::new(other.parameters(), options).unwrap();
-    let names: Vec<String> = Contents::read(&place.file()).unwrap().tensors.into_keys().collect();
+    let names: Vec<String> = saved.tensors.keys().cloned().collect();
     assert!(names.iter().any(|name| name == "optimizer/0.momentum_buffer"), "{names:?}");
     for (name, value) in names.iter().zip([f32::NAN, f32::INFINITY, f32::NEG_INFINITY].iter().cycle()) {
-        save_training(place.file(), &good, &sgd, Progress::default()).unwrap();
-        let mut tensors = Contents::read(&place.file()).unwrap().tensors;
-        tensors.get_mut(name).unwrap().data[12..16].copy_from_slice(&value.to_le_bytes());
-        write(&place.file(), tensors.into_iter().collect(), text.clone()).unwrap();
+        let mut damaged = Raw { tensors: saved.tensors.clone(), text: saved.text.clone() };
+        damaged.tensors.get_mut(name).unwrap().2[12..16].copy_from_slice(&value.to_le_bytes());
+        damaged.write(&place.file());
         let error = load_training(place.file(), &other, &mut fresh).unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::Checkpoint { name: found, .. } if **found == **name),
@@ -354,29 +390,128 @@ fn flags_and_truth_values_are_0_or_1() {
     let sgd = Sgd::new(good.parameters(), options).unwrap();
     save_training(place.file(), &good, &sgd, Progress::default()).unwrap();
     let mut fresh = Sgd::new(other.parameters(), options).unwrap();
-    let Contents { tensors, text, .. } = Contents::read(&place.file()).unwrap();
-    let tensors: Vec<(String, Bytes)> = tensors.into_iter().collect();
+    let mut raw = Raw::read(&place.file());
+    let text = raw.text.clone();
     for value in ["NaN", "nan", "0.5", "-1", "2"] {
-        let copies = tensors.iter().map(|(name, Bytes { dtype, shape, data })| {
-            (name.clone(), Bytes { dtype: *dtype, shape: shape.clone(), data: data.clone() })
-        });
-        let text = text.as_ref().unwrap().replace("nesterov=1", &format!("nesterov={value}"));
-        write(&place.file(), copies.collect(), Some(text)).unwrap();
+        raw.text = text.replace("nesterov=1", &format!("nesterov={value}"));
+        raw.write(&place.file());
         let error = load_training(place.file(), &other, &mut fresh).unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::Checkpoint { name, .. } if &**name == "nesterov"),
             "{error}"
         );
     }
-    let truth = Bytes { dtype: Dtype::BOOL, shape: vec![3], data: vec![0, 1, 2] };
-    assert!(truth.check_elements("seen").unwrap_err().to_string().contains("seen: element 2 is 2"));
+    raw.tensors.insert("seen".into(), (Dtype::BOOL, vec![3], vec![0, 1, 2]));
+    raw.write(&place.file());
+    let error = read(place.file()).unwrap().tensor("seen", &Device::cpu()).unwrap_err();
+    assert!(error.to_string().contains("seen: element 2 is 2"), "{error}");
 }
 
 #[test]
 fn a_half_that_is_not_finite_is_named() {
     for dtype in [DType::BF16, DType::F16] {
         let values = Tensor::from_slice(&[1.0f32, f32::NEG_INFINITY], &[2], &Device::cpu()).unwrap();
-        let error = Bytes::of(&values.to_dtype(dtype).unwrap()).unwrap().check_elements("w").unwrap_err();
-        assert!(error.to_string().contains("w: element 1 is -inf"), "{error}");
+        let place = Temporary::new("half");
+        let leaf = Var::leaf(values.to_dtype(dtype).unwrap());
+        let error = save(place.file(), &vec![leaf]).unwrap_err();
+        assert!(error.to_string().contains("0: element 1 is -inf"), "{error}");
     }
+}
+
+#[test]
+fn a_buffer_may_be_infinite_but_not_nan() {
+    let place = Temporary::new("mask");
+    let mask = |last: f32| Tensor::from_slice(&[0.0, last], &[2], &Device::cpu()).unwrap();
+    let (saved, loaded) = (mask(f32::NEG_INFINITY), mask(1.0));
+    save(place.file(), &[saved]).unwrap();
+    load(place.file(), &[loaded.clone()]).unwrap();
+    assert_eq!(loaded.to_vec::<f32>().unwrap(), [0.0, f32::NEG_INFINITY]);
+    assert!(save(place.file(), &[mask(f32::NAN)]).unwrap_err().to_string().contains("0: element 1 is NaN"));
+}
+
+#[test]
+fn what_modules_share_is_saved_once_and_found_under_each_name() {
+    let place = Temporary::new("tied");
+    let tied = |value: f32| {
+        let weight = Var::leaf(Tensor::full(&[2], value, DType::F32, &Device::cpu()).unwrap());
+        (weight.clone(), leaf(value), weight)
+    };
+    save(place.file(), &tied(1.0)).unwrap();
+    assert_eq!(read(place.file()).unwrap().names().collect::<Vec<_>>(), ["0", "1"]);
+    let other = tied(2.0);
+    load(place.file(), &other).unwrap();
+    assert_eq!(other.0.to_vec::<f32>().unwrap(), [1.0; 2]);
+    // The file has the second name of the shared weight.
+    let mut raw = Raw::read(&place.file());
+    let weight = raw.tensors.remove("0").unwrap();
+    raw.tensors.insert("2".into(), weight.clone());
+    raw.write(&place.file());
+    let other = tied(3.0);
+    load(place.file(), &other).unwrap();
+    assert_eq!(other.0.to_vec::<f32>().unwrap(), [1.0; 2]);
+    // It may have both.
+    raw.tensors.insert("0".into(), weight);
+    raw.write(&place.file());
+    load(place.file(), &tied(4.0)).unwrap();
+}
+
+fn leaf(value: f32) -> Var {
+    Var::leaf(Tensor::scalar(value, &Device::cpu()).unwrap())
+}
+
+#[test]
+fn a_part_of_a_file_goes_to_a_part_of_a_model_under_other_names() {
+    let place = Temporary::new("rename");
+    let numbers = |values: [f32; 3]| values.map(leaf);
+    save(place.file(), &(numbers([1.0, 2.0, 3.0]), leaf(9.0))).unwrap();
+    let model = numbers([0.0; 3]);
+    let values = || model.iter().map(|v| v.item::<f32>().unwrap()).collect::<Vec<_>>();
+    let message = load(place.file(), &model).unwrap_err().to_string();
+    // All that does not fit is named, and what would help.
+    for part in
+        ["parameter 0: missing in the file;", "2: missing", "0.2: in the file, but", "begin with \"0.\""]
+    {
+        assert!(message.contains(part), "{message}");
+    }
+    let options = LoadOptions { prefix: "0.", allow_unknown: true, ..LoadOptions::default() };
+    load_with(place.file(), &model, LoadOptions { allow_unknown: false, ..options }).unwrap_err();
+    let odd = |name: &str| name != "1";
+    let report = load_with(place.file(), &model, LoadOptions { filter: Some(&odd), ..options }).unwrap();
+    assert_eq!((report.loaded, report.unknown), (vec!["0".to_owned(), "2".into()], vec!["1".to_owned()]));
+    assert_eq!(values(), [1.0, 0.0, 3.0]);
+    let next = |name: &str| format!("0.{}", name.parse::<usize>().unwrap() + 1);
+    let options = LoadOptions { rename: Some(&next), allow_unknown: true, ..LoadOptions::default() };
+    load_with(place.file(), &model, options).unwrap_err();
+    let report = load_with(place.file(), &model, LoadOptions { allow_missing: true, ..options }).unwrap();
+    assert_eq!(report.missing, ["2"]);
+    assert_eq!(values(), [2.0, 3.0, 3.0]);
+    let halves = [leaf(0.0).to_dtype(DType::BF16).unwrap().value().clone()].map(Var::leaf);
+    let options = LoadOptions { prefix: "0.", allow_unknown: true, ..LoadOptions::default() };
+    assert!(load_with(place.file(), &halves, options).is_err());
+    load_with(place.file(), &halves, LoadOptions { convert: true, ..options }).unwrap();
+    assert_eq!(halves[0].value().to_dtype(DType::F32).unwrap().item::<f32>().unwrap(), 1.0);
+}
+
+#[test]
+fn files_of_torch_save_are_recognized() {
+    let place = Temporary::new("torch");
+    for start in [&b"PK\x03\x04abcdefgh"[..], &[0x80, 2, 0x8a, 10, 1, 2, 3, 4, 5]] {
+        std::fs::write(place.file(), start).unwrap();
+        let error = load(place.file(), &model(1)).unwrap_err();
+        assert!(error.to_string().contains("torch.save"), "{error}");
+    }
+}
+
+#[test]
+fn a_resumed_run_draws_the_same_numbers() {
+    let place = Temporary::new("generator");
+    let mut sgd = Sgd::new(model(1).parameters(), 0.1).unwrap();
+    let draw = || tensor::next_key();
+    tensor::with_generator(Generator::new(11), || {
+        draw();
+        save_training(place.file(), &model(1), &sgd, Progress::default()).unwrap();
+        let want = [draw(), draw()];
+        load_training(place.file(), &model(1), &mut sgd).unwrap();
+        assert_eq!([draw(), draw()], want);
+    });
 }

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use streamgrad::autograd::ops::{AttentionOptions, BagMode, BagOptions};
+use streamgrad::nn::Cell;
 use streamgrad::prelude::*;
 use streamgrad::tensor::{AvgPool, ConvOptions, Gelu, MaxPool};
 use streamgrad::{BackwardOptions, CpuConfig, Error, Graph, Reduction, Result};
@@ -203,12 +204,29 @@ impl Case {
                 },
             ),
             "contiguous" => v[0].contiguous(),
+            "sort" => Ok(v[0].sort(axis, false)?.0),
+            "topk" => Ok(v[0].topk(size(&o["k"]), axis, true)?.0),
+            "norm" => v[0].norm(2.0, &over, keepdim),
+            "normalize" => v[0].normalize(2.0, axis, 1e-12),
+            "cosine_similarity" => v[0].cosine_similarity(&v[1], axis, 1e-8),
+            "einsum" => Var::einsum(o["equation"].as_str().unwrap(), &v.iter().collect::<Vec<_>>()),
+            "lstm" => recurrent(v, o, Lstm::with_options),
+            "gru" => recurrent(v, o, Gru::with_options),
             "cat" => Var::cat(&v.iter().collect::<Vec<_>>(), axis),
             "chain" => chain(v, o["chain"].as_array().unwrap()),
             op => Err(Error::invalid("shapes", "op", "one of those above", op)),
         };
         Ok(vec![one?])
     }
+}
+
+type Make<C> = fn(usize, usize, RecurrentOptions, &Device) -> Result<Recurrent<C>>;
+
+/// A recurrent layer with the values behind the first as its parameters.
+fn recurrent<C: Cell>(vars: &[Var], o: &Value, make: Make<C>) -> Result<Var> {
+    let options = RecurrentOptions { layers: size(&o["layers"]), ..RecurrentOptions::default() };
+    let layer = make(vars[0].shape()[2], size(&o["hidden"]), options, vars[0].device())?;
+    layer.with_parameters(&vars[1..])?.forward(&vars[0])
 }
 
 /// Functions one after the other on the first value; those of two operands take the next value.

@@ -262,9 +262,48 @@ def attention(rng):
     return case("attention", inputs, backward, causal=causal, gqa=grouped)
 
 
+def orders(rng):
+    """Sorts and the largest elements, along rows mostly."""
+    dtype, axis = floating(rng), -1 if rng.random() < 0.8 else 0
+    rows = size(rng, 1, 4096) if rng.random() < 0.6 else 1
+    dims = [rows, size(rng, 8, max(8, 2**22 // rows))]
+    op = rng.choice(["sort", "topk"])
+    most = min(dims[axis], 256)
+    return case(op, [leaf(dims, dtype)], rng.random() < 0.3, axes=[axis], k=size(rng, 1, most))
+
+
+def lengths(rng):
+    """Norms of vectors, and what is divided by them."""
+    dtype, op = floating(rng), rng.choice(["norm", "normalize", "cosine_similarity"])
+    dims = shape(rng, 2, elements(rng, 24))
+    return case(op, [leaf(dims, dtype)] * (2 if op == "cosine_similarity" else 1), rng.random() < 0.5, axes=[1])
+
+
+def einsums(rng):
+    equation, ranks = rng.choice(
+        [("bhqd,bhkd->bhqk", ["bhqd", "bhkd"]), ("bhqk,bhkd->bqhd", ["bhqk", "bhkd"]), ("bij,bjk->bik", ["bij", "bjk"]),
+         ("bsd,de,be->bs", ["bsd", "de", "be"]), ("bn,nm,bm->b", ["bn", "nm", "bm"])]
+    )  # fmt: skip
+    sizes = {letter: size(rng, 2, 12 if letter in "bh" else 256) for letter in "bhqkdijsenm"}
+    inputs = [leaf([sizes[letter] for letter in rank], "f32", scale=0.2) for rank in ranks]
+    return case("einsum", inputs, rng.random() < 0.5, equation=equation)
+
+
+def recurrent(rng):
+    """Sequences in, all outputs out; the parameters follow the input."""
+    op, gates = rng.choice([("lstm", 4), ("lstm", 4), ("gru", 3)])
+    layers, hidden, width = rng.choice([1, 2]), rng.choice([32, 64, 128, 256, 512]), size(rng, 8, 512)
+    inputs = [leaf([size(rng, 8, 128), size(rng, 1, 64), width], "f32")]
+    for layer in range(layers):
+        inputs += [leaf([gates * hidden, width if layer == 0 else hidden], "f32", scale=hidden**-0.5)]
+        inputs += [leaf([gates * hidden, hidden], "f32", scale=hidden**-0.5)]
+        inputs += [leaf([gates * hidden], "f32", scale=0.1)] * 2
+    return case(op, inputs, rng.random() < 0.7, layers=layers, hidden=hidden)
+
+
 FAMILIES = {
     function.__name__: function
-    for function in (reductions, norms, softmaxes, scans, indexed, copies, chains, pooling, convolutions, products, attention)
+    for function in (reductions, norms, softmaxes, scans, indexed, copies, chains, pooling, convolutions, products, attention, orders, lengths, einsums, recurrent)
 }
 COMPILED = {"reductions", "norms", "softmaxes", "scans", "indexed", "chains"}
 CHANNELS_LAST = {"conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "bilinear", "nearest", "batch_norm", "group_norm"}
@@ -352,6 +391,22 @@ def forward(drawn, x):
         return F.scaled_dot_product_attention(x[0], x[1], x[2], mask, is_causal=o["causal"], enable_gqa=o["gqa"])
     if op == "contiguous":
         return x[0].contiguous()
+    if op == "sort":
+        return torch.sort(x[0], dim=axes[0], stable=True).values
+    if op == "topk":
+        return torch.topk(x[0], o["k"], dim=axes[0]).values
+    if op == "norm":
+        return torch.linalg.vector_norm(x[0], dim=axes[0])
+    if op == "normalize":
+        return F.normalize(x[0], dim=axes[0])
+    if op == "cosine_similarity":
+        return F.cosine_similarity(x[0], x[1], dim=axes[0])
+    if op == "einsum":
+        return torch.einsum(o["equation"], *x)
+    if op in ("lstm", "gru"):
+        state = torch.zeros(o["layers"], x[0].shape[1], o["hidden"], dtype=x[0].dtype, device=x[0].device)
+        state = (state, state) if op == "lstm" else state
+        return getattr(torch, op)(x[0], state, x[1:], True, o["layers"], 0.0, True, False, False)[0]
     if op == "cat":
         return torch.cat(x, axes[0])
     return chain(o["chain"], x)

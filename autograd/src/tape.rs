@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
+use crate::gradcheck::perturbed;
 use crate::mode::{Recording, next_sequence, recording};
 use crate::place::OpStream;
 
@@ -97,6 +98,12 @@ pub(crate) struct Saved {
     source: Source,
 }
 
+impl Saved {
+    fn value(&self) -> Tensor {
+        perturbed(&self.tensor).unwrap_or_else(|| self.tensor.clone())
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Source {
     Input(usize),
@@ -129,12 +136,12 @@ impl Vjp<'_> {
             Source::Output => Some(self.node.clone()),
             Source::Constant => None,
         };
-        Var { value: saved.tensor.clone(), node }
+        Var { value: saved.value(), node }
     }
 
     /// The input with this index, on the tape. The op saved it as the tensor with the same index.
     pub(crate) fn input(&self, index: usize) -> Var {
-        Var { value: self.saved[index].tensor.clone(), node: self.node.inputs[index].clone() }
+        Var { value: self.saved[index].value(), node: self.node.inputs[index].clone() }
     }
 
     /// The number of the op's inputs.
@@ -186,7 +193,7 @@ pub fn record<F>(op: &'static str, inputs: &[&Var], saved: &[Save<'_>], value: T
 where
     F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
 {
-    let recording = recording();
+    let (recording, value) = (recording(), perturbed(&value).unwrap_or(value));
     match recording {
         Recording::On | Recording::Off => {}
         Recording::Noticed => notice(inputs, saved),

@@ -333,6 +333,21 @@ fn perturbations_that_fail_are_left_out() -> Result<()> {
     Ok(())
 }
 
+/// A function that rounding takes to steps is flat within one; larger ones show that its slope is as expected.
+#[test]
+fn a_slope_that_rounding_to_steps_hides_is_uncertain() -> Result<()> {
+    for (grid, noise, is_uncertain) in [(1e-7, 1e-20, true), (0.0, 1e-20, false)] {
+        let mut rise = |step: f64| {
+            let excess = if grid > 0.0 { (step / grid).round() * grid - step } else { -step };
+            Ok([excess, noise])
+        };
+        let found = slope::search_up(&mut rise, 1e-14, 1.0)?;
+        assert!((found.value + 1.0).abs() < 1e-3, "{}", found.value);
+        assert_eq!(found.uncertainty >= 1.0 - 1e-3, is_uncertain, "{}", found.uncertainty);
+    }
+    Ok(())
+}
+
 mod random;
 
 /// Outputs whose number depends on values, and panics, leave leaves as they were.

@@ -63,6 +63,12 @@ pub struct GradCheckReport {
 /// size of the element, and shrink or grow until the uncertainty is below the tolerance. A gradient is wrong if it differs by more than the
 /// uncertainty and `rtol` of the derivative together.
 ///
+/// Rounding is measured in two ways: at points close together, and by four evaluations, with their backward passes, in which the last
+/// three bits of each op's result and of each gradient are others. What these move in outputs is noise of `L`; how far they move a
+/// gradient is how uncertain that is, too, which counts where it differs. They are neither recorded nor different otherwise, so that every
+/// op's gradient is that of the pass that is checked, and an error of it remains. Evaluations that fail or are not finite are
+/// left out; with fewer than two, a gradient that differs is undecided.
+///
 /// `f` is evaluated in F64 on copies of the inputs, under an autocast that takes other operands to F64. If it refuses F64, it
 /// is evaluated in the inputs' own types, with a tolerance of the square root of their rounding. All is done on the current
 /// streams of the inputs' devices, and the calling thread waits.
@@ -180,7 +186,7 @@ const DIRECTION: u64 = 1;
 const OUTER: u64 = 2;
 const SAMPLE: u64 = 3;
 
-/// How often the function and its gradients are evaluated with other roundings.
+/// How often the function and its gradients are evaluated with other last bits.
 const PERTURBATIONS: u64 = 4;
 
 /// Calls `check` with operands taken to F64, then in their own types if a function refuses F64, or if all leaves have it.
@@ -338,7 +344,7 @@ impl Check<'_> {
         Ok(Base { noises: noises.collect(), outputs: values, weights, given, tape, unit })
     }
 
-    /// The gradients with other roundings, but for evaluations that fail. What these change in outputs is noise.
+    /// The gradients with other last bits, but for evaluations that fail. What these change in outputs is noise.
     fn perturbed(&self, base: &mut Base) -> Vec<Vec<Option<Vec<f64>>>> {
         let sample = |perturbation| {
             with_perturbation(perturbation, || {

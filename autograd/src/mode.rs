@@ -62,7 +62,7 @@ pub(crate) fn with_recording<R>(recording: Recording, f: impl FnOnce() -> R) -> 
     f()
 }
 
-/// Which of the ways to round results differently is in effect; 0 where results stay as they are.
+/// Which last bits results have in place of their own: the number of a perturbation, 0 for none.
 #[inline]
 pub(crate) fn perturbation() -> u64 {
     MODE.with(|mode| mode.perturbation.get())

@@ -99,8 +99,11 @@ pub(crate) struct Saved {
 }
 
 impl Saved {
-    fn value(&self) -> Tensor {
-        perturbed(&self.tensor).unwrap_or_else(|| self.tensor.clone())
+    /// The tensor as the op at `node` read or made it.
+    fn value(&self, node: &Node) -> Tensor {
+        let is_tracked = matches!(self.source, Source::Input(input) if node.inputs[input].is_some());
+        let moved = if is_tracked { perturbed(&self.tensor) } else { None };
+        moved.unwrap_or_else(|| self.tensor.clone())
     }
 }
 
@@ -136,12 +139,12 @@ impl Vjp<'_> {
             Source::Output => Some(self.node.clone()),
             Source::Constant => None,
         };
-        Var { value: saved.value(), node }
+        Var { value: saved.value(self.node), node }
     }
 
     /// The input with this index, on the tape. The op saved it as the tensor with the same index.
     pub(crate) fn input(&self, index: usize) -> Var {
-        Var { value: self.saved[index].value(), node: self.node.inputs[index].clone() }
+        Var { value: self.saved[index].value(self.node), node: self.node.inputs[index].clone() }
     }
 
     /// The number of the op's inputs.
@@ -193,16 +196,17 @@ pub fn record<F>(op: &'static str, inputs: &[&Var], saved: &[Save<'_>], value: T
 where
     F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
 {
-    let (recording, value) = (recording(), perturbed(&value).unwrap_or(value));
+    let recording = recording();
     match recording {
         Recording::On | Recording::Off => {}
         Recording::Noticed => notice(inputs, saved),
         Recording::Again => notice_again(inputs),
     }
-    if inputs.iter().all(|input| input.tracked().is_none())
-        || !matches!(recording, Recording::On | Recording::Again)
-        || !value.dtype().is_float()
-    {
+    let is_constant = inputs.iter().all(|input| input.tracked().is_none());
+    // What is constant in a recorded pass, such as an exponent, is exact.
+    let exact = is_constant && recording != Recording::Off;
+    let value = Some(&value).filter(|_| !exact).and_then(perturbed).unwrap_or(value);
+    if is_constant || !matches!(recording, Recording::On | Recording::Again) || !value.dtype().is_float() {
         return Var::constant(value);
     }
     let save = |save: &Save<'_>| {

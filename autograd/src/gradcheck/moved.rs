@@ -10,7 +10,7 @@ use super::{Base, Check, DIRECTION, Results, SAMPLE, norm, normal, numbers};
 const SMALL: f64 = 1e-3;
 /// A derivative counts as at least as large as this share of the function's value for a step of the leaf's own size.
 const NO_EFFECT: f64 = 1e-8;
-/// How many times as uncertain as with other roundings an analytic derivative is.
+/// How many times as uncertain as with other last bits an analytic derivative is.
 const DEVIATIONS: f64 = 2.0;
 
 pub(super) struct Moved<'a> {
@@ -22,7 +22,7 @@ pub(super) struct Moved<'a> {
     scales: Vec<f64>,
     /// `None` where no gradient leads to the leaf.
     analytic: Option<Vec<f64>>,
-    /// The same with other roundings.
+    /// The same with other last bits.
     perturbed: Vec<Option<&'a [f64]>>,
     /// The typical effect of a step of 1.
     typical: f64,

@@ -245,8 +245,10 @@ fn an_infinite_output_may_stay() -> Result<()> {
     Ok(())
 }
 
+type OfOne = fn(&Var) -> Result<Var>;
+
 /// `f`, whose gradient is off by a factor where no composition takes its place.
-fn fused_off(x: &Var, f: fn(&Var) -> Result<Var>, factor: f64) -> Result<Var> {
+fn fused_off(x: &Var, f: OfOne, factor: f64) -> Result<Var> {
     let value = no_grad(|| f(x))?.value().clone();
     Ok(record("off", &[x], &[Save::Input(0)], value, move |cx, g| {
         let x = Var::leaf(cx.saved(0).value().clone());
@@ -260,7 +262,7 @@ fn fused_off(x: &Var, f: fn(&Var) -> Result<Var>, factor: f64) -> Result<Var> {
 
 #[test]
 fn wrong_gradients_of_fused_rules_are_found() -> Result<()> {
-    let fused: [(&str, fn(&Var) -> Result<Var>); 4] = [
+    let fused: [(&str, OfOne); 4] = [
         ("layer_norm", |x| x.layer_norm(&[5], None, None, 1e-5)),
         ("attention", |x| x.scaled_dot_product_attention(x, x, &AttentionOptions::default())),
         ("cross_entropy", |x| {

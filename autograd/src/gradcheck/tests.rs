@@ -340,7 +340,7 @@ fn perturbations_that_fail_are_left_out() -> Result<()> {
 fn a_wrong_gradient_of_a_power_of_negative_numbers_is_found() -> Result<()> {
     for dtype in [DType::F64, DType::F32] {
         let two = Var::constant(Tensor::full(&[3], 2.0, dtype, &Device::cpu())?);
-        let x = [vector(&[-0.5, -1.0, 2.0])?.to_dtype(dtype)?];
+        let x = [vector(&[-0.5, -1.0, -2.0])?.to_dtype(dtype)?];
         decided(right_and_wrong(|v| v[0].pow(&two), &x, GradCheck::default())?);
     }
     Ok(())

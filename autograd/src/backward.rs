@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use tensor::{Error, ErrorKind, Result, Tensor};
 
 use crate::autocast::suspended;
+use crate::gradcheck::perturbed;
 use crate::gradients::{Entry, add_gradients, check_form, check_like, check_place, separate};
 use crate::mode::with_recording;
 use crate::place::on;
@@ -480,6 +481,9 @@ impl<'a> Sweep<'a> {
         let mut grads = Grads::new();
         on(node.place.elsewhere(gradient.device()).as_ref(), || {
             caught(node, || {
+                if let Some(perturbed) = perturbed(&gradient.value) {
+                    gradient.value = perturbed;
+                }
                 for hook in hooks.iter().flat_map(|hooks| hooks.iter()) {
                     if let Some(changed) = hook.call(&gradient)? {
                         check_like("register_hook", &gradient, &changed)?;

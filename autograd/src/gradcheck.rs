@@ -1,15 +1,19 @@
 //! Gradients against numeric derivatives with their uncertainty.
 
 mod moved;
+mod perturbed;
 mod slope;
 
 use device::{AtCaller, OnDrop};
 use tensor::{DType, Device, Error, ErrorKind, RandomKey, Result, Tensor};
 
 use crate::autocast::in_f64;
+use crate::mode::with_perturbation;
 use crate::pipeline::discard_deferred;
 use crate::{GradOptions, TapeEntry, Var, grad};
 use moved::{Derivative, Moved};
+use perturbed::FACTOR;
+pub(crate) use perturbed::perturbed;
 use slope::unit;
 
 /// How to run [`gradcheck`], [`gradgradcheck`] and [`gradcheck_leaves`].
@@ -58,6 +62,12 @@ pub struct GradCheckReport {
 /// rounding of `L`, which is measured, over `h`, the rest of the extrapolation, and a kink between the steps. Steps follow the
 /// size of the element, and shrink or grow until the uncertainty is below the tolerance. A gradient is wrong if it differs by more than the
 /// uncertainty and `rtol` of the derivative together.
+///
+/// Rounding is measured in two ways: at points close together, and by four evaluations, with their backward passes, in which the last
+/// three bits of each op's result and of each gradient are others. What these move in outputs is noise of `L`; how far they move a
+/// gradient is how uncertain that is, too, which counts where it differs. They are neither recorded nor different otherwise, so that every
+/// op's gradient is that of the pass that is checked, and an error of it remains. Evaluations that fail or are not finite are
+/// left out; with fewer than two, a gradient that differs is undecided.
 ///
 /// `f` is evaluated in F64 on copies of the inputs, under an autocast that takes other operands to F64. If it refuses F64, it
 /// is evaluated in the inputs' own types, with a tolerance of the square root of their rounding. All is done on the current
@@ -176,6 +186,9 @@ const DIRECTION: u64 = 1;
 const OUTER: u64 = 2;
 const SAMPLE: u64 = 3;
 
+/// How often the function and its gradients are evaluated with other last bits.
+const PERTURBATIONS: u64 = 4;
+
 /// Calls `check` with operands taken to F64, then in their own types if a function refuses F64, or if all leaves have it.
 fn widest<R>(dtypes: impl IntoIterator<Item = DType>, check: impl Fn(bool) -> Result<R>) -> Result<R> {
     use ErrorKind::{DTypeMismatch, DTypeUnsupported};
@@ -235,8 +248,21 @@ struct Base {
     given: Vec<Tensor>,
     weights: Vec<f64>,
     tape: Vec<TapeEntry>,
+    /// The noise of each weighted output.
+    noises: Vec<f64>,
     /// The rounding of the coarsest type on the tape.
     unit: f64,
+}
+
+impl Base {
+    /// How far other outputs are from these. Infinite elements may stay as they are.
+    fn changes(&self, outputs: &[Var]) -> Result<Vec<f64>> {
+        let now = all_numbers(outputs.iter().map(Var::value))?;
+        let expected = self.outputs.len();
+        Error::require_shapes(now.len() == expected, OP, &[expected], &[now.len()])?;
+        let change = |(now, old): (&f64, &f64)| if now == old { 0.0 } else { now - old };
+        Ok(now.iter().zip(&self.outputs).map(change).collect())
+    }
 }
 
 #[derive(Default)]
@@ -252,16 +278,19 @@ impl Check<'_> {
         Error::require(rtol >= 0.0, OP, "rtol", "0 or more", rtol)?;
         Error::require(!self.leaves.is_empty(), OP, "inputs", "at least one tensor", "none")?;
         let outputs = self.evaluate()?;
-        let base = self.base(&outputs)?;
+        let mut base = self.base(&outputs)?;
+        let analytic = self.analytic(outputs, &base.given)?;
+        let perturbed = self.perturbed(&mut base);
         let mut results = Results::default();
-        for (index, analytic) in self.analytic(outputs, &base.given)?.into_iter().enumerate() {
+        for (index, analytic) in analytic.into_iter().enumerate() {
             let values = numbers(self.leaves[index].value())?;
             let _after_a_panic = OnDrop(|| {
                 if std::thread::panicking() {
                     let _ = self.set(index, &values);
                 }
             });
-            let moved = Moved::new(self, &base, index, &values, analytic);
+            let perturbed = perturbed.iter().map(|sample| sample[index].as_deref()).collect();
+            let moved = Moved::new(self, &base, index, &values, analytic, perturbed);
             let checked = moved.and_then(|moved| moved.check(&mut results));
             // Also after an error.
             self.set(index, &values)?;
@@ -308,7 +337,31 @@ impl Check<'_> {
         let tape: Vec<TapeEntry> = outputs.iter().flat_map(Var::tape).collect();
         let ops = tape.iter().filter(|entry| entry.op != "leaf");
         let unit = ops.map(|entry| unit(entry.dtype)).fold(f64::EPSILON, f64::max);
-        Ok(Base { outputs: values, weights: all_numbers(&given)?, given, tape, unit })
+        let weights = all_numbers(&given)?;
+        // A result is rounded at least once.
+        let rounding = |(y, weight): (&f64, &f64)| unit / 4.0 * (y * weight).abs();
+        let noises = values.iter().zip(&weights).map(rounding).map(|x| if x.is_finite() { x } else { 0.0 });
+        Ok(Base { noises: noises.collect(), outputs: values, weights, given, tape, unit })
+    }
+
+    /// The gradients with other last bits, but for evaluations that fail. What these change in outputs is noise.
+    fn perturbed(&self, base: &mut Base) -> Vec<Vec<Option<Vec<f64>>>> {
+        let sample = |perturbation| {
+            with_perturbation(perturbation, || {
+                let outputs = self.evaluate()?;
+                let changes = base.changes(&outputs)?;
+                Ok::<_, Error>((changes, self.analytic(outputs, &base.given)?))
+            })
+        };
+        let (changes, gradients): (Vec<_>, Vec<_>) =
+            (1..=PERTURBATIONS).filter_map(|perturbation| sample(perturbation).ok()).unzip();
+        for changes in changes {
+            for ((noise, weight), change) in base.noises.iter_mut().zip(&base.weights).zip(changes) {
+                let moved = (change * weight).abs() / FACTOR;
+                *noise = if moved.is_finite() { noise.max(moved) } else { *noise };
+            }
+        }
+        gradients
     }
 
     /// The gradient of each leaf; `None` where the tape has none.

@@ -7,6 +7,7 @@ use device::OnDrop;
 struct Mode {
     recording: Cell<Recording>,
     sequence: Cell<u64>,
+    perturbation: Cell<u64>,
 }
 
 /// What is done about an op that has a gradient.
@@ -22,7 +23,8 @@ pub(crate) enum Recording {
 }
 
 thread_local! {
-    static MODE: Mode = const { Mode { recording: Cell::new(Recording::On), sequence: Cell::new(0) } };
+    static MODE: Mode =
+        const { Mode { recording: Cell::new(Recording::On), sequence: Cell::new(0), perturbation: Cell::new(0) } };
 }
 
 /// Whether ops of this thread are recorded on the tape, by themselves or as parts of what is [recomputed](crate::recompute).
@@ -57,6 +59,19 @@ pub fn no_grad<R>(f: impl FnOnce() -> R) -> R {
 pub(crate) fn with_recording<R>(recording: Recording, f: impl FnOnce() -> R) -> R {
     let outer = MODE.with(|mode| mode.recording.replace(recording));
     let _restore = OnDrop(|| MODE.with(|mode| mode.recording.set(outer)));
+    f()
+}
+
+/// Which last bits results have in place of their own: the number of a perturbation, 0 for none.
+#[inline]
+pub(crate) fn perturbation() -> u64 {
+    MODE.with(|mode| mode.perturbation.get())
+}
+
+/// Runs `f` with a perturbation; the former one is restored on return and on panic.
+pub(crate) fn with_perturbation<R>(perturbation: u64, f: impl FnOnce() -> R) -> R {
+    let outer = MODE.with(|mode| mode.perturbation.replace(perturbation));
+    let _restore = OnDrop(|| MODE.with(|mode| mode.perturbation.set(outer)));
     f()
 }
 

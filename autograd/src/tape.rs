@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
+use crate::gradcheck::perturbed;
 use crate::mode::{Recording, next_sequence, recording};
 use crate::place::OpStream;
 
@@ -97,6 +98,15 @@ pub(crate) struct Saved {
     source: Source,
 }
 
+impl Saved {
+    /// The tensor as the op at `node` read or made it.
+    fn value(&self, node: &Node) -> Tensor {
+        let is_tracked = matches!(self.source, Source::Input(input) if node.inputs[input].is_some());
+        let moved = if is_tracked { perturbed(&self.tensor) } else { None };
+        moved.unwrap_or_else(|| self.tensor.clone())
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Source {
     Input(usize),
@@ -129,12 +139,12 @@ impl Vjp<'_> {
             Source::Output => Some(self.node.clone()),
             Source::Constant => None,
         };
-        Var { value: saved.tensor.clone(), node }
+        Var { value: saved.value(self.node), node }
     }
 
     /// The input with this index, on the tape. The op saved it as the tensor with the same index.
     pub(crate) fn input(&self, index: usize) -> Var {
-        Var { value: self.saved[index].tensor.clone(), node: self.node.inputs[index].clone() }
+        Var { value: self.saved[index].value(self.node), node: self.node.inputs[index].clone() }
     }
 
     /// The number of the op's inputs.
@@ -192,10 +202,11 @@ where
         Recording::Noticed => notice(inputs, saved),
         Recording::Again => notice_again(inputs),
     }
-    if inputs.iter().all(|input| input.tracked().is_none())
-        || !matches!(recording, Recording::On | Recording::Again)
-        || !value.dtype().is_float()
-    {
+    let is_constant = inputs.iter().all(|input| input.tracked().is_none());
+    // What is constant in a recorded pass, such as an exponent, is exact.
+    let exact = is_constant && recording != Recording::Off;
+    let value = Some(&value).filter(|_| !exact).and_then(perturbed).unwrap_or(value);
+    if is_constant || !matches!(recording, Recording::On | Recording::Again) || !value.dtype().is_float() {
         return Var::constant(value);
     }
     let save = |save: &Save<'_>| {

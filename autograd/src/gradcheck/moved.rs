@@ -4,15 +4,14 @@ use device::AtCaller;
 use tensor::{DType, Device, Error, ErrorKind, RandomKey, Result, Tensor};
 
 use super::slope::{NOISE, Slope, node, noise_of, search, search_up, unit};
-use super::{Base, Check, DIRECTION, OP, Results, SAMPLE, all_numbers, norm, normal, numbers};
-use crate::Var;
+use super::{Base, Check, DIRECTION, Results, SAMPLE, norm, normal, numbers};
 
 /// A derivative below this share of the typical one of its leaf counts as large as this share.
 const SMALL: f64 = 1e-3;
 /// A derivative counts as at least as large as this share of the function's value for a step of the leaf's own size.
 const NO_EFFECT: f64 = 1e-8;
-/// Roundings in an analytic derivative, and of a typical one in those that cancel.
-const ROUNDINGS: [f64; 2] = [8.0, 1.0];
+/// How many times as uncertain as with other last bits an analytic derivative is.
+const DEVIATIONS: f64 = 2.0;
 
 pub(super) struct Moved<'a> {
     check: &'a Check<'a>,
@@ -23,6 +22,8 @@ pub(super) struct Moved<'a> {
     scales: Vec<f64>,
     /// `None` where no gradient leads to the leaf.
     analytic: Option<Vec<f64>>,
+    /// The same with other last bits.
+    perturbed: Vec<Option<&'a [f64]>>,
     /// The typical effect of a step of 1.
     typical: f64,
     /// The noise of each element of the outputs, weighted.
@@ -52,6 +53,7 @@ impl<'a> Moved<'a> {
         index: usize,
         values: &'a [f64],
         analytic: Option<Vec<f64>>,
+        perturbed: Vec<Option<&'a [f64]>>,
     ) -> Result<Moved<'a>> {
         let root = (values.len() as f64).sqrt();
         let usual = norm(values.iter().copied()) / root;
@@ -59,10 +61,10 @@ impl<'a> Moved<'a> {
         let scales: Vec<f64> = values.iter().map(|x| scale(x).log2().floor().exp2()).collect();
         let effects = analytic.iter().flatten().zip(&scales).map(|(a, scale)| a * scale);
         let typical = norm(effects.filter(|effect| effect.is_finite())) / root;
-        let weighted = base.outputs.iter().zip(&base.weights).map(|(y, weight)| (y * weight).abs());
-        let noises: Vec<f64> = weighted.map(|y| if y.is_finite() { y } else { 0.0 }).collect();
-        let size = norm(noises.iter().copied());
-        let mut moved = Moved { check, base, index, values, scales, analytic, typical, noises, size };
+        let weighted = base.outputs.iter().zip(&base.weights).map(|(y, weight)| y * weight);
+        let (size, noises) = (norm(weighted.filter(|y| y.is_finite())), base.noises.clone());
+        let mut moved =
+            Moved { check, base, index, values, scales, analytic, perturbed, typical, noises, size };
         moved.measure_noise()?;
         Ok(moved)
     }
@@ -93,6 +95,23 @@ impl<'a> Moved<'a> {
             .map(|&(element, by)| self.analytic.as_ref().map_or(0.0, |analytic| analytic[element] * by))
     }
 
+    /// How far rounding may move the analytic derivative.
+    fn rounding(&self, direction: &Direction, analytic: f64) -> f64 {
+        let effect = |sample: &Option<&[f64]>| {
+            direction
+                .iter()
+                .map(|&(element, by)| sample.map_or(0.0, |sample| sample[element] * by))
+                .sum::<f64>()
+        };
+        let moved = self.perturbed.iter().map(|sample| (effect(sample) - analytic).abs());
+        let finite: Vec<f64> = moved.filter(|moved| moved.is_finite()).collect();
+        if finite.len() < 2 && self.analytic.is_some() {
+            f64::INFINITY
+        } else {
+            finite.into_iter().fold(0.0, f64::max)
+        }
+    }
+
     /// Measures the noise of each output on points as close together as they may be for their values to differ.
     fn measure_noise(&mut self) -> Result<()> {
         let (direction, unit) = (self.anywhere()?, self.unit());
@@ -102,7 +121,7 @@ impl<'a> Moved<'a> {
             let spacing = (64.0 * unit * 4096_f64.powi(power)).min(coarsest);
             let step = |point| self.step(&direction, spacing * node(point));
             let (changes, rises): (Vec<_>, Vec<_>) = (0..8).map(step).collect::<Result<_>>()?;
-            let (weights, noises, least) = (&self.base.weights, &mut self.noises, self.base.unit / 4.0);
+            let (weights, noises) = (&self.base.weights, &mut self.noises);
             open.retain(|&at| {
                 let weighted = |changes: &Vec<f64>| changes[at] * weights[at];
                 // Of a single output without the slope, and so without the rounding of the leaf.
@@ -110,8 +129,7 @@ impl<'a> Moved<'a> {
                     if weights.len() == 1 { rises.clone() } else { changes.iter().map(weighted).collect() };
                 let is_open = changes.windows(2).filter(|pair| pair[0][at] == pair[1][at]).count() > 1;
                 if !is_open || spacing == coarsest {
-                    // A result is rounded at least once.
-                    noises[at] = (noises[at] * least).max(noise_of(&near));
+                    noises[at] = noises[at].max(noise_of(&near));
                 }
                 is_open && spacing < coarsest
             });
@@ -127,13 +145,7 @@ impl<'a> Moved<'a> {
         let mut values = self.values.to_vec();
         direction.iter().for_each(|(element, by)| values[*element] += step * by);
         self.check.set(self.index, &values)?;
-        let outputs = self.check.evaluate()?;
-        // Infinite elements may stay as they are.
-        let change = |(now, old): (&f64, &f64)| if now == old { 0.0 } else { now - old };
-        let now = all_numbers(outputs.iter().map(Var::value))?;
-        let expected = self.base.outputs.len();
-        Error::require_shapes(now.len() == expected, OP, &[expected], &[now.len()])?;
-        let changes: Vec<f64> = now.iter().zip(&self.base.outputs).map(change).collect();
+        let changes = self.base.changes(&self.check.evaluate()?)?;
         // As the leaf's type rounded them.
         let values = numbers(self.check.leaves[self.index].value())?;
         let moved = |&(element, _): &(usize, f64)| (element, values[element] - self.values[element]);
@@ -208,13 +220,13 @@ impl<'a> Moved<'a> {
         } else {
             search(&mut rise, start, least, &enough)?
         };
-        slope.uncertainty += self.unit() * (ROUNDINGS[0] * effect).max(ROUNDINGS[1] * self.typical);
         let magnitude = magnitude(&slope);
         if slope.value.abs() > slope.uncertainty + rtol * magnitude {
             // The rounding of outputs may hide a change; if none changes at all, that of numbers about as large as 1.
             let is_still = noises.iter().all(|noise| *noise == 0.0);
-            let hidden = self.size + if is_still { norm(self.base.weights.iter().copied()) } else { 0.0 };
-            slope.uncertainty += NOISE / start * self.base.unit * hidden;
+            let still = if is_still { self.base.unit * norm(self.base.weights.iter().copied()) } else { 0.0 };
+            slope.uncertainty += NOISE / start * (norm(self.noises.iter().copied()) + still)
+                + DEVIATIONS * self.rounding(direction, analytic);
         }
         let allowed = slope.uncertainty + rtol * magnitude;
         let is_wrong = !analytic.is_finite() || slope.value.abs() > allowed;

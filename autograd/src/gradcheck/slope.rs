@@ -78,20 +78,24 @@ pub(super) fn search(
     Ok(best)
 }
 
-/// The slope by growing steps, as long as that lessens noise as it should: beyond, steps jump over what the function does.
+/// The slope by growing steps, as long as that lessens noise as it should: beyond, steps jump over what the function does. But if
+/// one of them shows no slope, rounding to steps may have hidden that there is none.
 pub(super) fn search_up(rise: &mut Rise<'_>, least: f64, most: f64) -> Result<Slope> {
     // Shows which outputs change.
     rise(most)?;
-    let mut best = extrapolated(rise, least)?;
+    let (mut best, mut ends) = (extrapolated(rise, least)?, false);
     for power in 1.. {
         let step = least * 8_f64.powi(power);
         let next = if step <= most { extrapolated(rise, step)? } else { break };
         let is_near = (next.value - best.value).abs() <= next.uncertainty + best.uncertainty;
         let lessens = next.uncertainty < best.uncertainty && next.uncertainty > best.uncertainty / 32.0;
-        if best.uncertainty.is_finite() && !(is_near && lessens) {
+        ends |= best.uncertainty.is_finite() && !(is_near && lessens);
+        if !ends {
+            best = next;
+        } else if !is_near && next.value.abs() <= next.uncertainty {
+            best.uncertainty += best.value.abs();
             break;
         }
-        best = next;
     }
     Ok(best)
 }

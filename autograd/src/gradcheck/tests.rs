@@ -1,8 +1,11 @@
 use std::cell::Cell;
 
 use super::*;
+use crate::mode::{Recording, perturbation, with_recording};
+use crate::ops::AttentionOptions;
+use crate::pipeline::Around;
 use crate::tape::one;
-use crate::{autocast, no_grad, record};
+use crate::{Grads, Reduction, Save, autocast, no_grad, record};
 
 fn randn(shape: &[usize], dtype: DType, op: u64) -> Result<Tensor> {
     Tensor::randn(shape, dtype, RandomKey { seed: 5, op }, &Device::cpu())
@@ -239,6 +242,122 @@ fn an_infinite_output_may_stay() -> Result<()> {
     let mask = Tensor::from_slice(&[false, true, false], &[3], &Device::cpu())?;
     let report = gradcheck(|v| v[0].masked_fill(&mask, f64::NEG_INFINITY), &x, GradCheck::default())?;
     decided(report);
+    Ok(())
+}
+
+type OfOne = fn(&Var) -> Result<Var>;
+
+/// `f`, whose gradient is off by a factor where no composition takes its place.
+fn fused_off(x: &Var, f: OfOne, factor: f64) -> Result<Var> {
+    let value = no_grad(|| f(x))?.value().clone();
+    Ok(record("off", &[x], &[Save::Input(0)], value, move |cx, g| {
+        let x = Var::leaf(cx.saved(0).value().clone());
+        let y = with_recording(Recording::On, || f(&x))?;
+        let options = GradOptions { gradients: vec![Some(g.clone())], ..GradOptions::default() };
+        let factor = if cx.is_recorded() || crate::is_recording() { 1.0 } else { factor };
+        let found = grad(&[y], &[x], options)?.swap_remove(0);
+        found.map_or(Ok(Grads::new()), |g| Ok(one(g.mul_scalar(factor)?)))
+    }))
+}
+
+#[test]
+fn wrong_gradients_of_fused_rules_are_found() -> Result<()> {
+    let fused: [(&str, OfOne); 4] = [
+        ("layer_norm", |x| x.layer_norm(&[5], None, None, 1e-5)),
+        ("attention", |x| x.scaled_dot_product_attention(x, x, &AttentionOptions::default())),
+        ("cross_entropy", |x| {
+            let labels = Tensor::from_slice(&[1_i64, 0, 3, 2, 1], &[1, 5], &Device::cpu())?;
+            x.cross_entropy(&labels, Reduction::Sum)
+        }),
+        ("batch_norm", |x| Ok(x.reshape(&[4, 5, 1, 1])?.batch_norm(None, None, 1e-5)?.0)),
+    ];
+    let x = [randn(&[1, 4, 5], DType::F64, 0)?];
+    for (name, f) in fused {
+        decided(gradcheck(|v| fused_off(&v[0], f, 1.0), &x, GradCheck::default())?);
+        for factor in [1.0001, 1.01] {
+            let found = gradcheck(|v| fused_off(&v[0], f, factor), &x, GradCheck::default());
+            assert!(matches!(kind(&found), Some(ErrorKind::GradientMismatch { .. })), "{name}: {found:?}");
+        }
+        // Ops of F32 find what their rounding does not hide.
+        let narrow = |v: &[Var]| fused_off(&v[0].to_dtype(DType::F32)?, f, 1.01);
+        let found = gradcheck(narrow, &x, GradCheck::default());
+        assert!(matches!(kind(&found), Some(ErrorKind::GradientMismatch { .. })), "{name}: {found:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn only_numbers_with_fractions_are_perturbed_and_only_once() -> Result<()> {
+    let whole = Tensor::from_slice(&[1_i64, -7, i64::MAX], &[3], &Device::cpu())?;
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+        let x = randn(&[100], DType::F64, 0)?.to_dtype(dtype)?;
+        let x = Tensor::cat(&[&x, &x.mul_scalar(-1.0)?, &Tensor::zeros(&[1], dtype, &Device::cpu())?], 0)?;
+        let once = with_perturbation(1, || perturbed(&x)).unwrap();
+        let (before, after) = (numbers(&x)?, numbers(&once)?);
+        let off = before.iter().zip(&after).map(|(x, y)| (y - x).abs() - 8.0 * slope::unit(dtype) * x.abs());
+        assert!(off.fold(0.0, f64::max) <= 0.0 && before != after, "{dtype}");
+        assert!((0..100).all(|at| after[at] == -after[100 + at]) && after[200] == 0.0);
+        assert_eq!(numbers(&with_perturbation(1, || perturbed(&once)).unwrap())?, after);
+        assert_ne!(numbers(&with_perturbation(2, || perturbed(&x)).unwrap())?, after);
+    }
+    assert!(
+        with_perturbation(1, || perturbed(&whole)).is_none()
+            && perturbed(&randn(&[2], DType::F32, 0)?).is_none()
+    );
+    Ok(())
+}
+
+#[test]
+fn threads_that_work_for_another_have_its_perturbation() {
+    let around = with_perturbation(3, || Around::new(tensor::Generator::current()));
+    let other = || around.scope(tensor::Generator::current(), perturbation);
+    assert_eq!((std::thread::scope(|scope| scope.spawn(other).join()).unwrap(), perturbation()), (3, 0));
+}
+
+/// Evaluations with other roundings that fail or are not finite say nothing; if too few are left, a difference is undecided.
+#[test]
+fn perturbations_that_fail_are_left_out() -> Result<()> {
+    let x = [vector(&[0.5, -1.0, 2.0])?];
+    for (left, is_found) in [(4, true), (2, true), (1, false), (0, false)] {
+        let fails = |v: &[Var]| {
+            Error::require(perturbation() <= left, OP, "perturbation", "few", left)?;
+            off(&v[0].sin()?, 1.01)
+        };
+        let nan = |v: &[Var]| {
+            let factor = if perturbation() <= left { 1.01 } else { f64::NAN };
+            off(&v[0].sin()?, factor)
+        };
+        for found in [gradcheck(fails, &x, GradCheck::default()), gradcheck(nan, &x, GradCheck::default())] {
+            assert_eq!(found.is_err(), is_found, "{left}: {found:?}");
+            assert_eq!(found.map_or(3, |report| report.undecided), 3);
+        }
+    }
+    Ok(())
+}
+
+/// A constant exponent is exact: a power of a negative number stays one.
+#[test]
+fn a_wrong_gradient_of_a_power_of_negative_numbers_is_found() -> Result<()> {
+    for dtype in [DType::F64, DType::F32] {
+        let two = Var::constant(Tensor::full(&[3], 2.0, dtype, &Device::cpu())?);
+        let x = [vector(&[-0.5, -1.0, -2.0])?.to_dtype(dtype)?];
+        decided(right_and_wrong(|v| v[0].pow(&two), &x, GradCheck::default())?);
+    }
+    Ok(())
+}
+
+/// A function that rounding takes to steps is flat within one; larger ones show that its slope is as expected.
+#[test]
+fn a_slope_that_rounding_to_steps_hides_is_uncertain() -> Result<()> {
+    for (grid, noise, is_uncertain) in [(1e-7, 1e-20, true), (0.0, 1e-20, false)] {
+        let mut rise = |step: f64| {
+            let excess = if grid > 0.0 { (step / grid).round() * grid - step } else { -step };
+            Ok([excess, noise])
+        };
+        let found = slope::search_up(&mut rise, 1e-14, 1.0)?;
+        assert!((found.value + 1.0).abs() < 1e-3, "{}", found.value);
+        assert_eq!(found.uncertainty >= 1.0 - 1e-3, is_uncertain, "{}", found.uncertainty);
+    }
     Ok(())
 }
 

@@ -8,12 +8,13 @@ use tensor::{Error, ErrorKind, Generator, next_key, with_generator};
 
 use crate::autocast::Inherited;
 use crate::is_recording;
-use crate::mode::with_recording;
+use crate::mode::{perturbation, with_perturbation, with_recording};
 
 /// The modes of the thread that asks for the work, and the generator of its random ops.
 pub(crate) struct Around {
     pub(crate) generator: Generator,
     recording: bool,
+    perturbation: u64,
     pub(crate) autocast: Option<Inherited>,
     /// The call that the work is for.
     pub(super) caller: &'static Location<'static>,
@@ -25,7 +26,8 @@ impl Around {
     /// The modes of the calling thread.
     pub(crate) fn new(generator: Generator) -> Around {
         let (recording, autocast) = (is_recording(), Inherited::current());
-        Around { generator, recording, autocast, caller: AtCaller::location(), lane: Lane::current() }
+        let (caller, lane) = (AtCaller::location(), Lane::current());
+        Around { generator, recording, perturbation: perturbation(), autocast, caller, lane }
     }
 
     /// The modes of now, for a step of many batches. One draw a step, whatever their number, so that steps differ.
@@ -49,6 +51,7 @@ impl Around {
     pub(crate) fn scope<R>(&self, generator: Generator, work: impl FnOnce() -> R) -> R {
         let _at = AtCaller::enter_at(self.caller);
         let work = || with_recording(self.recording.into(), work);
+        let work = || with_perturbation(self.perturbation, work);
         with_generator(generator, || Inherited::scope(self.autocast.as_ref(), work))
     }
 }

@@ -10,8 +10,7 @@ use std::io::{Write, stdin, stdout};
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use streamgrad::autograd::ops::{AttentionOptions, BagMode, BagOptions};
-use streamgrad::nn::Cell;
+use streamgrad::autograd::ops::{AttentionOptions, BagMode, BagOptions, Cell};
 use streamgrad::prelude::*;
 use streamgrad::tensor::{AvgPool, ConvOptions, Gelu, MaxPool};
 use streamgrad::{BackwardOptions, CpuConfig, Error, Graph, Reduction, Result};

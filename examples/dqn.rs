@@ -3,7 +3,7 @@
 //!     cargo run --release --example dqn
 
 use streamgrad::prelude::*;
-use streamgrad::{Reduction, Result, lerp_parameters, copy_parameters, with_generator, Generator};
+use streamgrad::{Generator, Reduction, Result, copy_parameters, lerp_parameters, with_generator};
 
 const LENGTH: usize = 8;
 /// Left and right.

@@ -3,7 +3,7 @@
 //!     cargo run --release --example gru_text -- 300
 
 use streamgrad::prelude::*;
-use streamgrad::{Result, Reduction};
+use streamgrad::{Reduction, Result};
 
 const TEXT: &str = "the quick brown fox jumps over the lazy dog. pack my box with five dozen liquor jugs. ";
 

@@ -90,7 +90,7 @@ pub use tensor::{
 /// Layers.
 pub mod nn {
     pub use models::{
-        AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, BatchNorm1d, BatchNorm2d, BatchNormOptions, Cell, Conv1d,
+        AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv1d,
         Conv1dOptions, Conv2d, Conv2dOptions, ConvTranspose2d, Dropout, Embedding, EmbeddingBag,
         EmbeddingOptions, Flatten, Gelu, GroupNorm, Gru, LayerNorm, Linear, LinearOptions, Lstm, MaxPool1d,
         MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Recurrent, RecurrentOptions,

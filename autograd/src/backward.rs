@@ -208,18 +208,17 @@ fn parts(roots: &[Root<'_>], ends: &Ends) -> Result<[Vec<Entry>; 2]> {
     Ok([leaves, at_ends])
 }
 
-/// The gradients of `output` with respect to each of `inputs` that is `needed`, for the rule of an op that consists of others.
-/// The pass ends at the inputs, which are distinct, and does not call their hooks.
+/// The gradients of values, with those that are given, with respect to each of `inputs` that is `needed`, for the rule of an op that
+/// consists of others. The pass ends at the inputs, which are distinct, and does not call their hooks.
 pub(crate) fn grad_within(
     op: &'static str,
-    output: &Var,
-    gradient: &Var,
+    roots: &[Root<'_>],
     inputs: &[Var],
     needed: &[bool],
     create_graph: bool,
 ) -> Result<Grads> {
-    let roots = [(output, Some(gradient))];
-    if output.node.is_none() {
+    let roots: Vec<Root<'_>> = roots.iter().copied().filter(|(output, _)| output.node.is_some()).collect();
+    if roots.is_empty() {
         return Ok(inputs.iter().map(|_| None).collect());
     }
     let ends = Ends(inputs.iter().filter_map(|input| Some(input.node.as_ref()?.address())).collect());
@@ -229,7 +228,7 @@ pub(crate) fn grad_within(
 }
 
 /// A value from which a pass starts, and its gradient unless that is 1.
-type Root<'a> = (&'a Var, Option<&'a Var>);
+pub(crate) type Root<'a> = (&'a Var, Option<&'a Var>);
 
 /// A node that a pass will visit.
 struct Stop<'a> {

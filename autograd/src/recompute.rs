@@ -92,7 +92,7 @@ where
     let (y, again) = noticing_again(|| around.scope(around.generator, run));
     let y = y?;
     again.check(&inputs, uses_argument, &y)?;
-    grad_within(OP, &y, grad, &inputs, &needed, cx.is_recorded())
+    grad_within(OP, &[(&y, Some(grad))], &inputs, &needed, cx.is_recorded())
 }
 
 impl NoticedAgain {

@@ -45,7 +45,7 @@ pub use derive::Module;
 pub use device::file;
 pub use gradcheck::gradcheck_module;
 pub use layers::{
-    AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, BatchNorm1d, BatchNorm2d, BatchNormOptions, Cell, Conv1d,
+    AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv1d,
     Conv1dOptions, Conv2d, Conv2dOptions, ConvTranspose2d, Dropout, Embedding, EmbeddingBag,
     EmbeddingOptions, Flatten, Gelu, GroupNorm, Gru, LayerNorm, Linear, LinearOptions, Lstm, MaxPool1d,
     MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Recurrent, RecurrentOptions,

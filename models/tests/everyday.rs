@@ -1,9 +1,9 @@
 //! Everyday ops and layers against PyTorch: `tests/reference/everyday.py` says how the reference was made.
 
-use autograd::ops::{BceWithLogits, CrossEntropy};
+use autograd::ops::{BceWithLogits, Cell, CrossEntropy, Elman, GruCell, LstmCell};
 use autograd::{GradOptions, Reduction, Var, grad};
 use device::{DType, Device, Result};
-use models::{Gru, Lstm, Module, Recurrent, RecurrentOptions, Rnn, layers::Cell};
+use models::{Gru, Lstm, Module, Recurrent, RecurrentOptions, Rnn};
 use serde_json::Value;
 use tensor::{CompareOp, Tensor};
 
@@ -150,9 +150,9 @@ fn run(op: &str, args: &Args<'_>, x: &[Var], seed: u64) -> Result<Vec<Var>> {
         }
         "recurrent" => {
             return match args.text(0) {
-                "rnn" => recurrent::<models::layers::Elman>(args, x, Rnn::with_options),
-                "gru" => recurrent::<models::layers::GruCell>(args, x, Gru::with_options),
-                _ => recurrent::<models::layers::LstmCell>(args, x, Lstm::with_options),
+                "rnn" => recurrent::<Elman>(args, x, Rnn::with_options),
+                "gru" => recurrent::<GruCell>(args, x, Gru::with_options),
+                _ => recurrent::<LstmCell>(args, x, Lstm::with_options),
             };
         }
         other => unreachable!("an op {other} of the script"),

@@ -85,7 +85,7 @@ impl Tensor {
         let mut shape = Dims::from_slice(self.shape());
         shape[at] = count;
         Tensor::produce(self.device(), Layout::contiguous(&shape), DType::I64, |stream, out| {
-            let bytes = kernels::argsort_workspace(stream, self.elements());
+            let bytes = kernels::argsort_workspace(stream, self.elements(), self.shape()[at]);
             Tensor::with_workspace(stream, bytes, |memory| {
                 kernels::argsort(stream, self.view(), at as isize, descending, (memory, out))
             })

@@ -25,7 +25,10 @@ fn conversions(y: &Var) -> usize {
 type Op = (&'static str, fn(&[Var; 3]) -> Result<Var>);
 
 /// Torch's list of ops that run in 16 bits.
-const PRODUCTS: [Op; 9] = [
+const PRODUCTS: [Op; 12] = [
+    ("rnn", |x| sequence::<ops::Elman>(x)),
+    ("gru", |x| sequence::<ops::GruCell>(x)),
+    ("lstm", |x| sequence::<ops::LstmCell>(x)),
     ("conv2d", |x| images(&x[0])?.conv2d(&images(&x[1])?, Some(&one_of(&x[2])?), &ConvOptions::default())),
     ("conv2d_relu", |x| {
         fused::conv2d(
@@ -131,6 +134,13 @@ const OTHERS: [Op; 15] = [
     ("cat", |x| Var::cat(&[&x[0], &x[1]], 0)),
     ("stack", |x| Var::stack(&[&x[0], &x[1]], 0)),
 ];
+
+/// One step of a recurrent layer.
+fn sequence<C: ops::Cell>(x: &[Var]) -> Result<Var> {
+    let (input, weight) = (x[0].unsqueeze(0)?, x[1].repeat(&[C::GATES, 1])?);
+    let state = vec![x[2].clone(); C::STATES];
+    Ok(ops::recurrent::<C>(&input, [&weight, &weight], None, &state, false)?.0)
+}
 
 fn images(x: &Var) -> Result<Var> {
     x.reshape(&[6, 6, 1, 1])

@@ -80,6 +80,7 @@ mod permute;
 mod pow;
 mod product;
 mod rearrange;
+mod recurrent;
 mod reduction;
 mod reshape;
 mod rms_norm;
@@ -118,6 +119,7 @@ pub use cross_entropy::CrossEntropy;
 pub use embedding::padding_row;
 pub use embedding_bag::{BagMode, BagOptions};
 pub use pad::PadMode;
+pub use recurrent::{Cell, Elman, GruCell, LstmCell, recurrent};
 pub use reduction::Reduction;
 pub use rotary_embedding::{RotaryPairs, rotary_angles};
 pub use samples::{Run, Sample};
@@ -241,6 +243,7 @@ const OPS: &[OpEntry] = &[
     op("gather", Operands, gather::samples),
     op("gelu", Operands, |d| unary(d, Draw::normal, |x| x.gelu(Gelu::Erf))),
     op("gelu_tanh", Operands, |d| unary(d, Draw::normal, |x| x.gelu(Gelu::Tanh))),
+    op("gru", Half, recurrent::samples::<GruCell>),
     op("group_norm", F32, group_norm::samples),
     op("index_add", Operands, index_select::add_samples),
     op("index_select", Operands, index_select::samples),
@@ -253,6 +256,7 @@ const OPS: &[OpEntry] = &[
     op("log_sigmoid", Operands, |d| unary(d, Draw::normal, Var::log_sigmoid)),
     op("log_softmax", F32, |d| softmax::along_axes(d, Var::log_softmax)),
     op("logsumexp", F32, |d| sum::reductions(d, Draw::normal, Var::logsumexp)),
+    op("lstm", Half, recurrent::samples::<LstmCell>),
     op("masked_fill", Operands, where_cond::masked_fill_samples),
     op("masked_select", Operands, sort::masked_select_samples),
     op("matmul", Half, matmul::samples),
@@ -279,6 +283,7 @@ const OPS: &[OpEntry] = &[
     op("repeat", Operands, rearrange::repeat_samples),
     op("reshape", Operands, reshape::samples),
     op("rms_norm", F32, rms_norm::samples),
+    op("rnn", Half, recurrent::samples::<Elman>),
     op("roll", Operands, rearrange::roll_samples),
     op("rotary_embedding", Operands, rotary_embedding::samples),
     op("scatter_add", Operands, gather::scatter_samples),

@@ -30,3 +30,41 @@ extern "C" __global__ void NAMED(sorted_indices, DTYPE)(i64* out, const u32* ord
         out[offsets(kept, row).at[0] + (i64)place * step] = order[row * len + place] - row * len;
     }
 }
+
+// The same for rows of at most SHORT elements, one thread block a row: a bitonic sort of keys and places, which differ, so that it is stable.
+// `size` is the power of two from `len` on.
+constexpr u32 SHORT = 2048;
+extern "C" __global__ void __launch_bounds__(SHORT / 4) NAMED(sort_rows, DTYPE)(i64* out, const S* x, const __grid_constant__ Walk<2> kept,
+                                                                               u32 len, u32 size, u32 count, i64 out_step, i64 x_step,
+                                                                               u32 flip) {
+    __shared__ u64 keys[SHORT];
+    __shared__ u16 places[SHORT];
+    for (u64 row = blockIdx.x; row < kept.elements; row += gridDim.x) {
+        Offsets<2> at = offsets(kept, row);
+        for (u32 i = threadIdx.x; i < size; i += blockDim.x) {
+            u64 key = i < len ? key_of((T)x[at.at[1] + (i64)i * x_step]) : 0;
+            keys[i] = i >= len ? ~0ull : flip ? ~key : key;
+            places[i] = (u16)i;
+        }
+        __syncthreads();
+        for (u32 run = 2; run <= size; run *= 2) {
+            for (u32 apart = run / 2; apart > 0; apart /= 2) {
+                for (u32 pair = threadIdx.x; pair < size / 2; pair += blockDim.x) {
+                    u32 a = 2 * pair - (pair & (apart - 1)), b = a + apart;
+                    bool later = keys[a] > keys[b] || (keys[a] == keys[b] && places[a] > places[b]);
+                    if (later == ((a & run) == 0)) {
+                        u64 key = keys[a];
+                        u16 place = places[a];
+                        keys[a] = keys[b], places[a] = places[b];
+                        keys[b] = key, places[b] = place;
+                    }
+                }
+                __syncthreads();
+            }
+        }
+        for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
+            out[at.at[0] + (i64)i * out_step] = places[i];
+        }
+        __syncthreads();
+    }
+}

@@ -4,7 +4,7 @@ use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
 use super::indexed::Sorter;
-use super::walk::{ByValue, THREADS, Walk, blocks};
+use super::walk::{ByValue, THREADS, WARP, Walk, blocks};
 use super::{Family, family};
 use crate::command::Address;
 use crate::loops::Rows;
@@ -14,9 +14,12 @@ pub(super) static PROGRAMS: Family = family!("order", NUMBERS, "order.cu");
 /// Stands for the row of an element in place of a part of its key, as in the program.
 const ROW: u32 = 64;
 
-/// Bytes of the workspace for so many elements.
-pub(crate) fn workspace(elements: usize) -> usize {
-    Sorter::workspace(elements)
+/// Most elements of a row that one thread block sorts, as in the program.
+const SHORT: usize = 2048;
+
+/// Bytes of the workspace for so many elements, in rows of `len`.
+pub(crate) fn workspace(elements: usize, len: usize) -> usize {
+    if len <= SHORT { 0 } else { Sorter::workspace(elements) }
 }
 
 pub(crate) fn argsort(
@@ -28,6 +31,16 @@ pub(crate) fn argsort(
     workspace: Option<Address>,
 ) -> Result<()> {
     let (walk, elements) = (Walk::of(queue.op(), kept)?, kept.elements * len);
+    if len <= SHORT {
+        let size = len.next_power_of_two();
+        let grid = blocks(queue, kept.elements as u64, (size as u32 / 2).clamp(WARP, SHORT as u32 / 4));
+        let [len, size, count, flip] =
+            [len, size, count, usize::from(descending)].map(|n| Arg::U32(n as u32));
+        let steps = [out_step, x_step].map(|step| Arg::I64(step as i64));
+        let args = [out.into(), x.into(), walk.arg(), len, size, count, steps[0], steps[1], flip];
+        // SAFETY: the kernel takes these arguments, and the rows are those of the operands.
+        return unsafe { PROGRAMS.kernel(queue, &["sort_rows"], dtype, grid, &args) };
+    }
     let sorter = Sorter::new(elements, workspace.unwrap_or(Address::NULL));
     // The parts of a key that are sorted by, from the lowest on: the first bit, and their number. A half's low bits are 0.
     let parts: &[(u32, u32)] = match dtype {

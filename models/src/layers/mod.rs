@@ -51,7 +51,7 @@ pub use one_dim::{AvgPool1d, Conv1d, Conv1dOptions, MaxPool1d};
 pub use parameters::part_of;
 pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d, Upsample, UpsampleMode};
 pub use recompute::Recompute;
-pub use recurrent::{Cell, Elman, Gru, GruCell, Lstm, LstmCell, Recurrent, RecurrentOptions, Rnn};
+pub use recurrent::{Gru, Lstm, Recurrent, RecurrentOptions, Rnn};
 pub use sequential::{Sequential, mlp};
 pub use shape::{Flatten, Unflatten};
 

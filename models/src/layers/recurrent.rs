@@ -3,131 +3,12 @@
 use std::marker::PhantomData;
 
 use autograd::Var;
+use autograd::ops::{Cell, Elman, GruCell, LstmCell, recurrent};
 use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
 use super::parameters::part_of;
 use crate::{Forward, Module, Parts, Training};
-
-/// How a recurrent layer makes the next state of an element.
-pub trait Cell: Send + Sync + 'static {
-    /// The layer's name in errors.
-    const NAME: &'static str;
-    /// Rows of the weights for each hidden feature.
-    const GATES: usize;
-    /// Tensors of a state, of which the first is the output.
-    const STATES: usize;
-    /// The state of a layer.
-    type State: Clone;
-
-    /// A state of these tensors, [`STATES`](Self::STATES) in number.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for another number.
-    fn state(parts: Vec<Var>) -> Result<Self::State>;
-
-    /// The tensors of a state.
-    fn parts(state: &Self::State) -> Vec<Var>;
-
-    /// The next state, from the products of the weights with the input and with the output before.
-    ///
-    /// # Errors
-    /// Those of its ops.
-    fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>>;
-}
-
-/// `h' = tanh(W_ih x + b_ih + W_hh h + b_hh)`.
-#[derive(Debug)]
-pub struct Elman;
-
-/// `r, z = σ(W_ih x + b_ih + W_hh h + b_hh)`, `n = tanh(W_ih x + b_ih + r (W_hh h + b_hh))`, `h' = (1 - z) n + z h`.
-#[derive(Debug)]
-pub struct GruCell;
-
-/// `i, f, o = σ(..)`, `g = tanh(..)` of `W_ih x + b_ih + W_hh h + b_hh`, `c' = f c + i g`, `h' = o tanh(c')`.
-#[derive(Debug)]
-pub struct LstmCell;
-
-fn wrong_state(expected: &'static str, found: usize) -> Error {
-    Error::invalid("recurrent", "state", expected, format_args!("{found} tensors"))
-}
-
-impl Cell for Elman {
-    const NAME: &'static str = "rnn";
-    const GATES: usize = 1;
-    const STATES: usize = 1;
-    type State = Var;
-
-    fn state(parts: Vec<Var>) -> Result<Var> {
-        one(parts)
-    }
-
-    fn parts(state: &Var) -> Vec<Var> {
-        vec![state.clone()]
-    }
-
-    fn next(of_input: &Var, of_output: &Var, _: &[Var]) -> Result<Vec<Var>> {
-        Ok(vec![of_input.add(of_output)?.tanh()?])
-    }
-}
-
-impl Cell for GruCell {
-    const NAME: &'static str = "gru";
-    const GATES: usize = 3;
-    const STATES: usize = 1;
-    type State = Var;
-
-    fn state(parts: Vec<Var>) -> Result<Var> {
-        one(parts)
-    }
-
-    fn parts(state: &Var) -> Vec<Var> {
-        vec![state.clone()]
-    }
-
-    fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>> {
-        let [h] = state else { return Err(wrong_state("one tensor", state.len())) };
-        let width = h.shape()[1];
-        let both = |x: &Var| Ok((x.narrow(1, 0, 2 * width)?, x.narrow(1, 2 * width, width)?));
-        let ((gates, new), (gates_of_output, new_of_output)) = (both(of_input)?, both(of_output)?);
-        let gates = gates.add(&gates_of_output)?.sigmoid()?;
-        let (reset, keep) = (gates.narrow(1, 0, width)?, gates.narrow(1, width, width)?);
-        let new = new.add(&reset.mul(&new_of_output)?)?.tanh()?;
-        Ok(vec![new.add(&keep.mul(&h.sub(&new)?)?)?])
-    }
-}
-
-impl Cell for LstmCell {
-    const NAME: &'static str = "lstm";
-    const GATES: usize = 4;
-    const STATES: usize = 2;
-    type State = (Var, Var);
-
-    fn state(parts: Vec<Var>) -> Result<(Var, Var)> {
-        let [h, c] = <[Var; 2]>::try_from(parts).map_err(|parts| wrong_state("two tensors", parts.len()))?;
-        Ok((h, c))
-    }
-
-    fn parts((h, c): &(Var, Var)) -> Vec<Var> {
-        vec![h.clone(), c.clone()]
-    }
-
-    fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>> {
-        let [_, c] = state else { return Err(wrong_state("two tensors", state.len())) };
-        let width = c.shape()[1];
-        let gates = of_input.add(of_output)?;
-        let part = |at: usize, len: usize| gates.narrow(1, at * width, len * width);
-        let (write, value, read) = (part(0, 2)?.sigmoid()?, part(2, 1)?.tanh()?, part(3, 1)?.sigmoid()?);
-        let (input, forget) = (write.narrow(1, 0, width)?, write.narrow(1, width, width)?);
-        let c = forget.mul(c)?.add(&input.mul(&value)?)?;
-        Ok(vec![read.mul(&c.tanh()?)?, c])
-    }
-}
-
-fn one(parts: Vec<Var>) -> Result<Var> {
-    let [h] = <[Var; 1]>::try_from(parts).map_err(|parts| wrong_state("one tensor", parts.len()))?;
-    Ok(h)
-}
 
 /// How to make a recurrent layer; the defaults are torch's.
 #[derive(Clone, Copy, Debug)]
@@ -307,7 +188,9 @@ impl<C: Cell> Recurrent<C> {
             for (way, direction) in directions.iter().enumerate() {
                 let own = |part: &Var| part.select(0, layer * ways + way);
                 let state = before.iter().map(own).collect::<Result<Vec<_>>>()?;
-                let (output, last) = direction.run::<C>(&x, way == 1, state)?;
+                let biases = direction.biases.as_ref().map(<[Var; 2]>::each_ref);
+                let weights = direction.weights.each_ref();
+                let (output, last) = recurrent::<C>(&x, weights, biases, &state, way == 1)?;
                 outputs.push(output);
                 behind.iter_mut().zip(last).for_each(|(all, last)| all.push(last));
             }
@@ -332,32 +215,6 @@ impl RecurrentOptions {
     /// Directions of each layer.
     fn ways(&self) -> usize {
         1 + usize::from(self.bidirectional)
-    }
-}
-
-impl Direction {
-    /// The outputs for a sequence `[t, b, in]`, in its order, and the last state.
-    fn run<C: Cell>(&self, x: &Var, from_end: bool, mut state: Vec<Var>) -> Result<(Var, Vec<Var>)> {
-        let [of_input, of_output] = &self.weights;
-        let [input_bias, output_bias] = match &self.biases {
-            Some([input, output]) => [Some(input), Some(output)],
-            None => [None, None],
-        };
-        let products = x.linear(of_input, input_bias)?.unbind(0)?;
-        let mut outputs = Vec::with_capacity(products.len());
-        let order = 0..products.len();
-        let mut step = |at: usize| -> Result<()> {
-            state = C::next(&products[at], &state[0].linear(of_output, output_bias)?, &state)?;
-            outputs.push(state[0].clone());
-            Ok(())
-        };
-        if from_end {
-            order.rev().try_for_each(&mut step)?;
-            outputs.reverse();
-        } else {
-            order.into_iter().try_for_each(&mut step)?;
-        }
-        Ok((Var::stack(&outputs.iter().collect::<Vec<_>>(), 0)?, state))
     }
 }
 

@@ -1,0 +1,351 @@
+//! Recurrent cells over a sequence: `s_t = cell(W_ih x_t + b_ih, W_hh h_{t-1} + b_hh, s_{t-1})`, of which `h` is the first tensor. In the
+//! backward pass each cell is computed again; the gradients of the weights are one product for the whole sequence.
+
+use tensor::{Error, Result};
+
+use super::{Draw, Sample};
+use crate::autocast::{Cast, Operand, suspended};
+use crate::backward::grad_within;
+use crate::mode::{Recording, with_recording};
+use crate::ops::Autocast;
+use crate::{Grads, Save, Var, Vjp, is_recording, no_grad, record};
+
+const OP: &str = "recurrent";
+
+/// How a recurrent layer makes the next state of an element.
+pub trait Cell: Send + Sync + 'static {
+    /// The layer's name in errors.
+    const NAME: &'static str;
+    /// Rows of the weights for each hidden feature.
+    const GATES: usize;
+    /// Tensors of a state, of which the first is the output.
+    const STATES: usize;
+    /// The state of a layer.
+    type State: Clone;
+
+    /// A state of these tensors, [`STATES`](Self::STATES) in number.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another number.
+    fn state(parts: Vec<Var>) -> Result<Self::State>;
+
+    /// The tensors of a state.
+    fn parts(state: &Self::State) -> Vec<Var>;
+
+    /// The next state, from the products of the weights with the input and with the output before.
+    ///
+    /// Shapes: the products `[b, gates h]`, and each tensor of the state `[b, h]`.
+    ///
+    /// # Errors
+    /// Those of its ops.
+    fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>>;
+}
+
+/// `h' = tanh(W_ih x + b_ih + W_hh h + b_hh)`.
+#[derive(Debug)]
+pub struct Elman;
+
+/// `r, z = σ(W_ih x + b_ih + W_hh h + b_hh)`, `n = tanh(W_ih x + b_ih + r (W_hh h + b_hh))`, `h' = (1 - z) n + z h`.
+#[derive(Debug)]
+pub struct GruCell;
+
+/// `i, f, o = σ(..)`, `g = tanh(..)` of `W_ih x + b_ih + W_hh h + b_hh`, `c' = f c + i g`, `h' = o tanh(c')`.
+#[derive(Debug)]
+pub struct LstmCell;
+
+fn parts_of<const N: usize>(parts: Vec<Var>) -> Result<[Var; N]> {
+    let wrong = |parts: Vec<Var>| {
+        Error::invalid(OP, "state", "one tensor for each that the cell has", format_args!("{}", parts.len()))
+    };
+    parts.try_into().map_err(wrong)
+}
+
+impl Cell for Elman {
+    const NAME: &'static str = "rnn";
+    const GATES: usize = 1;
+    const STATES: usize = 1;
+    type State = Var;
+
+    fn state(parts: Vec<Var>) -> Result<Var> {
+        parts_of::<1>(parts).map(|[h]| h)
+    }
+
+    fn parts(state: &Var) -> Vec<Var> {
+        vec![state.clone()]
+    }
+
+    fn next(of_input: &Var, of_output: &Var, _: &[Var]) -> Result<Vec<Var>> {
+        Ok(vec![of_input.add(of_output)?.tanh()?])
+    }
+}
+
+impl Cell for GruCell {
+    const NAME: &'static str = "gru";
+    const GATES: usize = 3;
+    const STATES: usize = 1;
+    type State = Var;
+
+    fn state(parts: Vec<Var>) -> Result<Var> {
+        parts_of::<1>(parts).map(|[h]| h)
+    }
+
+    fn parts(state: &Var) -> Vec<Var> {
+        vec![state.clone()]
+    }
+
+    fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>> {
+        let [h] = parts_of(state.to_vec())?;
+        let width = h.shape()[1];
+        let both = |x: &Var| Ok((x.narrow(1, 0, 2 * width)?, x.narrow(1, 2 * width, width)?));
+        let ((gates, new), (gates_of_output, new_of_output)) = (both(of_input)?, both(of_output)?);
+        let gates = gates.add(&gates_of_output)?.sigmoid()?;
+        let (reset, keep) = (gates.narrow(1, 0, width)?, gates.narrow(1, width, width)?);
+        let new = new.add(&reset.mul(&new_of_output)?)?.tanh()?;
+        Ok(vec![new.add(&keep.mul(&h.sub(&new)?)?)?])
+    }
+}
+
+impl Cell for LstmCell {
+    const NAME: &'static str = "lstm";
+    const GATES: usize = 4;
+    const STATES: usize = 2;
+    type State = (Var, Var);
+
+    fn state(parts: Vec<Var>) -> Result<(Var, Var)> {
+        parts_of::<2>(parts).map(|[h, c]| (h, c))
+    }
+
+    fn parts((h, c): &(Var, Var)) -> Vec<Var> {
+        vec![h.clone(), c.clone()]
+    }
+
+    fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>> {
+        let [_, c] = parts_of(state.to_vec())?;
+        let width = c.shape()[1];
+        let gates = of_input.add(of_output)?;
+        let part = |at: usize, len: usize| gates.narrow(1, at * width, len * width);
+        let (write, value, read) = (part(0, 2)?.sigmoid()?, part(2, 1)?.tanh()?, part(3, 1)?.sigmoid()?);
+        let (input, forget) = (write.narrow(1, 0, width)?, write.narrow(1, width, width)?);
+        let c = forget.mul(&c)?.add(&input.mul(&value)?)?;
+        Ok(vec![read.mul(&c.tanh()?)?, c])
+    }
+}
+
+/// The outputs of a cell over a sequence, from its end where `from_end`, and the last state.
+///
+/// Shapes: input `[t, b, in]`, weights `[gates h, in]` and `[gates h, h]`, biases `[gates h]`, and each tensor of a state `[b, h]` -> outputs
+/// `[t, b, h]` in the order of the input. Under autocast all are converted, as for [`Var::linear`].
+///
+/// # Errors
+/// `InvalidArgument` for another number of tensors in the state, or a sequence without elements; those of the cell's ops.
+#[derive::located]
+pub fn recurrent<C: Cell>(
+    input: &Var,
+    [of_input, of_output]: [&Var; 2],
+    biases: Option<[&Var; 2]>,
+    state: &[Var],
+    from_end: bool,
+) -> Result<(Var, Vec<Var>)> {
+    if let Some(cast) = Cast::of(Autocast::Half) {
+        let to = |x: &Var| x.cast(&cast);
+        let (input, weights) = (to(input)?, [to(of_input)?, to(of_output)?]);
+        let biases = biases.map(|[a, b]| Ok::<_, Error>([to(a)?, to(b)?])).transpose()?;
+        let state = state.iter().map(to).collect::<Result<Vec<_>>>()?;
+        return suspended(|| {
+            recurrent::<C>(
+                &input,
+                weights.each_ref(),
+                biases.as_ref().map(|b| b.each_ref()),
+                &state,
+                from_end,
+            )
+        });
+    }
+    let value = format_args!("{} tensors, and an input {:?}", state.len(), input.shape());
+    let is_valid = state.len() == C::STATES && input.rank() == 3 && input.shape()[0] > 0;
+    Error::require(is_valid, OP, "state", "as many tensors as the cell has, and a sequence", value)?;
+    let products = input.linear(of_input, biases.map(|[bias, _]| bias))?;
+    let bias = biases.map(|[_, bias]| bias);
+    let mut inputs = vec![&products, of_output];
+    inputs.extend(bias);
+    inputs.extend(state);
+    let sequence = Sequence { from_end, biased: bias.is_some() };
+    let run = || sequence.states::<C>(&inputs.iter().copied().cloned().collect::<Vec<_>>());
+    if !is_recording() || !inputs.iter().any(|input| input.requires_grad()) {
+        return sequence.results(&run()?);
+    }
+    let states = no_grad(run)?;
+    let (outputs, last) = sequence.results(&states)?;
+    // The states before each step, beside the outputs.
+    let others = (1..C::STATES).map(|part| stacked(states.iter().map(|state| &state[part])));
+    let others = others.collect::<Result<Vec<Var>>>()?;
+    let all =
+        [vec![outputs], last[1..].iter().map(|part| part.unsqueeze(0)).collect::<Result<_>>()?].concat();
+    let value = if all.len() == 1 { all[0].clone() } else { Var::cat(&all.iter().collect::<Vec<_>>(), 0)? };
+    let kept = (0..inputs.len()).map(Save::Input).chain([Save::Output]);
+    let saved: Vec<Save<'_>> = kept.chain(others.iter().map(|part| Save::Tensor(part.value()))).collect();
+    let whole =
+        record(OP, &inputs, &saved, value.value().clone(), move |ctx, g| sequence.gradients::<C>(ctx, g));
+    let steps = input.shape()[0];
+    let outputs = if C::STATES == 1 { whole.clone() } else { whole.narrow(0, 0, steps)? };
+    let mut last = vec![outputs.select(0, sequence.last(steps))?];
+    for part in 1..C::STATES {
+        last.push(whole.select(0, steps + part - 1)?);
+    }
+    Ok((outputs, last))
+}
+
+fn stacked<'a>(vars: impl Iterator<Item = &'a Var>) -> Result<Var> {
+    Var::stack(&vars.collect::<Vec<_>>(), 0)
+}
+
+/// A direction through a sequence, and whether products with the outputs have a bias.
+#[derive(Clone, Copy)]
+struct Sequence {
+    from_end: bool,
+    biased: bool,
+}
+
+impl Sequence {
+    /// The steps in their order.
+    fn order(self, steps: usize) -> Vec<usize> {
+        if self.from_end { (0..steps).rev().collect() } else { (0..steps).collect() }
+    }
+
+    /// The step that comes last.
+    fn last(self, steps: usize) -> usize {
+        if self.from_end { 0 } else { steps - 1 }
+    }
+
+    /// Of the inputs: the weight, the bias, and the first state.
+    fn parts(self, inputs: &[Var]) -> (&Var, Option<&Var>, &[Var]) {
+        let first = 2 + usize::from(self.biased);
+        (&inputs[1], self.biased.then(|| &inputs[2]), &inputs[first..])
+    }
+
+    /// The state behind each step, in the order of the sequence. The inputs are the products with the input, the weight, perhaps the
+    /// bias, and the first state.
+    fn states<C: Cell>(self, inputs: &[Var]) -> Result<Vec<Vec<Var>>> {
+        let (weight, bias, first) = self.parts(inputs);
+        let products = inputs[0].unbind(0)?;
+        let (mut state, mut states) = (first.to_vec(), vec![Vec::new(); products.len()]);
+        for step in self.order(products.len()) {
+            state = C::next(&products[step], &state[0].linear(weight, bias)?, &state)?;
+            let value = format_args!("{} tensors", state.len());
+            Error::require(
+                state.len() == C::STATES,
+                OP,
+                "next state",
+                "as many tensors as the cell has",
+                value,
+            )?;
+            states[step].clone_from(&state);
+        }
+        Ok(states)
+    }
+
+    /// The outputs of all steps, and the last state.
+    fn results(self, states: &[Vec<Var>]) -> Result<(Var, Vec<Var>)> {
+        Ok((stacked(states.iter().map(|state| &state[0]))?, states[self.last(states.len())].clone()))
+    }
+
+    /// Gradients of the inputs for that of the outputs, behind which are those of the last state but its output.
+    fn gradients<C: Cell>(self, ctx: &Vjp<'_>, g: &Var) -> Result<Grads> {
+        let count = ctx.inputs();
+        let inputs: Vec<Var> = (0..count).map(|at| ctx.input(at)).collect();
+        let needed: Vec<bool> = (0..count).map(|at| ctx.needs(at)).collect();
+        let steps = inputs[0].shape()[0];
+        let outer: Vec<Var> =
+            (0..C::STATES - 1).map(|part| g.select(0, steps + part)).collect::<Result<_>>()?;
+        let of_outputs = if C::STATES == 1 { g.clone() } else { g.narrow(0, 0, steps)? };
+        if ctx.is_recorded() {
+            let states = with_recording(Recording::On, || self.states::<C>(&inputs))?;
+            let (outputs, last) = self.results(&states)?;
+            let roots: Vec<_> = [(&outputs, Some(&of_outputs))]
+                .into_iter()
+                .chain(last[1..].iter().zip(outer.iter().map(Some)))
+                .collect();
+            return grad_within(OP, &roots, &inputs, &needed, true);
+        }
+        let (weight, bias, first) = self.parts(&inputs);
+        let outputs = ctx.saved(count).narrow(0, 0, steps)?;
+        let kept: Vec<Var> =
+            [outputs].into_iter().chain((1..C::STATES).map(|part| ctx.saved(count + part))).collect();
+        // The state before each step.
+        let before = |(all, first): (&Var, &Var)| -> Result<Var> {
+            let first = first.unsqueeze(0)?;
+            let (start, parts) =
+                if self.from_end { (1, [None, Some(&first)]) } else { (0, [Some(&first), None]) };
+            let others = all.narrow(0, start, steps - 1)?;
+            let [front, back] = parts;
+            Var::cat(&front.into_iter().chain([&others]).chain(back).collect::<Vec<_>>(), 0)
+        };
+        let before = kept.iter().zip(first).map(before).collect::<Result<Vec<Var>>>()?;
+        let products = [inputs[0].unbind(0)?, before[0].linear(weight, bias)?.unbind(0)?];
+        let states = before.iter().map(|part| part.unbind(0)).collect::<Result<Vec<_>>>()?;
+        let of_outputs = of_outputs.unbind(0)?;
+        let mut carried: Vec<Option<Var>> = [None].into_iter().chain(outer.into_iter().map(Some)).collect();
+        let mut of_products = [vec![None; steps], vec![None; steps]];
+        for step in self.order(steps).into_iter().rev() {
+            let leaf = |var: &Var| Var::leaf(var.value().clone());
+            let state: Vec<Var> = states.iter().map(|part| leaf(&part[step])).collect();
+            let own = [leaf(&products[0][step]), leaf(&products[1][step])];
+            let next = with_recording(Recording::On, || C::next(&own[0], &own[1], &state))?;
+            carried[0] = Some(match carried[0].take() {
+                Some(carried) => carried.add(&of_outputs[step])?,
+                None => of_outputs[step].clone(),
+            });
+            let roots = next.iter().zip(&carried).map(|(part, g)| (part, g.as_ref()));
+            let roots: Vec<_> = roots.filter(|(_, g)| g.is_some()).collect();
+            let ends = [own.to_vec(), state].concat();
+            let mut found = grad_within(OP, &roots, &ends, &vec![true; ends.len()], false)?.into_iter();
+            let [of_input, of_output] = [0, 1].map(|_| found.next().flatten());
+            carried = found.collect();
+            let through = of_output.as_ref().map(|g| g.matmul(weight)).transpose()?;
+            carried[0] = match (carried[0].take(), through) {
+                (Some(direct), Some(through)) => Some(direct.add(&through)?),
+                (direct, through) => direct.or(through),
+            };
+            (of_products[0][step], of_products[1][step]) = (of_input, of_output);
+        }
+        let stacked = |parts: &[Option<Var>], like: &Var| -> Result<Var> {
+            let zeros = Var::constant(like.value().zeros_like()?);
+            stacked(parts.iter().map(|part| part.as_ref().unwrap_or(&zeros)))
+        };
+        let of_input = stacked(&of_products[0], &products[0][0])?;
+        let is_same = |(a, b): (&Option<Var>, &Option<Var>)| match (a, b) {
+            (Some(a), Some(b)) => a.value().same_storage(b.value()),
+            _ => false,
+        };
+        let same = of_products[0].iter().zip(&of_products[1]).all(is_same);
+        let of_output = if same { of_input.clone() } else { stacked(&of_products[1], &products[1][0])? };
+        let rows = of_output.flatten(0, 1)?;
+        let of_weight = if needed[1] { Some(rows.t()?.matmul(&before[0].flatten(0, 1)?)?) } else { None };
+        let mut all = vec![Some(of_input), of_weight];
+        if self.biased {
+            all.push(if needed[2] { Some(rows.sum(&[0], false)?) } else { None });
+        }
+        all.extend(carried);
+        Ok(all.into_iter().collect())
+    }
+}
+
+pub(super) fn samples<C: Cell>(d: &Draw) -> Result<Vec<Sample>> {
+    let (gates, one) = (2 * C::GATES, [2, 2]);
+    let weights: Vec<&[usize]> = vec![&[3, 2, 3]];
+    let of = |name, from_end: bool, biased: bool| {
+        let rows = [gates];
+        let mut shapes = weights.clone();
+        let matrices = [[gates, 3], [gates, 2]];
+        shapes.extend(matrices.iter().map(|shape| &shape[..]));
+        shapes.extend(std::iter::repeat_n(&rows[..], 2 * usize::from(biased)));
+        shapes.extend(std::iter::repeat_n(&one[..], C::STATES));
+        d.sample(name, &shapes, move |v| {
+            let (biases, first) = if biased { (Some([&v[3], &v[4]]), 5) } else { (None, 3) };
+            let (outputs, last) = recurrent::<C>(&v[0], [&v[1], &v[2]], biases, &v[first..], from_end)?;
+            let all = last.iter().map(|part| part.unsqueeze(0)).collect::<Result<Vec<_>>>()?;
+            Var::cat(&[&outputs].into_iter().chain(&all).collect::<Vec<_>>(), 0)
+        })
+    };
+    Ok(vec![of("from_start", false, true)?, of("from_end", true, true)?, of("without_biases", false, false)?])
+}

@@ -24,6 +24,10 @@ mod custom_op;
 mod custom_optimizer;
 #[path = "../examples/digits_mlp.rs"]
 mod digits_mlp;
+#[path = "../examples/dqn.rs"]
+mod dqn;
+#[path = "../examples/gru_text.rs"]
+mod gru_text;
 #[path = "../examples/pipeline.rs"]
 mod pipeline;
 #[path = "../examples/profile.rs"]
@@ -62,6 +66,22 @@ fn a_gpt_learns_and_goes_on_from_a_checkpoint_as_if_it_had_not_stopped() -> Resu
 #[test]
 fn a_captured_step_equals_the_eager_one() -> Result<()> {
     captured_step::main()
+}
+
+#[test]
+fn gated_recurrent_units_learn_a_text() -> Result<()> {
+    let (loss, written) = gru_text::train(120)?;
+    assert!(loss < 0.5, "{loss}: {written}");
+    assert!(written.starts_with("the quick brown fox jumps"), "{loss}: {written}");
+    Ok(())
+}
+
+#[test]
+fn an_agent_learns_the_way_to_the_end() -> Result<()> {
+    let values = streamgrad::with_generator(streamgrad::Generator::new(3), || dqn::train(1000))?;
+    let goes_right = |place: &[f32]| place[1] > place[0];
+    assert!(values.chunks(2).all(goes_right), "{values:?}");
+    Ok(())
 }
 
 #[test]

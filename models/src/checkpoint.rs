@@ -28,7 +28,7 @@ use std::fmt::Display;
 use std::path::Path;
 
 use device::{DType, Device, Error, ErrorKind, Result};
-use tensor::{Generator, RandomKey, Tensor};
+use tensor::{Generator, Tensor};
 
 use crate::data::Position;
 use crate::{GradScalerState, Module, Optimizer, OptimizerState};
@@ -174,9 +174,11 @@ pub fn save_training(
         |(name, tensor): &(String, Tensor)| (format!("{OPTIMIZER}{name}"), tensor.clone(), Elements::Finite);
     tensors.extend(state.tensors.iter().map(named));
     let Progress { epoch, step, seed, scaler, loader } = progress;
-    let RandomKey { seed: random_seed, op: random_op } = Generator::current().key();
+    let [random_seed, random_op, random_children] = Generator::current().state();
     let mut text = format!("epoch={epoch} step={step} seed={seed} optimizer={}", state.kind);
-    text.push_str(&format!(" random_seed={random_seed} random_op={random_op}"));
+    text.push_str(&format!(
+        " random_seed={random_seed} random_op={random_op} random_children={random_children}"
+    ));
     if let Some(GradScalerState { scale, growth_tracker }) = scaler {
         text.push_str(&format!(" scale={scale} growth_tracker={growth_tracker}"));
     }
@@ -191,7 +193,7 @@ pub fn save_training(
 }
 
 /// Restores model, optimizer and this thread's default generator from a file of [`save_training`]: training goes on as if it had
-/// not stopped.
+/// not stopped. The thread of a rank keeps the seed of its rank.
 ///
 /// # Errors
 /// As [`load`]; `Checkpoint` also if the file has no training state, or one of another kind of optimizer. Model
@@ -210,7 +212,7 @@ pub fn load_training(
     optimizer.load_state(&state)?;
     copy_into(&pairs)?;
     if let Some(generator) = generator {
-        generator.set_current();
+        Generator::restore(generator);
     }
     Ok(progress)
 }
@@ -218,7 +220,7 @@ pub fn load_training(
 const OPTIMIZER: &str = "optimizer/";
 const METADATA: &str = "streamgrad";
 /// The entries of the metadata, beside the optimizer's options.
-const ENTRIES: [&str; 10] = [
+const ENTRIES: [&str; 11] = [
     "epoch",
     "step",
     "seed",
@@ -229,6 +231,7 @@ const ENTRIES: [&str; 10] = [
     "optimizer",
     "random_seed",
     "random_op",
+    "random_children",
 ];
 
 #[cold]
@@ -270,7 +273,7 @@ fn state_of(model: &dyn Module) -> Result<Vec<(String, Tensor, Elements)>> {
 struct Training {
     state: OptimizerState,
     progress: Progress,
-    generator: Option<Generator>,
+    generator: Option<[u64; 3]>,
 }
 
 fn training(file: &Contents, device: &Device) -> Result<Training> {
@@ -295,7 +298,7 @@ fn training(file: &Contents, device: &Device) -> Result<Training> {
         entries.get(name).copied().ok_or_else(missing)
     };
     let number = |name| parsed::<u64>(file, name, entry(name)?);
-    let has = |names: [&str; 2]| names.iter().any(|name| entries.contains_key(name));
+    let has = |names: &[&str]| names.iter().any(|name| entries.contains_key(name));
     let scaler = || -> Result<GradScalerState> {
         let scale = parsed(file, "scale", entry("scale")?)?;
         Ok(GradScalerState { scale, growth_tracker: number("growth_tracker")? })
@@ -303,17 +306,17 @@ fn training(file: &Contents, device: &Device) -> Result<Training> {
     let loader = || -> Result<Position> {
         Ok(Position { epoch: number("loader_epoch")?, batch: number("loader_batch")? })
     };
-    let generator = || -> Result<Generator> {
-        Ok(Generator::at(RandomKey { seed: number("random_seed")?, op: number("random_op")? }))
+    let generator = || -> Result<[u64; 3]> {
+        Ok([number("random_seed")?, number("random_op")?, number("random_children")?])
     };
     let progress = Progress {
         epoch: number("epoch")?,
         step: number("step")?,
         seed: number("seed")?,
-        scaler: has(["scale", "growth_tracker"]).then(scaler).transpose()?,
-        loader: has(["loader_epoch", "loader_batch"]).then(loader).transpose()?,
+        scaler: has(&["scale", "growth_tracker"]).then(scaler).transpose()?,
+        loader: has(&["loader_epoch", "loader_batch"]).then(loader).transpose()?,
     };
-    let generator = has(["random_seed", "random_op"]).then(generator).transpose()?;
+    let generator = has(&["random_seed", "random_op", "random_children"]).then(generator).transpose()?;
     state.kind = entry("optimizer")?.to_owned();
     for name in file.tensors.keys() {
         if let Some(short) = name.strip_prefix(OPTIMIZER) {

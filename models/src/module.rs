@@ -8,7 +8,7 @@ use autograd::ops::fused::Activation;
 use device::{Error, Result};
 use tensor::Tensor;
 
-use crate::checkpoint::wrong;
+use crate::checkpoint::{expect_fit, wrong};
 
 /// What has parameters: a layer, or a model made of layers.
 ///
@@ -250,7 +250,8 @@ fn collect(parts: Parts<'_>, prefix: &str, found: &mut State) {
 /// Copies the parameters and buffers of `from` into those of `to`, which have the same names and shapes.
 ///
 /// # Errors
-/// `Checkpoint` with the name of a parameter or buffer that only one of them has; `ShapeMismatch`, `DTypeMismatch`.
+/// `Checkpoint` with the name of a parameter or buffer that only one of them has, or that has another shape or type. Nothing has
+/// changed then.
 #[derive::located]
 pub fn copy_parameters(to: &dyn Module, from: &dyn Module) -> Result<()> {
     pairs(to, from)?.into_iter().try_for_each(|(to, from)| to.copy_(&from.to_device(to.device())?))
@@ -287,7 +288,13 @@ pub fn lerp_parameters(to: &dyn Module, from: &dyn Module, weight: f64) -> Resul
         }
         let dtype = to.dtype().compute_dtype();
         let (own, other) = (to.to_dtype(dtype)?, from.to_dtype(dtype)?);
-        to.copy_(&own.add(&other.sub(&own)?.mul_scalar(weight)?)?.to_dtype(to.dtype())?)
+        let way = other.sub(&own)?;
+        // From the end that is nearer.
+        let moved = match weight < 0.5 {
+            true => own.add(&way.mul_scalar(weight)?)?,
+            false => other.sub(&way.mul_scalar(1.0 - weight)?)?,
+        };
+        to.copy_(&moved.to_dtype(to.dtype())?)
     })
 }
 
@@ -299,8 +306,14 @@ fn pairs(to: &dyn Module, from: &dyn Module) -> Result<Vec<(Tensor, Tensor)>> {
         return Err(wrong(name, "only the model that is copied from has it"));
     }
     let other = |name: &str| from.iter().find(|(other, _)| other == name).map(|(_, tensor)| tensor.clone());
-    let missing = |name: &str| wrong(name, "only the model that is copied to has it");
-    to.iter().map(|(name, own)| Ok((own.clone(), other(name).ok_or_else(|| missing(name))?))).collect()
+    let pair = |(name, own): &(String, Tensor)| -> Result<(Tensor, Tensor)> {
+        let other = other(name).ok_or_else(|| wrong(name, "only the model that is copied to has it"))?;
+        let form = |tensor: &Tensor| format!("{}{:?}", tensor.dtype(), tensor.shape());
+        let fits = own.shape() == other.shape() && own.dtype() == other.dtype();
+        expect_fit(fits, name, format_args!("{}, where {} is copied", form(own), form(&other)))?;
+        Ok((own.clone(), other))
+    };
+    to.iter().map(pair).collect()
 }
 
 /// Whether two handles are the same parameter.

@@ -23,7 +23,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `AxisOutOfRange`; `InvalidArgument` for 2^31 elements.
+    /// `AxisOutOfRange`; `InvalidArgument` for 2^31 elements, and on a CUDA device for more than 8 other axes that cannot be merged.
     pub fn argsort(&self, axis: isize, descending: bool) -> Result<Tensor> {
         let at = normalize_axis("argsort", axis, self.rank().max(1))?;
         self.first_in_order("argsort", at, self.shape().get(at).copied().unwrap_or(1), descending)
@@ -84,6 +84,9 @@ impl Tensor {
         }
         let mut shape = Dims::from_slice(self.shape());
         shape[at] = count;
+        if count == 0 {
+            return Tensor::empty(&shape, DType::I64, self.device());
+        }
         Tensor::produce(self.device(), Layout::contiguous(&shape), DType::I64, |stream, out| {
             let bytes = kernels::argsort_workspace(stream, self.elements(), self.shape()[at]);
             Tensor::with_workspace(stream, bytes, |memory| {

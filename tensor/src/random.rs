@@ -75,18 +75,27 @@ impl Generator {
         Generator::new(seed)
     }
 
+    /// What a checkpoint keeps of it: its seed, how many keys were drawn, and how many children were made.
+    pub const fn state(self) -> [u64; 3] {
+        [self.seed, self.op, self.children]
+    }
+
+    /// Has this thread's default generator go on from a [`state`](Self::state). The thread of a rank keeps the seed of its rank.
+    pub fn restore([seed, op, children]: [u64; 3]) {
+        let (origin, seed) = match DEFAULT.get() {
+            Some((Origin::Rank, own)) => (Origin::Rank, own.seed),
+            Some((origin, _)) => (origin, seed),
+            None => (Origin::Own, seed),
+        };
+        DEFAULT.set(Some((origin, Generator { seed, op, children })));
+    }
+
     /// The generator whose next key this is.
-    pub const fn at(key: RandomKey) -> Generator {
+    pub(crate) fn at(key: RandomKey) -> Generator {
         Generator { seed: key.seed, op: key.op, children: 0 }
     }
 
-    /// Makes it this thread's default generator, as [`seed`] does.
-    pub fn set_current(self) {
-        DEFAULT.set(Some((Origin::Given, self)));
-    }
-
-    /// The next key, which stays the next one.
-    pub const fn key(self) -> RandomKey {
+    pub(crate) fn key(self) -> RandomKey {
         RandomKey { seed: self.seed, op: self.op }
     }
 
@@ -183,7 +192,7 @@ pub fn draw_as_rank(rank: usize) {
 /// first collective on, those of its rank; any other thread those that follow from its name and from how many threads of
 /// that name have drawn before. Ranks that are given the same seed draw the same numbers.
 pub fn seed(seed: u64) {
-    Generator::new(seed).set_current();
+    DEFAULT.set(Some((Origin::Given, Generator::new(seed))));
 }
 
 /// The next key of this thread's default generator.

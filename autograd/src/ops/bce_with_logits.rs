@@ -61,8 +61,13 @@ impl BceWithLogits {
             let mut losses = match &self.pos_weight {
                 None => losses(x, target)?,
                 Some(weight) => {
-                    let negative = target.neg()?.add_scalar(1.0)?.mul(&x.neg()?.log_sigmoid()?)?;
-                    negative.add(&target.mul(&factor(weight)?)?.mul(&x.log_sigmoid()?)?)?.neg()?
+                    // A part whose label has the weight 0 is not read.
+                    let part = |share: &Var, x: &Var| -> Result<Var> {
+                        let unread = share.value().compare_scalar(CompareOp::Eq, 0.0)?;
+                        share.mul(&x.log_sigmoid()?.masked_fill(&unread, 0.0)?)
+                    };
+                    let negative = part(&target.neg()?.add_scalar(1.0)?, &x.neg()?)?;
+                    negative.add(&part(&target.mul(&factor(weight)?)?, x)?)?.neg()?
                 }
             };
             if let Some(weight) = &self.weight {
@@ -139,6 +144,9 @@ mod tests {
         let (x, target) = (vector(&[inf, inf, -inf, -inf, nan])?, vector(&[0.0, 1.0, 0.0, 1.0, 0.0])?);
         let losses = x.bce_with_logits(&target, Reduction::None)?;
         close(&losses, &[inf, 0.0, 0.0, inf, nan])?;
+        let pos_weight = Some(Tensor::scalar(2.0_f64, x.device())?);
+        let weighted = BceWithLogits { pos_weight, reduction: Reduction::None, ..BceWithLogits::default() };
+        close(&weighted.loss(&x, &target)?, &[inf, 0.0, 0.0, inf, nan])?;
         close_values(&gradient(&losses, &x)?, &[1.0, 0.0, 0.0, -1.0, nan]);
         Ok(())
     }

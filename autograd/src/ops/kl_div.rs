@@ -1,4 +1,5 @@
-//! `loss = t (ln t - x)` for the logarithm `x` of probabilities and the probabilities `t`; 0 where `t` is 0.
+//! `loss = t (ln t - x)` for the logarithm `x` of probabilities and the probabilities `t`, 0 where `t` is 0; or `e^t (t - x)` for
+//! logarithms `t`.
 
 use tensor::{CompareOp, Result};
 

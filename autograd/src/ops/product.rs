@@ -1,6 +1,6 @@
 //! `prod`, `cumprod`: products of elements, as a tree of `mul`, whose gradients are right at zeros, too.
 
-use tensor::{Result, Tensor};
+use tensor::{DType, Result, Tensor};
 
 use super::sum::reductions;
 use super::{Dims, Draw, Sample, kept_shape, position, sample, scalar_like, widened};
@@ -17,7 +17,9 @@ impl Var {
         const OP: &str = "prod";
         autocast!("prod", [self], |x| x.prod(axes, keepdim));
         let shape = self.value().reduced(OP, axes, keepdim)?;
-        self.dtype().require_number(OP)?;
+        if !self.dtype().is_float() {
+            return Ok(Var::constant(self.value().prod(axes, keepdim)?));
+        }
         if self.dtype().is_half() {
             return widened(self, |x| x.prod(axes, keepdim));
         }
@@ -53,10 +55,10 @@ impl Var {
 
     /// The products of the elements up to each position of `axis`, and their gradients, also where elements are 0.
     ///
-    /// Formed in `log2(n)` steps of `n` products.
+    /// Formed in `log2(n)` steps of `n` products. Bool and U8 are multiplied as I64.
     ///
     /// # Errors
-    /// `AxisOutOfRange`, `DTypeUnsupported` for Bool.
+    /// `AxisOutOfRange`.
     pub fn cumprod(&self, axis: isize) -> Result<Var> {
         const OP: &str = "cumprod";
         autocast!("cumprod", [self], |x| x.cumprod(axis));
@@ -64,7 +66,9 @@ impl Var {
             return self.reshape(&[1])?.cumprod(axis)?.reshape(&[]);
         }
         self.value().bounds(OP, axis, ..)?;
-        self.dtype().require_number(OP)?;
+        if matches!(self.dtype(), DType::Bool | DType::U8) {
+            return self.to_dtype(DType::I64)?.cumprod(axis);
+        }
         if self.dtype().is_half() {
             return widened(self, |x| x.cumprod(axis));
         }
@@ -118,6 +122,14 @@ mod tests {
         close(&up_to, &[2.0, 6.0, 24.0, 0.0, 0.0, 0.0])?;
         close_values(&gradient(&up_to, &x)?, &[16.0, 10.0, 6.0, 36.0, 0.0, 0.0]);
         assert!(x.prod(&[2], false).is_err() && x.cumprod(2).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn products_of_bytes_are_wide() -> Result<()> {
+        let x = Var::constant(Tensor::from_slice(&[20_u8, 20], &[2], &tensor::Device::cpu())?);
+        assert_eq!(x.prod(&[], false)?.item::<i64>()?, 400);
+        assert_eq!(x.cumprod(0)?.to_vec::<i64>()?, [20, 400]);
         Ok(())
     }
 

@@ -24,8 +24,10 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::roll`].
     pub fn roll(&self, shift: isize, axis: isize) -> Result<Var> {
+        let [_, moved] = self.value().rolled("roll", shift, axis)?;
+        let shift = moved.cast_signed();
         let roll = move |x: &Tensor, _: &[&Tensor]| x.roll(shift, axis);
-        let back = move |g: &Tensor, _: &[&Tensor]| g.roll(shift.wrapping_neg(), axis);
+        let back = move |g: &Tensor, _: &[&Tensor]| g.roll(-shift, axis);
         record_pair(["roll", "roll"], self, &[], roll, back)
     }
 
@@ -44,6 +46,8 @@ impl Var {
     /// As for [`Tensor::step_by`].
     pub fn step_by(&self, axis: isize, step: usize) -> Result<Var> {
         let size = self.shape().get(position(axis, self.rank())).copied().unwrap_or(0);
+        // A step beyond the axis takes its first position.
+        let step = step.min(size.max(1));
         let taken = move |x: &Tensor, _: &[&Tensor]| x.step_by(axis, step);
         let back = move |g: &Tensor, _: &[&Tensor]| {
             let places = Tensor::arange(0, size as i64, step as i64, DType::I64, g.device())?;
@@ -105,6 +109,10 @@ mod tests {
         assert!(every.value().same_storage(x.value()));
         close_values(&gradient(&every, &x)?, &[1.0, 0.0, 1.0, 1.0, 0.0, 1.0]);
         close_values(&gradient(&x.repeat(&[2, 2])?, &x)?, &[4.0; 6]);
+        let first = x.step_by(1, usize::MAX)?;
+        close_values(&gradient(&first, &x)?, &[1.0, 0.0, 0.0, 1.0, 0.0, 0.0]);
+        let far = x.roll(isize::MIN, 1)?.mul(&x)?;
+        close_values(&gradient(&far, &x)?, &gradient(&x.roll(isize::MIN.rem_euclid(3), 1)?.mul(&x)?, &x)?);
         assert!(x.repeat(&[2]).is_err() && x.step_by(0, 0).is_err() && x.roll(1, 2).is_err());
         assert!(x.flip(&[0, 0]).is_err());
         let empty = vector(&[])?;

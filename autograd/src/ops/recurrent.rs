@@ -137,7 +137,8 @@ impl Cell for LstmCell {
 /// `[t, b, h]` in the order of the input. Under autocast all are converted, as for [`Var::linear`].
 ///
 /// # Errors
-/// `InvalidArgument` for another number of tensors in the state, or a sequence without elements; those of the cell's ops.
+/// `InvalidArgument` for another number of tensors in the state, or a sequence without steps; `ShapeMismatch` for a state of another
+/// shape; those of the cell's ops.
 #[derive::located]
 pub fn recurrent<C: Cell>(
     input: &Var,
@@ -161,17 +162,27 @@ pub fn recurrent<C: Cell>(
             )
         });
     }
-    let value = format_args!("{} tensors, and an input {:?}", state.len(), input.shape());
-    let is_valid = state.len() == C::STATES && input.rank() == 3 && input.shape()[0] > 0;
-    Error::require(is_valid, OP, "state", "as many tensors as the cell has, and a sequence", value)?;
+    let &[steps, batch, _] = input.shape() else {
+        return Err(Error::invalid(OP, "input", "of rank 3", format_args!("shape {:?}", input.shape())));
+    };
+    Error::require(steps > 0, OP, "input", "one step at least", format_args!("shape {:?}", input.shape()))?;
+    let value = format_args!("{} tensors", state.len());
+    Error::require(state.len() == C::STATES, OP, "state", "as many tensors as the cell has", value)?;
+    let expected = [batch, of_output.shape().last().copied().unwrap_or(0)];
+    for part in state {
+        Error::require_shapes(part.shape() == expected, OP, &expected, part.shape())?;
+    }
     let products = input.linear(of_input, biases.map(|[bias, _]| bias))?;
     let bias = biases.map(|[_, bias]| bias);
-    let mut inputs = vec![&products, of_output];
-    inputs.extend(bias);
-    inputs.extend(state);
+    let mut inputs: Vec<Var> = vec![products];
+    for own in [of_output].into_iter().chain(bias).chain(state) {
+        // The gradients of an input that comes twice are apart.
+        let is_known = own.id().is_some() && inputs.iter().any(|known| known.id() == own.id());
+        inputs.push(if is_known { own.narrow(0, 0, own.shape()[0])? } else { own.clone() });
+    }
     let sequence = Sequence { from_end, biased: bias.is_some() };
-    let run = || sequence.states::<C>(&inputs.iter().copied().cloned().collect::<Vec<_>>());
-    if !is_recording() || !inputs.iter().any(|input| input.requires_grad()) {
+    let run = || sequence.states::<C>(&inputs);
+    if !is_recording() || !inputs.iter().any(Var::requires_grad) {
         return sequence.results(&run()?);
     }
     let states = no_grad(run)?;
@@ -185,8 +196,9 @@ pub fn recurrent<C: Cell>(
     let kept = (0..inputs.len()).map(Save::Input).chain([Save::Output]);
     let saved: Vec<Save<'_>> = kept.chain(others.iter().map(|part| Save::Tensor(part.value()))).collect();
     let whole =
-        record(OP, &inputs, &saved, value.value().clone(), move |ctx, g| sequence.gradients::<C>(ctx, g));
-    let steps = input.shape()[0];
+        record(OP, &inputs.iter().collect::<Vec<_>>(), &saved, value.value().clone(), move |ctx, g| {
+            sequence.gradients::<C>(ctx, g)
+        });
     let outputs = if C::STATES == 1 { whole.clone() } else { whole.narrow(0, 0, steps)? };
     let mut last = vec![outputs.select(0, sequence.last(steps))?];
     for part in 1..C::STATES {
@@ -286,6 +298,8 @@ impl Sequence {
         let of_outputs = of_outputs.unbind(0)?;
         let mut carried: Vec<Option<Var>> = [None].into_iter().chain(outer.into_iter().map(Some)).collect();
         let mut of_products = [vec![None; steps], vec![None; steps]];
+        let needs_state = needed[inputs.len() - C::STATES..].contains(&true);
+        let first_step = self.last(steps).abs_diff(steps - 1);
         for step in self.order(steps).into_iter().rev() {
             let leaf = |var: &Var| Var::leaf(var.value().clone());
             let state: Vec<Var> = states.iter().map(|part| leaf(&part[step])).collect();
@@ -301,7 +315,8 @@ impl Sequence {
             let mut found = grad_within(OP, &roots, &ends, &vec![true; ends.len()], false)?.into_iter();
             let [of_input, of_output] = [0, 1].map(|_| found.next().flatten());
             carried = found.collect();
-            let through = of_output.as_ref().map(|g| g.matmul(weight)).transpose()?;
+            let is_needed = step != first_step || needs_state;
+            let through = of_output.as_ref().filter(|_| is_needed).map(|g| g.matmul(weight)).transpose()?;
             carried[0] = match (carried[0].take(), through) {
                 (Some(direct), Some(through)) => Some(direct.add(&through)?),
                 (direct, through) => direct.or(through),
@@ -314,13 +329,20 @@ impl Sequence {
         };
         let of_input = stacked(&of_products[0], &products[0][0])?;
         let is_same = |(a, b): (&Option<Var>, &Option<Var>)| match (a, b) {
-            (Some(a), Some(b)) => a.value().same_storage(b.value()),
+            (Some(a), Some(b)) => {
+                a.value().same_storage(b.value()) && a.value().layout() == b.value().layout()
+            }
             _ => false,
         };
         let same = of_products[0].iter().zip(&of_products[1]).all(is_same);
         let of_output = if same { of_input.clone() } else { stacked(&of_products[1], &products[1][0])? };
-        let rows = of_output.flatten(0, 1)?;
-        let of_weight = if needed[1] { Some(rows.t()?.matmul(&before[0].flatten(0, 1)?)?) } else { None };
+        let (rows, columns) = (of_output.flatten(0, 1)?, before[0].flatten(0, 1)?);
+        // In the memory order of the weight, as for `linear`.
+        let of_weight = match (needed[1], weight.value().is_contiguous()) {
+            (false, _) => None,
+            (true, true) => Some(rows.t()?.matmul(&columns)?),
+            (true, false) => Some(columns.t()?.matmul(&rows)?.t()?),
+        };
         let mut all = vec![Some(of_input), of_weight];
         if self.biased {
             all.push(if needed[2] { Some(rows.sum(&[0], false)?) } else { None });
@@ -348,4 +370,68 @@ pub(super) fn samples<C: Cell>(d: &Draw) -> Result<Vec<Sample>> {
         })
     };
     Ok(vec![of("from_start", false, true)?, of("from_end", true, true)?, of("without_biases", false, false)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close_values, leaf};
+    use super::*;
+    use crate::{GradOptions, grad};
+
+    /// Both products as views of one tensor, so that their gradients share storage, too.
+    struct Joined;
+
+    impl Cell for Joined {
+        const NAME: &'static str = "joined";
+        const GATES: usize = 1;
+        const STATES: usize = 1;
+        type State = Var;
+
+        fn state(parts: Vec<Var>) -> Result<Var> {
+            parts_of::<1>(parts).map(|[h]| h)
+        }
+
+        fn parts(state: &Var) -> Vec<Var> {
+            vec![state.clone()]
+        }
+
+        fn next(of_input: &Var, of_output: &Var, _: &[Var]) -> Result<Vec<Var>> {
+            let both = Var::cat(&[of_input, &of_output.mul_scalar(3.0)?], 1)?.tanh()?;
+            let width = of_input.shape()[1];
+            Ok(vec![both.narrow(1, 0, width)?.add(&both.narrow(1, width, width)?)?])
+        }
+    }
+
+    fn gradients<C: Cell>(inputs: &[Var], state: &[Var], create_graph: bool) -> Result<Vec<Vec<f64>>> {
+        let (y, _) = recurrent::<C>(&inputs[0], [&inputs[1], &inputs[2]], None, state, true)?;
+        let options = GradOptions { create_graph, ..GradOptions::default() };
+        let found = grad(&[y.square()?.sum_all()?], inputs, options)?;
+        found.iter().map(|g| g.as_ref().map_or(Ok(vec![]), |g| g.value().contiguous()?.to_vec())).collect()
+    }
+
+    #[test]
+    fn gradients_are_those_of_the_composition() -> Result<()> {
+        let draw = |shape: &[usize], seed: u64| -> Result<Var> {
+            let key = tensor::RandomKey { seed, op: 0 };
+            Ok(Var::leaf(tensor::Tensor::randn(shape, tensor::DType::F64, key, &tensor::Device::cpu())?))
+        };
+        let state = draw(&[2, 2], 4)?;
+        let joined = [draw(&[3, 2, 3], 1)?, draw(&[2, 3], 2)?, draw(&[2, 2], 3)?, state.clone()];
+        let own = [state.clone()];
+        let [plain, recorded] = [false, true].map(|graph| gradients::<Joined>(&joined, &own, graph));
+        for (a, b) in plain?.iter().zip(&recorded?) {
+            close_values(a, b);
+        }
+        // One tensor as both parts of a state.
+        let lstm = [draw(&[3, 2, 3], 1)?, draw(&[8, 3], 2)?, draw(&[8, 2], 3)?, state.clone()];
+        let both = [state.clone(), state];
+        let [plain, recorded] = [false, true].map(|graph| gradients::<LstmCell>(&lstm, &both, graph));
+        for (a, b) in plain?.iter().zip(&recorded?) {
+            close_values(a, b);
+        }
+        let small = [leaf(&[0.0; 2], &[1, 2])?];
+        assert!(recurrent::<Joined>(&joined[0], [&joined[1], &joined[2]], None, &small, false).is_err());
+        assert!(recurrent::<Joined>(&joined[0], [&joined[1], &joined[2]], None, &[], false).is_err());
+        Ok(())
+    }
 }

@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use device::Result;
+use device::{DType, Result};
 use tensor::Tensor;
 
-use super::format::{Contents, Elements};
-use super::{OPTIMIZER, state, wrong};
+use super::format::{Contents, Elements, Entry};
+use super::{OPTIMIZER, expect_fit, state, wrong};
 use crate::Module;
 use crate::module::aliases;
 
@@ -44,7 +44,7 @@ pub struct LoadOptions<'a> {
     pub allow_missing: bool,
     /// Whether the file may have names that no part of the model takes.
     pub allow_unknown: bool,
-    /// Whether elements are converted to the model's type.
+    /// Whether floats are converted to the model's float type. A parameter that does not fit it, such as 1e39 in F32, is an error.
     pub convert: bool,
 }
 
@@ -69,6 +69,10 @@ pub struct LoadReport {
     pub missing: Vec<String>,
     /// Names of the file that the model does not have.
     pub unknown: Vec<String>,
+}
+
+fn both_floats(entry: &Entry, own: &Tensor) -> bool {
+    entry.dtype().is_some_and(DType::is_float) && own.dtype().is_float()
 }
 
 /// A name that does not fit, and why.
@@ -105,7 +109,7 @@ pub(super) fn plan(
         if entry.shape != own.shape() {
             let detail = format!("shape {:?} in the file, {:?} in the model", entry.shape, own.shape());
             wrong.push((name, detail));
-        } else if entry.dtype() != Some(own.dtype()) && !(options.convert && entry.dtype().is_some()) {
+        } else if entry.dtype() != Some(own.dtype()) && !(options.convert && both_floats(entry, &own)) {
             let detail = format!("{} in the file, {} in the model", entry.dtype_name(), own.dtype());
             wrong.push((name, detail));
         } else {
@@ -122,7 +126,13 @@ pub(super) fn plan(
     }
     check(&wrong, &report)?;
     let read = |(own, source, elements): (Tensor, &String, Elements)| -> Result<(Tensor, Tensor)> {
-        let value = file.tensor(source, elements, own.device())?.to_dtype(own.dtype())?;
+        let value = file.tensor(source, elements, own.device())?;
+        if value.dtype() == own.dtype() {
+            return Ok((own, value));
+        }
+        let value = value.to_dtype(own.dtype())?;
+        let is_finite = elements != Elements::Finite || value.isfinite()?.all(&[], false)?.item::<bool>()?;
+        expect_fit(is_finite, source, format_args!("an element is not finite in {}", own.dtype()))?;
         Ok((own, value))
     };
     Ok((found.into_iter().map(read).collect::<Result<_>>()?, report))

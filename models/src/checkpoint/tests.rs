@@ -490,6 +490,12 @@ fn a_part_of_a_file_goes_to_a_part_of_a_model_under_other_names() {
     assert!(load_with(place.file(), &halves, options).is_err());
     load_with(place.file(), &halves, LoadOptions { convert: true, ..options }).unwrap();
     assert_eq!(halves[0].value().to_dtype(DType::F32).unwrap().item::<f32>().unwrap(), 1.0);
+    // What is not finite in the model's type is refused, and so are types of another kind.
+    save(place.file(), &[Var::leaf(Tensor::scalar(1e39_f64, &Device::cpu()).unwrap())]).unwrap();
+    let convert = LoadOptions { convert: true, ..LoadOptions::default() };
+    let error = load_with(place.file(), &[leaf(0.0)], convert).unwrap_err();
+    assert!(error.to_string().contains("0: an element is not finite in f32"), "{error}");
+    assert!(load_with(place.file(), &[Tensor::scalar(1_i64, &Device::cpu()).unwrap()], convert).is_err());
 }
 
 #[test]
@@ -509,9 +515,11 @@ fn a_resumed_run_draws_the_same_numbers() {
     let draw = || tensor::next_key();
     tensor::with_generator(Generator::new(11), || {
         draw();
+        tensor::next_child();
         save_training(place.file(), &model(1), &sgd, Progress::default()).unwrap();
-        let want = [draw(), draw()];
+        let (want, child) = ([draw(), draw()], tensor::next_child());
         load_training(place.file(), &model(1), &mut sgd).unwrap();
         assert_eq!([draw(), draw()], want);
+        assert_eq!(tensor::next_child(), child);
     });
 }

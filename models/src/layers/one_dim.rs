@@ -93,6 +93,16 @@ impl Conv1d {
         let options = ConvOptions { stride, padding, dilation, groups };
         Ok(Conv1d { weight, bias: layer.bias().cloned(), options })
     }
+
+    /// The weight, `[out, in / groups, k]`.
+    pub fn weight(&self) -> &Var {
+        &self.weight
+    }
+
+    /// The bias, `[out]`, if there is one.
+    pub fn bias(&self) -> Option<&Var> {
+        self.bias.as_ref()
+    }
 }
 
 #[derive::located]

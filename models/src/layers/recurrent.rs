@@ -111,8 +111,10 @@ impl<C: Cell> Recurrent<C> {
     ) -> Result<Self> {
         let RecurrentOptions { layers, bias, dropout, dtype, key, .. } = options;
         dtype.require_float(C::NAME)?;
-        Error::require(layers > 0, C::NAME, "layers", "at least 1", layers)?;
-        Error::require(hidden > 0, C::NAME, "hidden", "at least 1", hidden)?;
+        let is_counted = layers > 0 && layers < 1 << 31;
+        Error::require(is_counted, C::NAME, "layers", "at least 1 and below 2^31", layers)?;
+        let is_counted = hidden > 0 && hidden < 1 << 31;
+        Error::require(is_counted, C::NAME, "hidden", "at least 1 and below 2^31", hidden)?;
         Error::require((0.0..=1.0).contains(&dropout), C::NAME, "dropout", "between 0 and 1", dropout)?;
         let key = key.unwrap_or_else(tensor::next_key);
         let (ways, bound, rows) = (options.ways(), 1.0 / (hidden as f64).sqrt(), C::GATES * hidden);

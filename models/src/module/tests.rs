@@ -29,6 +29,12 @@ fn parameters_are_copied_and_moved_by_name() -> Result<()> {
     assert_eq!(values(&to)?, values(&from)?);
     assert!(copy_parameters(&to, &from.0).is_err() && copy_parameters(&from.0, &to).is_err());
     assert!(lerp_parameters(&to, &from, 1.5).is_err());
+    // Nothing is broadcast or converted.
+    let row = Var::leaf(Tensor::zeros(&[2], DType::F64, &Device::cpu())?);
+    assert!(copy_parameters(&row, &leaf(1.0)).is_err() && lerp_parameters(&row, &leaf(1.0), 0.5).is_err());
+    let far = leaf(1e17);
+    lerp_parameters(&far, &leaf(1.0), 1.0)?;
+    assert_eq!(far.item::<f64>()?, 1.0);
     // A half moves by a sum in F32, rounded once.
     let half = |value: f64| Ok(Var::leaf(number(value).to_dtype(DType::BF16)?));
     let (to, from) = (half(1.0)?, half(3.0)?);

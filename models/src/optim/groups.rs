@@ -52,8 +52,17 @@ impl Groups {
         check_parameters(OP, &parameters)?;
         let first = groups.first().map_or(0.0, |group| group.learning_rate());
         Error::require(first > 0.0, OP, "learning rate", "of the first group above 0", first)?;
-        let ratios = groups.iter().map(|group| group.learning_rate() / first).collect();
-        Ok(Groups { groups, parameters, ratios })
+        let mut all = Groups { groups, parameters, ratios: Vec::new() };
+        all.take_ratios();
+        Ok(all)
+    }
+
+    /// Takes the ratios from the rates as they are, unless the first one is 0.
+    fn take_ratios(&mut self) {
+        let first = self.learning_rate();
+        if first > 0.0 {
+            self.ratios = self.groups.iter().map(|group| group.learning_rate() / first).collect();
+        }
     }
 
     /// The groups, in their order.
@@ -65,8 +74,9 @@ impl Groups {
 #[derive::located]
 impl Optimizer for Groups {
     fn step(&mut self, gradients: &Gradients) -> Result<()> {
-        let has_gradient =
-            |group: &dyn Optimizer| group.parameters().iter().any(|p| gradients.get(p).is_some());
+        let has_gradient = |group: &dyn Optimizer| {
+            group.parameters().iter().any(|p| p.requires_grad() && gradients.get(p).is_some())
+        };
         // A step without any gradient is the first group's error.
         let none = !self.groups.iter().any(|group| has_gradient(&**group));
         let with_gradients = self.groups.iter_mut().filter(|group| none || has_gradient(&***group));
@@ -121,6 +131,7 @@ impl Optimizer for Groups {
                 return loaded;
             }
         }
+        self.take_ratios();
         Ok(())
     }
 }

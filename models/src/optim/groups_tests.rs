@@ -35,6 +35,10 @@ fn each_group_steps_by_its_own_rule() -> Result<()> {
     // A group without gradients rests; without any there is no step.
     groups.step(&parameters[1].square()?.backward()?)?;
     assert_eq!(parameters[0].item::<f64>()?, values[0]);
+    let gradients = parameters[0].square()?.add(&parameters[1].square()?)?.backward()?;
+    parameters[1].freeze();
+    groups.step(&gradients)?;
+    parameters[1].unfreeze();
     assert!(groups.step(&leaf(1.0).square()?.backward()?).is_err());
     assert!(Groups::new(Vec::new()).is_err());
     let twice = || Box::new(Sgd::new(vec![parameters[0].clone()], 0.1).unwrap());
@@ -55,6 +59,10 @@ fn a_state_goes_to_the_same_groups_or_changes_nothing() -> Result<()> {
     }
     other.load_state(&state)?;
     assert_eq!(step(&others, &mut other)?, want);
+    // The ratio is that of the loaded rates.
+    other.set_learning_rate(1.0)?;
+    assert_eq!(other.groups()[1].learning_rate(), 2.0);
+    other.set_learning_rate(0.25)?;
     let before = other.state()?;
     // The second group's state does not fit, so the first one's is taken back.
     let mut wrong = state.clone();

@@ -25,7 +25,7 @@ fn places(dev: &Device, places: impl Iterator<Item = usize>) -> Result<Var> {
 }
 
 /// Values of the actions at each place, after so many steps.
-pub fn train(steps: usize) -> Result<Vec<f32>> {
+pub(crate) fn train(steps: usize) -> Result<Vec<f32>> {
     let dev = Device::best();
     let (online, target) = (mlp(&[LENGTH, 32, ACTIONS], 1, &dev)?, mlp(&[LENGTH, 32, ACTIONS], 2, &dev)?);
     copy_parameters(&target, &online)?;
@@ -53,7 +53,7 @@ pub fn train(steps: usize) -> Result<Vec<f32>> {
         let goes_on = column(batch.iter().map(|m| f32::from(u8::from(!m.4))).collect())?;
         let wanted = no_grad(|| {
             let best = target.forward(&places(&dev, batch.iter().map(|m| m.3))?)?.max(&[1], false)?;
-            Ok(rewards.add(&best.value().mul(&goes_on)?.mul_scalar(0.9)?)?)
+            rewards.add(&best.value().mul(&goes_on)?.mul_scalar(0.9)?)
         })?;
         let actions: Vec<i64> = batch.iter().map(|m| m.1 as i64).collect();
         let actions = Tensor::from_slice(&actions, &[32, 1], &dev)?;

@@ -23,7 +23,7 @@ impl Model {
 }
 
 /// Trains for so many steps, and returns the last loss and what the model writes.
-pub fn train(steps: usize) -> Result<(f64, String)> {
+pub(crate) fn train(steps: usize) -> Result<(f64, String)> {
     let dev = Device::best();
     streamgrad::seed(7);
     let text = Text::new(&TEXT.repeat(20))?;
@@ -38,9 +38,9 @@ pub fn train(steps: usize) -> Result<(f64, String)> {
     let mut last = f64::INFINITY;
     for step in 0..steps as u64 {
         let batch = windows.batch(step, &dev)?;
-        let (letters, next) = (batch.inputs.t()?, batch.targets.t()?.contiguous()?);
+        let (letters, next) = (batch.tokens.t()?, batch.targets.t()?.contiguous()?);
         let (scores, _) = model.scores(&letters, None)?;
-        let loss = scores.cross_entropy(&next, Reduction::Mean)?;
+        let loss = scores.flatten(0, 1)?.cross_entropy(&next.flatten(0, 1)?, Reduction::Mean)?;
         let mut gradients = loss.backward()?;
         clip_grad_norm(&mut gradients, 1.0)?;
         adam.step(&gradients)?;

@@ -5,7 +5,7 @@
 //! under its first name, and is found under each. A training checkpoint adds the optimizer's tensors under `optimizer/` and one
 //! metadata entry, `streamgrad`, with the numbers.
 //!
-//! A file is replaced whole, as [`file::write`] does: a crash leaves the old one or the new one. On load everything is
+//! A file is replaced whole, as [`file::write`](device::file::write) does: a crash leaves the old one or the new one. On load everything is
 //! checked first; if anything is wrong nothing has changed in the model.
 //!
 //! ```

@@ -26,7 +26,7 @@ impl Tensor {
     /// `AxisOutOfRange`; `InvalidArgument` for 2^31 elements, and on a CUDA device for more than 8 other axes that cannot be merged.
     pub fn argsort(&self, axis: isize, descending: bool) -> Result<Tensor> {
         let at = normalize_axis("argsort", axis, self.rank().max(1))?;
-        self.first_in_order("argsort", at, self.shape().get(at).copied().unwrap_or(1), descending)
+        self.first_in_order(at, self.shape().get(at).copied().unwrap_or(1), descending)
     }
 
     /// The elements in order along `axis`, and their indices; see [`argsort`](Self::argsort).
@@ -50,7 +50,7 @@ impl Tensor {
         let size = self.shape().get(at).copied().unwrap_or(1);
         let value = format_args!("{k} of an axis of size {size}");
         Error::require(k <= size, OP, "k", "at most the size of the axis", value)?;
-        self.first_in_order(OP, at, k, largest)
+        self.first_in_order(at, k, largest)
     }
 
     /// The `k` largest or smallest elements along `axis`, in order, and their indices; see [`argtopk`](Self::argtopk).
@@ -74,12 +74,12 @@ impl Tensor {
         Ok((values.gather(axis, &indices)?, indices))
     }
 
-    fn first_in_order(&self, op: &'static str, at: usize, count: usize, descending: bool) -> Result<Tensor> {
+    fn first_in_order(&self, at: usize, count: usize, descending: bool) -> Result<Tensor> {
         if self.dtype() == DType::Bool {
-            return self.to_dtype(DType::U8)?.first_in_order(op, at, count, descending);
+            return self.to_dtype(DType::U8)?.first_in_order(at, count, descending);
         }
         if self.rank() == 0 {
-            let first = self.reshape(&[1])?.first_in_order(op, at, count, descending)?;
+            let first = self.reshape(&[1])?.first_in_order(at, count, descending)?;
             return if count == 1 { first.reshape(&[]) } else { Ok(first) };
         }
         let mut shape = Dims::from_slice(self.shape());

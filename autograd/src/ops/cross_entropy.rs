@@ -139,7 +139,8 @@ impl CrossEntropy {
     /// The loss of `logits` for probabilities: `-Σ w ((1 - s) t + s / c) log_softmax(x)` of each row with the smoothing `s`. A mean is
     /// divided by the number of rows; `ignore_index` has no meaning here.
     ///
-    /// Shapes: both `[.., c]`; the result has the leading axes with [`Reduction::None`] and is a scalar otherwise.
+    /// Shapes: both `[n, c]`, `[n, c, ..]` or `[c]`; the result has the axes without that of the classes with [`Reduction::None`] and is
+    /// a scalar otherwise.
     ///
     /// # Errors
     /// `ShapeMismatch`, `DeviceMismatch`; as for [`loss`](Self::loss).
@@ -153,14 +154,19 @@ impl CrossEntropy {
         Error::require(is_valid, OP, "label_smoothing", "between 0 and 1", self.label_smoothing)?;
         not_empty(OP, "input", logits.value(), self.reduction)?;
         super::binary::computed(logits, target, |logits, target| {
-            let classes = logits.shape().last().copied().unwrap_or(1);
+            // As for labels: axis 1 of several.
+            let axis = usize::from(logits.rank() > 1);
+            let classes = logits.shape().get(axis).copied().unwrap_or(1);
             let share = self.label_smoothing / classes as f64;
             let mut target = target.mul_scalar(1.0 - self.label_smoothing)?.add_scalar(share)?;
             if let Some(weight) = &self.weight {
                 Error::require_shapes(weight.shape() == [classes], OP, logits.shape(), weight.shape())?;
-                target = target.mul(&Var::constant(weight.to_dtype(target.dtype())?))?;
+                let mut shape = smallvec::SmallVec::<[usize; 4]>::from_elem(1, logits.rank() - axis);
+                shape[0] = classes;
+                target = target.mul(&Var::constant(weight.to_dtype(target.dtype())?.reshape(&shape)?))?;
             }
-            let losses = logits.log_softmax(-1)?.mul(&target)?.sum(&[-1], false)?.neg()?;
+            let axis = axis.cast_signed();
+            let losses = logits.log_softmax(axis)?.mul(&target)?.sum(&[axis], false)?.neg()?;
             self.reduction.apply(losses)
         })
     }
@@ -308,6 +314,13 @@ mod tests {
         let x = leaf(&[0.3, -1.0, 2.0, 0.5, 0.0, 1.5], &[2, 3])?;
         let (labels, weight) = (tensor(&[2_i64, 0], &[2])?, tensor(&[1.0, 2.0, 3.0], &[3])?);
         let one_hot = Var::constant(labels.one_hot(3)?.to_dtype(tensor::DType::F64)?);
+        // Classes are the second axis of images.
+        let image = x.reshape(&[1, 2, 3])?.transpose(1, 2)?;
+        let loss = CrossEntropy { weight: Some(weight.clone()), ..CrossEntropy::default() };
+        let loss = CrossEntropy { reduction: Reduction::None, ..loss };
+        let found = loss.loss_of_probabilities(&image, &one_hot.reshape(&[1, 2, 3])?.transpose(1, 2)?)?;
+        assert_eq!(found.shape(), [1, 2]);
+        close(&found, &loss.loss(&x, &labels)?.to_vec::<f64>()?)?;
         for label_smoothing in [0.0, 0.3] {
             let reduction = Reduction::Sum;
             let options = CrossEntropy {

@@ -145,7 +145,8 @@ impl Sample {
 }
 
 /// Names of samples with a constant.
-const CONSTANT: [&str; 3] = ["constant_0", "constant_1", "constant_2"];
+const CONSTANT: [&str; 7] =
+    ["constant_0", "constant_1", "constant_2", "constant_3", "constant_4", "constant_5", "constant_6"];
 
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }

@@ -28,6 +28,7 @@
 extern crate self as streamgrad;
 
 pub mod checkpoint;
+mod copies;
 pub mod data;
 mod gradcheck;
 pub mod init;
@@ -37,6 +38,7 @@ mod module;
 pub mod optim;
 pub mod random;
 
+pub use copies::{copy_parameters, lerp_parameters};
 pub use data::{
     Batch, DataLoader, Dataset, Digits, InMemory, LoaderOptions, Ragged, RaggedBatch, TensorDataset, Text,
     TextBatch, Windows,
@@ -52,7 +54,7 @@ pub use layers::{
     Relu, RmsNorm, Rnn, Sequential, Sigmoid, Silu, Tanh, Unflatten, Upsample, UpsampleMode, mlp,
 };
 pub use loss::{accuracy, correct, cross_entropy, mse};
-pub use module::{Forward, Module, Parts, Training, copy_parameters, lerp_parameters};
+pub use module::{Forward, Module, Parts, Training};
 pub use optim::{
     Adagrad, AdagradOptions, Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, GradScalerOptions,
     GradScalerState, Groups, Lion, LionOptions, LrSchedule, Optimizer, OptimizerState, Plateau, RmsProp,

@@ -1,6 +1,6 @@
 //! Everyday ops and layers against PyTorch: `tests/reference/everyday.py` says how the reference was made.
 
-use autograd::ops::{BceWithLogits, Cell, CrossEntropy, Elman, GruCell, LstmCell};
+use autograd::ops::{BceWithLogits, Cell, CellState, CrossEntropy, Elman, GruCell, LstmCell};
 use autograd::{GradOptions, Reduction, Var, grad};
 use device::{DType, Device, Result};
 use models::{Gru, Lstm, Module, Recurrent, RecurrentOptions, Rnn};
@@ -172,9 +172,9 @@ fn recurrent<C: Cell>(args: &Args<'_>, x: &[Var], make: Make<C>) -> Result<Vec<V
     let layer = make(2, 3, options, &Device::cpu())?;
     let count = layer.parameters().len();
     let layer = layer.with_parameters(&x[1..=count])?;
-    let state = if args.flag(5) { Some(C::state(x[1 + count..].to_vec())?) } else { None };
+    let state = if args.flag(5) { Some(C::State::from_parts(x[1 + count..].to_vec())?) } else { None };
     let (output, state) = layer.run(&x[0], state.as_ref())?;
-    Ok([vec![output], C::parts(&state)].concat())
+    Ok([vec![output], state.parts()].concat())
 }
 
 /// What is wrong with results, if anything.

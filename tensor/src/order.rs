@@ -69,9 +69,7 @@ impl Tensor {
     /// As for [`argtopk`](Self::argtopk).
     pub fn topk(&self, k: usize, axis: isize, largest: bool) -> Result<(Tensor, Tensor)> {
         let indices = self.argtopk(k, axis, largest)?;
-        // A scalar has one element, but no axis to take none of.
-        let values = if indices.rank() == self.rank() { self.clone() } else { self.reshape(&[1])? };
-        Ok((values.gather(axis, &indices)?, indices))
+        Ok((self.gather(axis, &indices)?, indices))
     }
 
     fn first_in_order(&self, at: usize, count: usize, descending: bool) -> Result<Tensor> {

@@ -138,7 +138,7 @@ const OTHERS: [Op; 15] = [
 /// One step of a recurrent layer.
 fn sequence<C: ops::Cell>(x: &[Var]) -> Result<Var> {
     let (input, weight) = (x[0].unsqueeze(0)?, x[1].repeat(&[C::GATES, 1])?);
-    let state = vec![x[2].clone(); C::STATES];
+    let state = vec![x[2].clone(); <C::State as ops::CellState>::PARTS];
     Ok(ops::recurrent::<C>(&input, [&weight, &weight], None, &state, false)?.0)
 }
 

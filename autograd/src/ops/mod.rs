@@ -119,7 +119,7 @@ pub use cross_entropy::CrossEntropy;
 pub use embedding::padding_row;
 pub use embedding_bag::{BagMode, BagOptions};
 pub use pad::PadMode;
-pub use recurrent::{Cell, Elman, GruCell, LstmCell, recurrent};
+pub use recurrent::{Cell, CellState, Elman, GruCell, LstmCell, recurrent};
 pub use reduction::Reduction;
 pub use rotary_embedding::{RotaryPairs, rotary_angles};
 pub use samples::{Run, Sample};

@@ -18,27 +18,56 @@ pub trait Cell: Send + Sync + 'static {
     const NAME: &'static str;
     /// Rows of the weights for each hidden feature.
     const GATES: usize;
-    /// Tensors of a state, of which the first is the output.
-    const STATES: usize;
-    /// The state of a layer.
-    type State: Clone;
+    /// The state of a layer: [`Var`], or a pair of them.
+    type State: CellState;
 
-    /// A state of these tensors, [`STATES`](Self::STATES) in number.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for another number.
-    fn state(parts: Vec<Var>) -> Result<Self::State>;
-
-    /// The tensors of a state.
-    fn parts(state: &Self::State) -> Vec<Var>;
-
-    /// The next state, from the products of the weights with the input and with the output before.
+    /// The next state, from the products of the weights with the input and with the output before. The first tensor of a state is
+    /// the output.
     ///
     /// Shapes: the products `[b, gates h]`, and each tensor of the state `[b, h]`.
     ///
     /// # Errors
     /// Those of its ops.
     fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>>;
+}
+
+/// What a recurrent layer keeps from step to step.
+pub trait CellState: Clone {
+    /// The number of its tensors.
+    const PARTS: usize;
+
+    /// A state of these tensors, [`PARTS`](Self::PARTS) in number.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another number.
+    fn from_parts(parts: Vec<Var>) -> Result<Self>;
+
+    /// Its tensors.
+    fn parts(&self) -> Vec<Var>;
+}
+
+impl CellState for Var {
+    const PARTS: usize = 1;
+
+    fn from_parts(parts: Vec<Var>) -> Result<Var> {
+        parts_of::<1>(parts).map(|[h]| h)
+    }
+
+    fn parts(&self) -> Vec<Var> {
+        vec![self.clone()]
+    }
+}
+
+impl CellState for (Var, Var) {
+    const PARTS: usize = 2;
+
+    fn from_parts(parts: Vec<Var>) -> Result<(Var, Var)> {
+        parts_of::<2>(parts).map(|[h, c]| (h, c))
+    }
+
+    fn parts(&self) -> Vec<Var> {
+        vec![self.0.clone(), self.1.clone()]
+    }
 }
 
 /// `h' = tanh(W_ih x + b_ih + W_hh h + b_hh)`.
@@ -63,16 +92,7 @@ fn parts_of<const N: usize>(parts: Vec<Var>) -> Result<[Var; N]> {
 impl Cell for Elman {
     const NAME: &'static str = "rnn";
     const GATES: usize = 1;
-    const STATES: usize = 1;
     type State = Var;
-
-    fn state(parts: Vec<Var>) -> Result<Var> {
-        parts_of::<1>(parts).map(|[h]| h)
-    }
-
-    fn parts(state: &Var) -> Vec<Var> {
-        vec![state.clone()]
-    }
 
     fn next(of_input: &Var, of_output: &Var, _: &[Var]) -> Result<Vec<Var>> {
         Ok(vec![of_input.add(of_output)?.tanh()?])
@@ -82,16 +102,7 @@ impl Cell for Elman {
 impl Cell for GruCell {
     const NAME: &'static str = "gru";
     const GATES: usize = 3;
-    const STATES: usize = 1;
     type State = Var;
-
-    fn state(parts: Vec<Var>) -> Result<Var> {
-        parts_of::<1>(parts).map(|[h]| h)
-    }
-
-    fn parts(state: &Var) -> Vec<Var> {
-        vec![state.clone()]
-    }
 
     fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>> {
         let [h] = parts_of(state.to_vec())?;
@@ -108,16 +119,7 @@ impl Cell for GruCell {
 impl Cell for LstmCell {
     const NAME: &'static str = "lstm";
     const GATES: usize = 4;
-    const STATES: usize = 2;
     type State = (Var, Var);
-
-    fn state(parts: Vec<Var>) -> Result<(Var, Var)> {
-        parts_of::<2>(parts).map(|[h, c]| (h, c))
-    }
-
-    fn parts((h, c): &(Var, Var)) -> Vec<Var> {
-        vec![h.clone(), c.clone()]
-    }
 
     fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>> {
         let [_, c] = parts_of(state.to_vec())?;
@@ -167,7 +169,7 @@ pub fn recurrent<C: Cell>(
     };
     Error::require(steps > 0, OP, "input", "one step at least", format_args!("shape {:?}", input.shape()))?;
     let value = format_args!("{} tensors", state.len());
-    Error::require(state.len() == C::STATES, OP, "state", "as many tensors as the cell has", value)?;
+    Error::require(state.len() == C::State::PARTS, OP, "state", "as many tensors as the cell has", value)?;
     let expected = [batch, of_output.shape().last().copied().unwrap_or(0)];
     for part in state {
         Error::require_shapes(part.shape() == expected, OP, &expected, part.shape())?;
@@ -188,7 +190,7 @@ pub fn recurrent<C: Cell>(
     let states = no_grad(run)?;
     let (outputs, last) = sequence.results(&states)?;
     // The states before each step, beside the outputs.
-    let others = (1..C::STATES).map(|part| stacked(states.iter().map(|state| &state[part])));
+    let others = (1..C::State::PARTS).map(|part| stacked(states.iter().map(|state| &state[part])));
     let others = others.collect::<Result<Vec<Var>>>()?;
     let all =
         [vec![outputs], last[1..].iter().map(|part| part.unsqueeze(0)).collect::<Result<_>>()?].concat();
@@ -199,9 +201,9 @@ pub fn recurrent<C: Cell>(
         record(OP, &inputs.iter().collect::<Vec<_>>(), &saved, value.value().clone(), move |ctx, g| {
             sequence.gradients::<C>(ctx, g)
         });
-    let outputs = if C::STATES == 1 { whole.clone() } else { whole.narrow(0, 0, steps)? };
+    let outputs = if C::State::PARTS == 1 { whole.clone() } else { whole.narrow(0, 0, steps)? };
     let mut last = vec![outputs.select(0, sequence.last(steps))?];
-    for part in 1..C::STATES {
+    for part in 1..C::State::PARTS {
         last.push(whole.select(0, steps + part - 1)?);
     }
     Ok((outputs, last))
@@ -245,7 +247,7 @@ impl Sequence {
             state = C::next(&products[step], &state[0].linear(weight, bias)?, &state)?;
             let value = format_args!("{} tensors", state.len());
             Error::require(
-                state.len() == C::STATES,
+                state.len() == C::State::PARTS,
                 OP,
                 "next state",
                 "as many tensors as the cell has",
@@ -268,8 +270,8 @@ impl Sequence {
         let needed: Vec<bool> = (0..count).map(|at| ctx.needs(at)).collect();
         let steps = inputs[0].shape()[0];
         let outer: Vec<Var> =
-            (0..C::STATES - 1).map(|part| g.select(0, steps + part)).collect::<Result<_>>()?;
-        let of_outputs = if C::STATES == 1 { g.clone() } else { g.narrow(0, 0, steps)? };
+            (0..C::State::PARTS - 1).map(|part| g.select(0, steps + part)).collect::<Result<_>>()?;
+        let of_outputs = if C::State::PARTS == 1 { g.clone() } else { g.narrow(0, 0, steps)? };
         if ctx.is_recorded() {
             let states = with_recording(Recording::On, || self.states::<C>(&inputs))?;
             let (outputs, last) = self.results(&states)?;
@@ -282,7 +284,7 @@ impl Sequence {
         let (weight, bias, first) = self.parts(&inputs);
         let outputs = ctx.saved(count).narrow(0, 0, steps)?;
         let kept: Vec<Var> =
-            [outputs].into_iter().chain((1..C::STATES).map(|part| ctx.saved(count + part))).collect();
+            [outputs].into_iter().chain((1..C::State::PARTS).map(|part| ctx.saved(count + part))).collect();
         // The state before each step.
         let before = |(all, first): (&Var, &Var)| -> Result<Var> {
             let first = first.unsqueeze(0)?;
@@ -298,9 +300,8 @@ impl Sequence {
         let of_outputs = of_outputs.unbind(0)?;
         let mut carried: Vec<Option<Var>> = [None].into_iter().chain(outer.into_iter().map(Some)).collect();
         let mut of_products = [vec![None; steps], vec![None; steps]];
-        let needs_state = needed[inputs.len() - C::STATES..].contains(&true);
-        let first_step = self.last(steps).abs_diff(steps - 1);
-        for step in self.order(steps).into_iter().rev() {
+        let needs_state = needed[inputs.len() - C::State::PARTS..].contains(&true);
+        for (at, step) in self.order(steps).into_iter().enumerate().rev() {
             let leaf = |var: &Var| Var::leaf(var.value().clone());
             let state: Vec<Var> = states.iter().map(|part| leaf(&part[step])).collect();
             let own = [leaf(&products[0][step]), leaf(&products[1][step])];
@@ -315,7 +316,7 @@ impl Sequence {
             let mut found = grad_within(OP, &roots, &ends, &vec![true; ends.len()], false)?.into_iter();
             let [of_input, of_output] = [0, 1].map(|_| found.next().flatten());
             carried = found.collect();
-            let is_needed = step != first_step || needs_state;
+            let is_needed = at > 0 || needs_state;
             let through = of_output.as_ref().filter(|_| is_needed).map(|g| g.matmul(weight)).transpose()?;
             carried[0] = match (carried[0].take(), through) {
                 (Some(direct), Some(through)) => Some(direct.add(&through)?),
@@ -361,7 +362,7 @@ pub(super) fn samples<C: Cell>(d: &Draw) -> Result<Vec<Sample>> {
         let matrices = [[gates, 3], [gates, 2]];
         shapes.extend(matrices.iter().map(|shape| &shape[..]));
         shapes.extend(std::iter::repeat_n(&rows[..], 2 * usize::from(biased)));
-        shapes.extend(std::iter::repeat_n(&one[..], C::STATES));
+        shapes.extend(std::iter::repeat_n(&one[..], C::State::PARTS));
         d.sample(name, &shapes, move |v| {
             let (biases, first) = if biased { (Some([&v[3], &v[4]]), 5) } else { (None, 3) };
             let (outputs, last) = recurrent::<C>(&v[0], [&v[1], &v[2]], biases, &v[first..], from_end)?;
@@ -384,16 +385,7 @@ mod tests {
     impl Cell for Joined {
         const NAME: &'static str = "joined";
         const GATES: usize = 1;
-        const STATES: usize = 1;
         type State = Var;
-
-        fn state(parts: Vec<Var>) -> Result<Var> {
-            parts_of::<1>(parts).map(|[h]| h)
-        }
-
-        fn parts(state: &Var) -> Vec<Var> {
-            vec![state.clone()]
-        }
 
         fn next(of_input: &Var, of_output: &Var, _: &[Var]) -> Result<Vec<Var>> {
             let both = Var::cat(&[of_input, &of_output.mul_scalar(3.0)?], 1)?.tanh()?;

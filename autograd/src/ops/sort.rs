@@ -22,8 +22,7 @@ impl Var {
     /// As for [`Tensor::topk`].
     pub fn topk(&self, k: usize, axis: isize, largest: bool) -> Result<(Var, Tensor)> {
         let indices = self.value().argtopk(k, axis, largest)?;
-        let values = if indices.rank() == self.rank() { self.clone() } else { self.reshape(&[1])? };
-        Ok((values.gather(axis, &indices)?, indices))
+        Ok((self.gather(axis, &indices)?, indices))
     }
 
     /// The elements where the mask, of Bool, holds, as a vector; the mask broadcasts. Waits for the mask. See

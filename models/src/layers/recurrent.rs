@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use autograd::Var;
-use autograd::ops::{Cell, Elman, GruCell, LstmCell, recurrent};
+use autograd::ops::{Cell, CellState, Elman, GruCell, LstmCell, recurrent};
 use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
@@ -170,10 +170,10 @@ impl<C: Cell> Recurrent<C> {
         let turned = |x: &Var| if self.options.batch_first { x.transpose(0, 1) } else { Ok(x.clone()) };
         let shape = [self.directions.len(), batch, self.hidden];
         let before = match state {
-            Some(state) => C::parts(state),
+            Some(state) => state.parts(),
             None => {
                 let zeros = Var::constant(Tensor::zeros(&shape, input.dtype(), input.device())?);
-                vec![zeros; C::STATES]
+                vec![zeros; C::State::PARTS]
             }
         };
         if let Some(other) = before.iter().find(|part| part.shape() != shape) {
@@ -203,7 +203,7 @@ impl<C: Cell> Recurrent<C> {
         }
         let stacked = |all: &Vec<Var>| Var::stack(&all.iter().collect::<Vec<_>>(), 0);
         let behind = behind.iter().map(stacked).collect::<Result<_>>()?;
-        Ok((turned(&x)?, C::state(behind)?))
+        Ok((turned(&x)?, C::State::from_parts(behind)?))
     }
 
     fn wrong_input(&self, input: &Var) -> Error {

@@ -1,7 +1,7 @@
 use device::{DType, Device};
 
 use super::*;
-use crate::{Dropout, Linear, Module};
+use crate::{Dropout, Linear, Module, copy_parameters, lerp_parameters};
 
 fn number(value: f64) -> Tensor {
     Tensor::scalar(value, &Device::cpu()).unwrap()

@@ -218,6 +218,7 @@ fn a_race_names_both_lines_of_the_program() -> Result<()> {
     for kind in kinds().into_iter().filter(|kind| matches!(kind, Kind::Cpu(_))) {
         let s = Setting::new(kind)?;
         let linear = Linear::new(4, 3, &s.device)?;
+        let boxed: Box<dyn Forward> = Box::new(Linear::new(4, 3, &s.device)?);
         let x = Var::constant(s.tensor(1)?);
         s.device.synchronize()?;
         s.device.set_sync_mode(SyncMode::Manual);
@@ -227,6 +228,8 @@ fn a_race_names_both_lines_of_the_program() -> Result<()> {
         assert_eq!(lines_of(refused), [neg, exp], "{kind:?}: an op");
         let (forward, refused) = (line!(), s.decoder.scope(|| linear.forward(&code)).unwrap_err());
         assert_eq!(lines_of(refused), [forward, exp], "{kind:?}: a layer, which reads");
+        let (forward, refused) = (line!(), s.decoder.scope(|| boxed.forward(&code)).unwrap_err());
+        assert_eq!(lines_of(refused), [forward, exp], "{kind:?}: a layer behind `dyn`");
         let (layer, y) = (line!(), s.encoder.scope(|| linear.forward(&x))?);
         let (sum, refused) = (line!(), y.sum(&[], false).unwrap_err());
         assert_eq!(lines_of(refused), [sum, layer], "{kind:?}: a layer, which writes");

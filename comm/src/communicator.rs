@@ -287,7 +287,12 @@ impl Communicator {
         uses.extend(out.map(|out| Use::write(out.buffer)));
         uses.extend(workspace.as_deref().map(Use::write));
         uses.push(Use::write(token));
-        stream.launch(call.op(), &uses, Meeting { backend: Arc::clone(backend), call, memory })
+        let dtype = call.dtype;
+        let written = |out: Operand<'_>| {
+            device::Operand::dense(dtype, out.bytes / dtype.size_bytes(), out.address(), true)
+        };
+        let work = Meeting { backend: Arc::clone(backend), call, memory };
+        stream.launch_described(work.call.op(), &uses, &|| out.map(written).into_iter().collect(), work)
     }
 
     /// Launches a collective on the host, between a copy of its input to pinned memory, which the host waits for, and one of its

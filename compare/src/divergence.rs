@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::{self, Write};
 use std::path::Path;
 
-use device::{DType, Device, Error, ErrorKind, Result, TracedCommand, bf16, f16, file, from_bytes};
+use device::{DType, Device, Error, ErrorKind, Result, TracedCommand, Written, bf16, f16, file, from_bytes};
 
 /// What each command of a run wrote, as hashes, with its op and the line that launched it.
 ///
@@ -38,11 +38,14 @@ pub struct WriteTrace {
 struct Command {
     lane: Box<str>,
     number: usize,
+    /// Whether it is a part of a captured step.
+    replayed: bool,
     op: Box<str>,
-    hashes: Vec<u64>,
+    /// Of each operand that it writes, if that is known.
+    hashes: Vec<Option<u64>>,
     place: Box<str>,
     /// Type and bytes of each operand, if they are kept.
-    values: Vec<(Option<DType>, Box<[u8]>)>,
+    values: Vec<Option<(Option<DType>, Box<[u8]>)>>,
 }
 
 /// The first command whose inputs are equal in two traces, and whose outputs differ.
@@ -107,10 +110,12 @@ impl WriteTrace {
     /// `Io`.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let mut text = format!("{HEADER}\n");
-        for Command { lane, number, op, hashes, place, .. } in &self.commands {
-            let hashes: Vec<String> = hashes.iter().map(|hash| format!("{hash:016x}")).collect();
+        for Command { lane, number, replayed, op, hashes, place, .. } in &self.commands {
+            let hash = |hash: &Option<u64>| hash.map_or("-".into(), |hash| format!("{hash:016x}"));
+            let hashes: Vec<String> = hashes.iter().map(hash).collect();
             // A string takes every line.
-            let _ = writeln!(text, "{lane}\t{number}\t{op}\t{}\t{place}", hashes.join(","));
+            let mark = if *replayed { REPLAYED } else { "" };
+            let _ = writeln!(text, "{lane}\t{number}\t{op}\t{}\t{place}{mark}", hashes.join(","));
         }
         file::write(path, text.as_bytes())
     }
@@ -137,16 +142,23 @@ impl WriteTrace {
 }
 
 const HEADER: &str = "streamgrad trace of writes 1";
+/// Ends the lines of commands of captured steps.
+const REPLAYED: &str = "\treplayed";
 
 impl Command {
     fn parse(line: &str) -> Option<Command> {
+        let (line, replayed) = line.strip_suffix(REPLAYED).map_or((line, false), |line| (line, true));
         let fields: Vec<&str> = line.split('\t').collect();
         let &[lane, number, op, hashes, place] = &fields[..] else { return None };
-        let hashes =
-            hashes.split(',').filter(|hash| !hash.is_empty()).map(|hash| u64::from_str_radix(hash, 16));
+        let hash = |hash: &str| match hash {
+            "-" => Ok(None),
+            _ => u64::from_str_radix(hash, 16).map(Some),
+        };
+        let hashes = hashes.split(',').filter(|hash| !hash.is_empty()).map(hash);
         Some(Command {
             lane: lane.into(),
             number: number.parse().ok()?,
+            replayed,
             op: op.into(),
             hashes: hashes.collect::<Result<_, _>>().ok()?,
             place: place.into(),
@@ -175,9 +187,12 @@ impl Command {
             return Some(Divergence { other: Some(other.into()), ..divergence });
         };
         let most = self.hashes.len().max(found.hashes.len());
-        let unequal = (0..most).filter(|&at| self.hashes.get(at) != found.hashes.get(at));
+        let unequal = (0..most).filter(|&at| match (self.hashes.get(at), found.hashes.get(at)) {
+            (Some(None), Some(_)) | (Some(_), Some(None)) => false,
+            (hash, other) => hash != other,
+        });
         let mut differences = unequal.filter_map(|output| {
-            let [values, others] = [self, found].map(|command| command.values.get(output));
+            let [values, others] = [self, found].map(|command| command.values.get(output)?.as_ref());
             let Some(((dtype, a), (_, b))) = values.zip(others).filter(|(a, b)| a.0 == b.0) else {
                 return Some((output, None));
             };
@@ -211,14 +226,15 @@ fn first_difference(dtype: Option<DType>, a: &[u8], b: &[u8], rtol: f64) -> Opti
 impl From<TracedCommand> for Command {
     fn from(traced: TracedCommand) -> Command {
         let values =
-            traced.writes.iter().filter_map(|written| Some((written.dtype, written.values.clone()?)));
+            |written: Option<Written>| written.and_then(|written| Some((written.dtype, written.values?)));
         Command {
             lane: traced.lane.to_string().into(),
             number: traced.number,
+            replayed: traced.replayed,
             op: traced.op.into(),
-            hashes: traced.writes.iter().map(|written| written.hash).collect(),
+            hashes: traced.writes.iter().map(|written| Some(written.as_ref()?.hash)).collect(),
             place: traced.place.to_string().into(),
-            values: values.collect(),
+            values: traced.writes.into_iter().map(values).collect(),
         }
     }
 }
@@ -253,6 +269,9 @@ fn value(dtype: Option<DType>, bytes: &[u8]) -> Box<str> {
 ///
 /// The commands before it in `a`, which are all that it depends on, wrote the same in both, so what it read was equal, unless
 /// it ran before them: a wait that is missing names the command that should have waited.
+///
+/// If the steps of one of the runs are captured, commands are matched by lane, op, line and how often that was launched before; those that only one of
+/// the traces has are left out, such as what captured steps keep in registers, and copies of their inputs.
 pub fn first_divergence(a: &WriteTrace, b: &WriteTrace) -> Option<Divergence> {
     first_divergence_within(a, b, 0.0)
 }
@@ -260,6 +279,11 @@ pub fn first_divergence(a: &WriteTrace, b: &WriteTrace) -> Option<Divergence> {
 /// As [`first_divergence`], for runs on devices that round differently: where both traces kept values, floats may differ by `rtol` of the
 /// largest magnitude among what a command writes to an operand.
 pub fn first_divergence_within(a: &WriteTrace, b: &WriteTrace, rtol: f64) -> Option<Divergence> {
+    let is_replayed = |trace: &WriteTrace| trace.commands.iter().any(|command| command.replayed);
+    if is_replayed(a) != is_replayed(b) {
+        let others: HashMap<Key<'_>, &Command> = b.by_line().collect();
+        return a.by_line().find_map(|(key, command)| command.compare(Some(others.get(&key)?), rtol));
+    }
     let key = |command: &Command| (command.lane.clone(), command.number);
     let others: HashMap<_, &Command> = b.commands.iter().map(|command| (key(command), command)).collect();
     let mut compared =
@@ -269,4 +293,18 @@ pub fn first_divergence_within(a: &WriteTrace, b: &WriteTrace, rtol: f64) -> Opt
         let extra = b.commands.iter().find(|command| !known.contains_key(&key(command)))?;
         extra.compare(None, rtol)
     })
+}
+
+/// Lane, op, line, and how many commands before have those.
+type Key<'a> = (&'a str, &'a str, &'a str, usize);
+
+impl WriteTrace {
+    fn by_line(&self) -> impl Iterator<Item = (Key<'_>, &Command)> {
+        let mut counts: HashMap<(&str, &str, &str), usize> = HashMap::new();
+        self.commands.iter().map(move |command| {
+            let Command { lane, op, place, .. } = command;
+            let count = counts.entry((lane, op, place)).and_modify(|count| *count += 1).or_default();
+            ((&**lane, &**op, &**place, *count), command)
+        })
+    }
 }

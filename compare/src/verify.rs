@@ -304,7 +304,7 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
             };
             let Some(is_equal) = found.part(name, run()) else { continue };
             names.push(name);
-            let is_traced = !is_equal && matches!(how, How::Lanes(_));
+            let is_traced = !is_equal && matches!(how, How::Lanes(_) | How::Captured(_));
             let first = is_traced.then(|| self.divergence(how, threads));
             if let Some(first) = first.flatten() {
                 differences.add("command", format!("{name}: {first}"));
@@ -318,7 +318,7 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
         Ok(())
     }
 
-    /// Where lanes first write what the serial schedule does not.
+    /// Where a schedule first writes what the serial one does not.
     fn divergence(&self, how: How, threads: usize) -> Option<Divergence> {
         let trace = |how, threads| -> Result<WriteTrace> {
             let device = self.device.sibling(threads)?;

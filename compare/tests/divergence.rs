@@ -2,14 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use autograd::{ConcurrentBatches, Lanes, Var};
 use compare::{Divergence, WriteTrace, first_divergence, first_divergence_within};
-use device::{CpuConfig, DType, Device, ErrorKind, Lane, Policy, Result, Schedule};
+use device::{CpuConfig, DType, Device, ErrorKind, GraphOptions, Lane, Order, Policy, Result, Schedule};
 use models::optim::{Adam, AdamOptions};
 use models::{Forward, Linear, Module, Optimizer};
-use tensor::{CustomKernel, KernelLaunch, Tensor, custom};
+use tensor::{CustomKernel, GraphCache, KernelLaunch, Tensor, custom};
 
 fn cpu(schedule: Schedule) -> Device {
     Device::cpu_with(CpuConfig { schedule, threads: Some(2), ..CpuConfig::default() })
@@ -154,6 +155,100 @@ fn another_order_of_a_sum_and_a_kernel_that_is_not_deterministic_are_found() -> 
     assert!(found.to_string().ends_with("element 0 is 3 and 0"), "{found}");
     let (one, two) = (run(false, true)?, run(false, true)?);
     assert_eq!(named(&first_divergence(&one, &two).unwrap()), ("total", line));
+    Ok(())
+}
+
+/// Steps of two batches on lanes, eager or captured with `options`. With a `fault`, a kernel gives another result once.
+fn steps(device: &Device, options: Option<GraphOptions>, lanes: usize, fault: bool) -> Result<()> {
+    tensor::seed(3);
+    let model = Linear::new(8, 3, device)?;
+    let mut adam = Adam::new(model.parameters(), AdamOptions::default())?;
+    let lanes = ConcurrentBatches::with_options(device, lanes, Lanes::Always)?;
+    let w = model.parameters()[0].clone();
+    let calls = Arc::new(AtomicU32::new(if fault { 0 } else { 100 }));
+    let mut step = |batches: &[Tensor; 2]| {
+        let loss = |batch: usize| {
+            let noisy = Var::constant(batches[batch].clone()).dropout(0.25, tensor::next_key())?;
+            let h = model.forward(&noisy)?.tanh()?.mul_scalar(1.5)?;
+            let [fault] = custom(Late { calls: Arc::clone(&calls) }, [w.value()], [&[1]])?;
+            h.square()?.mean(&[], false)?.add(&Var::constant(fault.reshape(&[])?))
+        };
+        let step = lanes.step(0..2, loss)?;
+        adam.step(&step.gradients)?;
+        Ok(step.losses)
+    };
+    let mut graphs = options.map(|options| GraphCache::new(device, options, 2));
+    for number in 0..3 {
+        let batch = |k: usize| {
+            let values: Vec<f32> = (0..32).map(|at| ((number + at * 7 + k) % 5) as f32).collect();
+            Tensor::from_slice(&values, &[4, 8], device)
+        };
+        let batches = [batch(0)?, batch(1)?];
+        match &mut graphs {
+            None => step(&batches)?,
+            Some(graphs) => graphs.run(&batches, &mut step)?,
+        };
+    }
+    Ok(())
+}
+
+/// The line of the kernel in [`steps`].
+const LATE: u32 = line!() - 23;
+
+/// Gives 0, but another value at the fourth call after the counter was 0.
+struct Late {
+    calls: Arc<AtomicU32>,
+}
+
+impl CustomKernel<1, 1> for Late {
+    type Element = f32;
+
+    fn name(&self) -> &'static str {
+        "late"
+    }
+
+    fn cpu(&self, [_]: [&[f32]; 1], [y]: [&mut [f32]; 1]) {
+        y[0] = if self.calls.fetch_add(1, Ordering::Relaxed) == 3 { 0.5 } else { 0.0 };
+    }
+
+    fn cuda(&self, _: [usize; 1], _: [usize; 1]) -> Option<KernelLaunch> {
+        None
+    }
+}
+
+/// The commands of replays are known by those that were captured; what is fused with others is compared where its result is in memory.
+#[test]
+fn replays_are_compared_with_eager_steps_and_with_replays() -> Result<()> {
+    let options = |order, fuse| Some(GraphOptions { order, fuse, ..GraphOptions::default() });
+    let eager = traced(&cpu(Schedule::Inline), |device| steps(device, None, 1, false))?;
+    let replayed =
+        traced(&cpu(Schedule::Inline), |device| steps(device, options(Order::Data, true), 1, false))?;
+    for schedule in
+        [Schedule::Inline, Schedule::Delay { seed: 4 }, Schedule::Explore(Policy::Random { seed: 5 })]
+    {
+        for (order, fuse, lanes) in
+            [(Order::Data, true, 2), (Order::Streams, true, 1), (Order::Data, false, 2)]
+        {
+            let run =
+                |fault| traced(&cpu(schedule), |device| steps(device, options(order, fuse), lanes, fault));
+            let (found, wrong) = (run(false)?, run(true)?);
+            for (a, b) in [(&eager, &found), (&found, &eager), (&replayed, &found)] {
+                assert_eq!(first_divergence(a, b), None, "{schedule:?}, {order:?}, {fuse}, {lanes} lanes");
+            }
+            for (a, b) in [(&eager, &wrong), (&wrong, &eager), (&wrong, &found)] {
+                let found = first_divergence(a, b).unwrap();
+                assert_eq!(named(&found), ("late", LATE), "{found}");
+                assert!(found.command.0.starts_with("batch "), "{found}");
+                assert_eq!(found.element, Some(0));
+            }
+        }
+    }
+    let path = std::env::temp_dir().join(format!("streamgrad-replays-{}", std::process::id()));
+    replayed.save(&path)?;
+    let loaded = WriteTrace::load(&path)?;
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(first_divergence(&replayed, &loaded), None);
+    assert_eq!(first_divergence(&eager, &loaded), None);
     Ok(())
 }
 

@@ -56,7 +56,7 @@ impl Stream {
     ) -> Result<()> {
         self.owns(op, uses)?;
         if let Some(capture) = Capture::of(self.core()) {
-            return capture.record(self, op, uses, work);
+            return capture.record(self, op, uses, operands, work);
         }
         let (fifo, waits) = (self.fifo(), work.waits());
         if waits && fifo.driver_stream().is_none() {

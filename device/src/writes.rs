@@ -14,7 +14,7 @@ use crate::cuda::{DriverStream, Staged};
 use crate::explorer::POISON;
 use crate::fifo::reached;
 use crate::recorder::OperandRecord;
-use crate::{DType, Device, Moment, OnDrop, Result, Use};
+use crate::{DType, Device, Moment, OnDrop, Use};
 
 /// The part of a program that launches a command, such as `batch 3`, and those around it. A lane launches its commands in one order,
 /// whatever threads and streams it runs on. Parts that are more than four deep share the lane of the fourth.
@@ -51,6 +51,21 @@ impl Lane {
         let _restore = OnDrop(|| LANE.set(outer));
         f()
     }
+
+    /// The parts of this lane that lie within `outer`.
+    pub(crate) fn within(self, outer: Lane) -> Lane {
+        let depth = outer.0.iter().flatten().count();
+        if self.0[..depth] != outer.0[..depth] {
+            return self;
+        }
+        Lane(std::array::from_fn(|at| self.0.get(depth + at).copied().flatten()))
+    }
+
+    /// The lane `inner` within this one.
+    fn join(self, inner: Lane) -> Lane {
+        let mut parts = self.0.into_iter().chain(inner.0).flatten();
+        Lane(std::array::from_fn(|_| parts.next()))
+    }
 }
 
 /// A command that wrote something while writes were traced.
@@ -64,10 +79,48 @@ pub struct TracedCommand {
     pub lane: Lane,
     /// Its number in the lane.
     pub number: usize,
-    /// Its stream and tick.
-    pub moment: Moment,
-    /// What it wrote, in the order of its operands; empty if it has not run, or could not be copied from a CUDA device.
-    pub writes: Vec<Written>,
+    /// Whether it is a part of a captured step.
+    pub replayed: bool,
+    /// What it wrote, in the order of its operands; `None` where that is not known: it has not run, could not be copied from a CUDA
+    /// device, or is a part of a captured step that the step does not write to memory.
+    pub writes: Vec<Option<Written>>,
+}
+
+/// A command of a captured step, as a trace that was on at the capture knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct CapturedCommand {
+    pub(crate) op: &'static str,
+    pub(crate) place: &'static Location<'static>,
+    /// Within the lane of the capture.
+    pub(crate) lane: Lane,
+    /// How many operands it writes.
+    pub(crate) outputs: usize,
+}
+
+/// An operand that a command writes.
+#[derive(Clone, Debug)]
+pub(crate) struct Output {
+    /// The number of the command in the trace, or in the captured step.
+    pub(crate) command: usize,
+    /// Which of the operands that the command writes.
+    pub(crate) number: usize,
+    pub(crate) operand: Operand,
+}
+
+impl Output {
+    /// The operands that the command with this number in a trace writes.
+    pub(crate) fn all(command: usize, operands: Vec<Operand>) -> impl Iterator<Item = Output> {
+        operands.into_iter().enumerate().map(move |(number, operand)| Output { command, number, operand })
+    }
+}
+
+/// Where a trace has the commands of a replay.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReplayTrace {
+    /// Which trace.
+    trace: u64,
+    /// The number of the first command.
+    first: usize,
 }
 
 /// What a command wrote to one operand.
@@ -90,10 +143,12 @@ pub(crate) struct WriteLog {
 
 #[derive(Default)]
 struct Traced {
+    /// Changes when a trace begins.
+    trace: u64,
     keep_values: bool,
     commands: Vec<TracedCommand>,
-    /// Commands that have not run yet: their indices, and what they write.
-    pending: HashMap<Moment, (usize, Vec<Operand>)>,
+    /// What commands write that have not run yet.
+    pending: HashMap<Moment, Vec<Output>>,
     lanes: HashMap<Lane, usize>,
     /// What a driver's commands write; hashed in this order.
     copied: VecDeque<Copied>,
@@ -101,9 +156,9 @@ struct Traced {
 
 /// Copies of what a command of a driver writes. Operands begin in them at `start`.
 struct Copied {
-    index: usize,
+    trace: u64,
     moment: Moment,
-    operands: Vec<(Operand, Staged)>,
+    outputs: Vec<(Output, Staged)>,
 }
 
 impl WriteLog {
@@ -112,9 +167,7 @@ impl WriteLog {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Adds a command that is ordered, before any that comes after it, and before it runs. It writes the operands that it describes;
-    /// those that lie elsewhere are left out, since they would be read. A command that describes none is left out: not all of what
-    /// a replay or a collective may write has values.
+    /// Adds a command that is ordered, before any that comes after it, and before it runs.
     #[cold]
     pub(crate) fn command(
         &self,
@@ -122,18 +175,26 @@ impl WriteLog {
         op: &'static str,
         place: &'static Location<'static>,
         uses: &[Use<'_>],
-        mut operands: Vec<Operand>,
+        operands: Vec<Operand>,
     ) {
-        operands.retain(|operand| operand.record.write && operand.is_in(uses));
-        // What an explored device fills fresh memory with is no command of the program.
-        if operands.is_empty() || op == POISON {
+        let operands = Operand::traced(op, uses, operands);
+        if operands.is_empty() {
             return;
         }
-        let (mut traced, lane) = (self.traced.lock(), Lane::current());
-        let number = *traced.lanes.entry(lane).and_modify(|number| *number += 1).or_default();
-        let index = traced.commands.len();
-        traced.commands.push(TracedCommand { op, place, lane, number, moment, writes: Vec::new() });
-        traced.pending.insert(moment, (index, operands));
+        let mut traced = self.traced.lock();
+        let command = traced.add(op, place, Lane::current(), false, operands.len());
+        traced.pending.insert(moment, Output::all(command, operands).collect());
+    }
+
+    /// Adds the commands of a captured step, before it is replayed.
+    #[cold]
+    pub(crate) fn replay(&self, commands: &[CapturedCommand]) -> ReplayTrace {
+        let (mut traced, outer) = (self.traced.lock(), Lane::current());
+        let replay = ReplayTrace { trace: traced.trace, first: traced.commands.len() };
+        for command in commands {
+            traced.add(command.op, command.place, outer.join(command.lane), true, command.outputs);
+        }
+        replay
     }
 
     /// Hashes what the command at `moment` wrote.
@@ -142,35 +203,66 @@ impl WriteLog {
     /// It has run, and is not seen as passed before the call returns: its buffers live, and nobody writes what it wrote.
     #[cold]
     pub(crate) unsafe fn ran(&self, moment: Moment) {
-        let (pending, keep_values) = {
+        let (outputs, trace) = {
             let mut traced = self.traced.lock();
-            (traced.pending.remove(&moment), traced.keep_values)
+            (traced.pending.remove(&moment), traced.trace)
         };
-        let Some((index, writes)) = pending else { return };
-        // SAFETY: the caller promises it of the command's buffers, in which the operands lie.
-        let written = writes.iter().map(|operand| unsafe { operand.written(keep_values) }).collect();
-        self.traced.lock().wrote(index, moment, written);
+        // SAFETY: the caller's promise.
+        unsafe { self.hash(ReplayTrace { trace, first: 0 }, outputs.iter().flatten()) }
     }
 
-    /// Has the driver copy what the command at `moment` writes to the host, behind it. A command whose writes it cannot copy has none
-    /// in the trace.
+    /// Hashes `outputs`, which commands of a replay wrote.
+    ///
+    /// # Safety
+    /// They may be read, and nobody writes them.
+    #[cold]
+    pub(crate) unsafe fn hash<'a>(&self, replay: ReplayTrace, outputs: impl IntoIterator<Item = &'a Output>) {
+        let keep_values = self.traced.lock().keep_values;
+        // SAFETY: the caller promises it of the outputs' elements.
+        let hashed =
+            |output: &Output| (output.command, output.number, unsafe { output.operand.written(keep_values) });
+        let written = outputs.into_iter().map(hashed).collect();
+        self.traced.lock().wrote(replay, written);
+    }
+
+    /// Has the driver copy what the command at `moment` writes to the host, behind it.
     ///
     /// # Safety
     /// The command is the newest of the stream, and its buffers live until it has run.
     #[cold]
     pub(crate) unsafe fn stage(&self, driver: &DriverStream, moment: Moment) {
-        let pending = self.traced.lock().pending.remove(&moment);
-        let Some((index, writes)) = pending else { return };
-        let copy = |mut operand: Operand| {
-            let span = operand.span();
-            let from = std::ptr::with_exposed_provenance(span.start);
-            // SAFETY: the operand lies in a buffer that the command uses.
-            let staged = unsafe { driver.download(from, span.len(), moment) }?;
-            operand.start -= span.start;
-            Ok((operand, staged))
+        let (outputs, trace) = {
+            let mut traced = self.traced.lock();
+            (traced.pending.remove(&moment), traced.trace)
         };
-        if let Ok(operands) = writes.into_iter().map(copy).collect::<Result<_>>() {
-            self.traced.lock().copied.push_back(Copied { index, moment, operands });
+        // SAFETY: the caller's promise.
+        unsafe { self.copy(driver, moment, ReplayTrace { trace, first: 0 }, outputs.into_iter().flatten()) }
+    }
+
+    /// Has the driver copy `outputs` to the host, behind what was enqueued. What it cannot copy is not known to the trace.
+    ///
+    /// # Safety
+    /// They lie in buffers that live until `moment` has passed.
+    #[cold]
+    pub(crate) unsafe fn copy(
+        &self,
+        driver: &DriverStream,
+        moment: Moment,
+        replay: ReplayTrace,
+        outputs: impl IntoIterator<Item = Output>,
+    ) {
+        let copy = |mut output: Output| {
+            let span = output.operand.span();
+            let from = std::ptr::with_exposed_provenance(span.start);
+            // SAFETY: the operand lies in a buffer that the caller vouches for.
+            let staged = unsafe { driver.download(from, span.len(), moment) }.ok()?;
+            output.operand.start -= span.start;
+            output.command += replay.first;
+            Some((output, staged))
+        };
+        let outputs: Vec<_> = outputs.into_iter().filter_map(copy).collect();
+        if !outputs.is_empty() {
+            self.traced.lock().copied.push_back(Copied { trace: replay.trace, moment, outputs });
         }
         self.hash_copied();
     }
@@ -180,28 +272,45 @@ impl WriteLog {
         let next = || {
             let mut traced = self.traced.lock();
             let is_there = traced.copied.front().is_some_and(|copied| reached(copied.moment));
-            let copied = if is_there { traced.copied.pop_front() } else { None };
-            copied.map(|copied| (copied, traced.keep_values))
+            if is_there { traced.copied.pop_front() } else { None }
         };
-        while let Some((Copied { index, moment, operands }, keep_values)) = next() {
-            let written = operands.into_iter().map(|(mut operand, staged)| {
-                // SAFETY: the copy has run, and is of the operand's span.
-                unsafe {
-                    operand.start += staged.bytes().as_ptr().expose_provenance();
-                    operand.written(keep_values)
-                }
-            });
-            let written = written.collect();
-            self.traced.lock().wrote(index, moment, written);
+        while let Some(Copied { trace, mut outputs, .. }) = next() {
+            let at = |(output, staged): &mut (Output, Staged)| {
+                // SAFETY: the copy has run.
+                output.operand.start += unsafe { staged.bytes() }.as_ptr().expose_provenance();
+            };
+            outputs.iter_mut().for_each(at);
+            // SAFETY: the copies have run, and are of the operands' spans.
+            unsafe { self.hash(ReplayTrace { trace, first: 0 }, outputs.iter().map(|(output, _)| output)) }
         }
     }
 }
 
 impl Traced {
-    /// Notes what a command wrote; a trace may have begun anew meanwhile.
-    fn wrote(&mut self, index: usize, moment: Moment, written: Vec<Written>) {
-        if let Some(command) = self.commands.get_mut(index).filter(|found| found.moment == moment) {
-            command.writes = written;
+    /// Adds a command, and gives its number.
+    fn add(
+        &mut self,
+        op: &'static str,
+        place: &'static Location<'static>,
+        lane: Lane,
+        replayed: bool,
+        outputs: usize,
+    ) -> usize {
+        let number = *self.lanes.entry(lane).and_modify(|number| *number += 1).or_default();
+        self.commands.push(TracedCommand { op, place, lane, number, replayed, writes: vec![None; outputs] });
+        self.commands.len() - 1
+    }
+
+    /// Notes what commands wrote to outputs; a trace may have begun anew meanwhile.
+    fn wrote(&mut self, replay: ReplayTrace, written: Vec<(usize, usize, Written)>) {
+        if replay.trace != self.trace {
+            return;
+        }
+        for (command, output, written) in written {
+            let command = self.commands.get_mut(replay.first + command);
+            if let Some(slot) = command.and_then(|command| command.writes.get_mut(output)) {
+                *slot = Some(written);
+            }
         }
     }
 }
@@ -218,6 +327,19 @@ pub struct Operand {
 }
 
 impl Operand {
+    /// `elements` of one type that lie next to each other.
+    pub fn dense(dtype: DType, elements: usize, start: *mut u8, write: bool) -> Operand {
+        let record = OperandRecord { shape: [elements].into(), dtype, write };
+        Operand { record, start: start.expose_provenance(), strides: [1].into() }
+    }
+
+    /// What a trace follows of the operands of a command: those that it writes, and that lie in buffers which it was launched to write;
+    /// others would be read. What an explored device fills fresh memory with is no command of the program.
+    pub(crate) fn traced(op: &'static str, uses: &[Use<'_>], mut operands: Vec<Operand>) -> Vec<Operand> {
+        operands.retain(|operand| op != POISON && operand.record.write && operand.used(uses).is_some());
+        operands
+    }
+
     /// The buffers that a copy of whole buffers writes.
     pub(crate) fn whole(uses: &[Use<'_>]) -> Vec<Operand> {
         uses.iter().filter(|used| used.write && used.buffer.len_bytes() > 0).map(Operand::bytes).collect()
@@ -251,12 +373,12 @@ impl Operand {
         self.start.saturating_add_signed(below)..end
     }
 
-    /// Whether all elements lie in a buffer that is written.
-    fn is_in(&self, uses: &[Use<'_>]) -> bool {
+    /// Which of the buffers that are written has all elements.
+    pub(crate) fn used(&self, uses: &[Use<'_>]) -> Option<usize> {
         let span = self.span();
-        uses.iter().filter(|used| used.write).any(|used| {
+        uses.iter().position(|used| {
             let start = used.buffer.ptr().addr();
-            start <= span.start && span.end <= start + used.buffer.len_bytes()
+            used.write && start <= span.start && span.end <= start + used.buffer.len_bytes()
         })
     }
 
@@ -314,10 +436,15 @@ impl Device {
     /// Traces what every command writes from now on, with the values if `keep_values`, which takes as much memory as is written. A
     /// trace that is under way starts anew. On a CPU each command is hashed when it has run, by the thread that ran it. On a CUDA device
     /// what a command writes is copied to the host behind it, which takes memory until a later launch finds it copied.
+    ///
+    /// The commands of a step that is captured while this is on are traced in each replay, as far as their results are in memory; on
+    /// a CUDA device such a replay launches them one by one. Steps that were captured before are left out.
     pub fn start_write_trace(&self, keep_values: bool) {
         let log = &self.core().observers.writes;
         self.await_streams();
-        *log.traced.lock() = Traced { keep_values, ..Traced::default() };
+        let mut traced = log.traced.lock();
+        *traced = Traced { trace: traced.trace + 1, keep_values, ..Traced::default() };
+        drop(traced);
         log.on.store(true, Ordering::Release);
         self.core().observers.watch();
     }

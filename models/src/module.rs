@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use autograd::Var;
 use autograd::ops::fused::Activation;
-use device::Result;
+use device::{AtCaller, Result};
 use tensor::Tensor;
 
 /// What has parameters: a layer, or a model made of layers.
@@ -327,6 +327,8 @@ macro_rules! pointers {
             impl<M: Forward + ?Sized> Forward for $pointer<M> {
                 #[track_caller]
                 fn forward(&self, input: &Var) -> Result<Var> {
+                    // A `dyn` module does not know its caller. Nor does a closure.
+                    let _at = if self.is_located() { Some(AtCaller::enter()) } else { None };
                     (**self).forward(input)
                 }
                 fn activation(&self) -> Activation {

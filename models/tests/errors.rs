@@ -13,8 +13,8 @@ use autograd::{
 };
 use device::{DType, Device, Error, Result};
 use models::{
-    Adam, DataLoader, Digits, Embedding, Forward, Linear, LoaderOptions, Module, Recompute, Sequential,
-    checkpoint, cross_entropy,
+    Adam, DataLoader, Digits, Embedding, Forward, Linear, LoaderOptions, Module, Optimizer, OptimizerState,
+    Recompute, Sequential, checkpoint, cross_entropy,
 };
 use tensor::{Graph, Graphs, Tensor};
 
@@ -75,6 +75,28 @@ fn bad(x: &Var) -> Result<(Var, u32)> {
     let value = x.value().exp()?;
     let rule = |_: &Vjp<'_>, g: &Var| Ok([Some(g.reshape(&[7])?)].into_iter().collect());
     Ok((record("bad", &[x], &[Save::Output], value, rule), line!()))
+}
+
+/// Calls through `dyn` lose their caller; a box notes it.
+#[test]
+fn an_error_of_a_boxed_layer_or_optimizer_has_the_line_of_the_call() -> Result<()> {
+    let device = Device::cpu();
+    let layers: [Box<dyn Forward>; 2] = [
+        Box::new(Linear::new(5, 4, &device)?),
+        Box::new(Sequential::new().push(Linear::new(5, 4, &device)?)),
+    ];
+    let x = Var::constant(of_shape(&[2, 3])?);
+    for layer in layers {
+        check(here(layer.forward(&x)))?;
+    }
+    let shared: Arc<dyn Forward> = Arc::new(Linear::new(5, 4, &device)?);
+    check(here(shared.forward(&x)))?;
+    let w = Var::leaf(of_shape(&[2])?);
+    let mut adam: Box<dyn Optimizer> = Box::new(Adam::new(vec![w], 0.1)?);
+    check(here(adam.step(&Gradients::default())))?;
+    check(here(adam.set_learning_rate(-1.0)))?;
+    check(here(adam.load_state(&OptimizerState::default())))?;
+    Ok(())
 }
 
 fn forward_line(error: &Error) -> Option<u32> {

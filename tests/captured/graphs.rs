@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 
 use super::{refused, tensor, values};
 use crate::common::devices::each_device;
+use streamgrad::compare::{WriteTrace, first_divergence};
 use streamgrad::prelude::*;
 use streamgrad::{
     Error, ErrorKind, Generator, Graph, Graphs, RaggedBatch, Result, Schedule, TextBatch, with_generator,
@@ -181,6 +182,45 @@ fn a_step_that_fails_is_captured_when_it_does_not() {
         assert_eq!(values(&graphs.run(&x)?)?, [2.0]);
         assert_eq!(refused(Graph::capture(device, || graphs.run(&x))).0, "replay");
         assert_eq!(values(&graphs.run(&x)?)?, [2.0]);
+        Ok(())
+    });
+}
+
+/// A replay's commands are traced as those of the eager step are, on every device.
+#[test]
+fn replays_write_what_the_step_writes() {
+    each_device(&SCHEDULES, |device| {
+        let run = |captured: bool, flip: bool| -> Result<WriteTrace> {
+            WriteTrace::start(device, true);
+            let state = Tensor::zeros(&[2, 3], DType::F32, device)?;
+            let step = |x: &Tensor| {
+                state.add_(&x.exp()?.softmax(1)?)?;
+                state.t()?.mul_scalar(0.5)?.sum(&[0], false)
+            };
+            let mut graphs = Graphs::new(device, step);
+            for number in 0..3 {
+                if flip && number == 2 {
+                    state.update_(|values: &mut [f32]| values[4] = 0.0)?;
+                }
+                let x = Tensor::from_slice(&[1.0, -2.0, 0.5, number as f32, 3.0, 0.0], &[2, 3], device)?;
+                if captured {
+                    graphs.run(&x)?
+                } else {
+                    step(&x)?
+                };
+            }
+            WriteTrace::stop(device)
+        };
+        let (eager, replayed) = (run(false, false)?, run(true, false)?);
+        assert_eq!(first_divergence(&eager, &replayed), None);
+        assert_eq!(first_divergence(&replayed, &run(true, false)?), None);
+        let found = first_divergence(&replayed, &run(false, true)?).unwrap();
+        assert_eq!((&*found.op, found.element), ("add", Some(4)), "{found}");
+        let found = first_divergence(&replayed, &run(true, true)?).unwrap();
+        assert!(
+            found.to_string().contains("the other run has host write at tests/captured/graphs.rs"),
+            "{found}"
+        );
         Ok(())
     });
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use streamgrad::autograd::{BackwardOptions, GradOptions};
 use streamgrad::comm::CommOptions;
+use streamgrad::compare::{WriteTrace, first_divergence};
 use streamgrad::prelude::*;
 use streamgrad::{Graph, Policy, RandomKey, Result, Schedule};
 
@@ -284,4 +285,28 @@ fn replays_on_several_threads_keep_collectives_in_order() {
     }
     let losses = losses.into_inner().unwrap();
     assert!(losses.len() == 100 && losses.iter().all(|loss| *loss == losses[0]));
+}
+
+/// What a collective writes is traced, also in a replay: an input of another rank shows there first.
+#[test]
+fn what_collectives_write_is_traced() {
+    let run = |second: f64| -> Vec<WriteTrace> {
+        let traces = on_ranks(2, |comm| {
+            let device = comm.device();
+            WriteTrace::start(device, true);
+            let x = Tensor::full(&[3], [1.0, second][comm.rank()], DType::F64, device)?;
+            let step = || x.all_reduce(comm, Reduce::Sum)?.mul_scalar(2.0);
+            step()?;
+            Graph::capture(device, step)?.replay()?;
+            WriteTrace::stop(device)
+        });
+        traces.into_iter().map(Result::unwrap).collect()
+    };
+    let expected = run(2.0);
+    let (same, other) = (run(2.0), run(4.0));
+    assert_eq!(first_divergence(&expected[0], &same[0]), None);
+    let found = first_divergence(&expected[0], &other[0]).unwrap();
+    assert_eq!((&*found.op, found.command.1), ("all_reduce", 1), "{found}");
+    assert_eq!(found.values, Some(["3".into(), "5".into()]));
+    assert_eq!(&*first_divergence(&expected[1], &other[1]).unwrap().op, "fill");
 }

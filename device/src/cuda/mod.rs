@@ -22,6 +22,7 @@ pub(crate) use driver::{
 
 use crate::core::Core;
 use crate::recorder::NotedKernels;
+use crate::writes::{Output, ReplayTrace};
 use crate::{Device, Error, MemoryDriver, Moment, Result, Stream, StreamId};
 
 /// What a CUDA device is made of.
@@ -288,6 +289,20 @@ impl<'a> Queue<'a> {
     /// Notes the kernels, too.
     pub(crate) fn noting(self, noted: Option<&'a RefCell<NotedKernels>>) -> Self {
         Queue { noted, ..self }
+    }
+
+    /// The queue, for a part of the command that is of another op.
+    pub(crate) fn of(&self, op: &'static str) -> Queue<'a> {
+        Queue { op, ..*self }
+    }
+
+    /// Has the driver copy what was just written for a trace of writes.
+    ///
+    /// # Safety
+    /// The outputs lie in buffers that the command uses.
+    pub(crate) unsafe fn trace(&self, replay: ReplayTrace, outputs: impl IntoIterator<Item = Output>) {
+        // SAFETY: what the command uses lives until it has run.
+        unsafe { self.core.observers.writes.copy(self.stream, self.moment, replay, outputs) }
     }
 
     /// The op and the stream of the command.

@@ -11,10 +11,11 @@ use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::commands::{ALIGNMENT, StepCommand, StepMemory};
+use super::commands::{ALIGNMENT, StepCommand, StepMemory, TracedOutput};
 use super::plan::{Plan, reserve, room};
 use crate::core::Core;
-use crate::{Buffer, Device, Error, OnDrop, Result, Shared, Stream, StreamId, Use, Work};
+use crate::writes::{CapturedCommand, Lane, Operand, Output};
+use crate::{AtCaller, Buffer, Device, Error, OnDrop, Result, Shared, Stream, StreamId, Use, Work};
 
 /// A step that is being captured, for which `tensor` has `Graph`: commands that are launched in its [`scope`](Capture::scope), on whatever streams of the
 /// device and by whatever threads of a [`Team`](crate::Team), are written down instead of run, and memory that is allocated
@@ -25,6 +26,8 @@ pub struct Capture {
     id: StreamId,
     recording: Mutex<CaptureLog>,
     scratch: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
+    /// That of the program outside of the step.
+    lane: Lane,
 }
 
 /// What was written down so far.
@@ -39,6 +42,8 @@ struct CaptureLog {
     /// The next address of planned memory.
     next: usize,
     attached: Vec<Attached>,
+    /// The commands of which a trace of writes follows something.
+    captured: Vec<CapturedCommand>,
     /// Whether the capture has ended. Its memories are the plan's then, and a number of one means nothing here.
     ended: bool,
 }
@@ -86,7 +91,13 @@ impl Capture {
         Capture::none("capture")?;
         let id = StreamId::of_capture();
         let recording = Mutex::new(CaptureLog { next: FIRST, ..CaptureLog::default() });
-        let capture = Arc::new(Capture { device: device.clone(), id, recording, scratch: Mutex::default() });
+        let capture = Arc::new(Capture {
+            device: device.clone(),
+            id,
+            recording,
+            scratch: Mutex::default(),
+            lane: Lane::current(),
+        });
         CAPTURES.lock().insert(id, Arc::downgrade(&capture));
         device.core().health.captures.fetch_add(1, Ordering::AcqRel);
         Ok(capture)
@@ -151,7 +162,7 @@ impl Capture {
         let scratch = std::mem::take(&mut *self.scratch.lock());
         drop(scratch);
         let ended = CaptureLog { ended: true, ..CaptureLog::default() };
-        let CaptureLog { commands, memories, attached, staying, .. } =
+        let CaptureLog { commands, memories, attached, staying, captured, .. } =
             std::mem::replace(&mut *self.recording.lock(), ended);
         let kept =
             memories.iter().position(|memory| matches!(memory, StepMemory::Planned { alive: true, .. }));
@@ -162,7 +173,7 @@ impl Capture {
                           step";
             return Err(Error::captured(op, reason));
         }
-        Ok((Plan::new(self.device.clone(), commands, memories, staying), attached))
+        Ok((Plan::new(self.device.clone(), commands, memories, staying, captured), attached))
     }
 
     /// The capture that a command of this thread on `core` belongs to.
@@ -184,11 +195,13 @@ impl Capture {
     /// Writes a command down.
     #[cold]
     #[inline(never)]
+    #[track_caller]
     pub(crate) fn record(
         &self,
         stream: &Stream,
         op: &'static str,
         uses: &[Use<'_>],
+        operands: &dyn Fn() -> Vec<Operand>,
         work: impl Work,
     ) -> Result<()> {
         let measured = stream.dry_run(op, |queue| work.enqueue(queue))?;
@@ -198,12 +211,16 @@ impl Capture {
         }
         recording.has_room()?;
         let memory = |used: &Use<'_>| Ok((recording.memory(self.id, op, used.buffer)?, used.write));
-        let named = each_once(uses.iter().map(memory).collect::<Result<SmallVec<[(usize, bool); 4]>>>()?);
+        let all = uses.iter().map(memory).collect::<Result<SmallVec<[(usize, bool); 4]>>>()?;
+        let is_traced = stream.core().observers.writes.is_on();
+        let operands = if is_traced { Operand::traced(op, uses, operands()) } else { Vec::new() };
+        let traced = recording.traced(op, Lane::current().within(self.lane), uses, &all, operands);
+        let named = each_once(all);
         if measured.is_some_and(|(_, measured)| measured.stays) {
             recording.staying.extend(named.iter().map(|(memory, _)| *memory));
         }
         let (stream, work) = (stream.id(), Box::new(work));
-        recording.commands.push(StepCommand { op, stream, uses: named, work });
+        recording.commands.push(StepCommand { op, stream, uses: named, work, traced });
         Ok(())
     }
 
@@ -241,6 +258,29 @@ pub(super) fn each_once(uses: impl IntoIterator<Item = (usize, bool)>) -> SmallV
 }
 
 impl CaptureLog {
+    /// What a trace of writes follows of a command that writes `operands`, in the memories of its uses.
+    #[track_caller]
+    fn traced(
+        &mut self,
+        op: &'static str,
+        lane: Lane,
+        uses: &[Use<'_>],
+        memories: &[(usize, bool)],
+        operands: Vec<Operand>,
+    ) -> Vec<TracedOutput> {
+        if operands.is_empty() {
+            return Vec::new();
+        }
+        let command = self.captured.len();
+        let (place, outputs) = (AtCaller::location(), operands.len());
+        self.captured.push(CapturedCommand { op, place, lane, outputs });
+        let traced = |output: Output| {
+            let (memory, _) = memories[output.operand.used(uses)?];
+            Some(TracedOutput { memory, output })
+        };
+        Output::all(command, operands).filter_map(traced).collect()
+    }
+
     /// That the host has memory for more commands.
     fn has_room(&mut self) -> Result<()> {
         reserve(&mut self.commands, 1)?;

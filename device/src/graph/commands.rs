@@ -1,8 +1,10 @@
 //! What a captured step is made of.
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::{Buffer, Shared, StreamId, Work};
+use crate::writes::Output;
+use crate::{Binder, Buffer, Shared, StreamId, Work};
 
 /// A command that is kept.
 pub(crate) struct StepCommand {
@@ -12,6 +14,42 @@ pub(crate) struct StepCommand {
     /// The memories that it uses, each once, and whether it writes them.
     pub(crate) uses: SmallVec<[(usize, bool); 4]>,
     pub(crate) work: Box<dyn Work>,
+    /// What a trace of writes follows of it.
+    pub(crate) traced: Vec<TracedOutput>,
+}
+
+/// An operand that a captured command writes, if writes were traced at its capture.
+#[derive(Clone)]
+pub(crate) struct TracedOutput {
+    /// The memory that it lies in.
+    pub(crate) memory: usize,
+    pub(crate) output: Output,
+}
+
+/// Gives a command other addresses and scalars.
+pub(crate) fn bind(work: &mut dyn Work, traced: &mut [TracedOutput], binder: &mut dyn Binder) {
+    work.bind(binder);
+    for TracedOutput { output, .. } in traced {
+        let start = &mut output.operand.start;
+        *start = binder.address(std::ptr::with_exposed_provenance_mut(*start)).expose_provenance();
+    }
+}
+
+impl StepCommand {
+    pub(crate) fn bind(&mut self, binder: &mut dyn Binder) {
+        bind(&mut *self.work, &mut self.traced, binder);
+    }
+}
+
+/// What of the outputs of several commands, in the program's order, is in memory once one command with these uses has done them all:
+/// of each memory that it writes, what the last of them wrote.
+pub(crate) fn surviving(mut traced: Vec<TracedOutput>, uses: &[(usize, bool)]) -> Vec<TracedOutput> {
+    let last: FxHashMap<usize, usize> =
+        traced.iter().map(|traced| (traced.memory, traced.output.command)).collect();
+    traced.retain(|TracedOutput { memory, output }| {
+        last.get(memory) == Some(&output.command) && uses.contains(&(*memory, true))
+    });
+    traced
 }
 
 /// What commands of a step use.

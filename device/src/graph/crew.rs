@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use super::node::Node;
 use crate::recorder::Replayed;
+use crate::writes::{ReplayTrace, WriteLog};
 use crate::{Cpu, Error, Panicked, SpinLock, SplitMix, Team, failure};
 
 /// For each thread that replays, the others as helpers of its kernels; made at a first replay.
@@ -22,6 +23,8 @@ pub(super) struct Step<'a> {
     pub(super) nodes: &'a [Node],
     /// Where the replay is recorded.
     pub(super) times: Option<&'a SpinLock<Vec<Replayed>>>,
+    /// Where what the commands write is traced.
+    pub(super) traced: Option<(&'a WriteLog, ReplayTrace)>,
 }
 
 impl Step<'_> {
@@ -72,6 +75,10 @@ impl Step<'_> {
         let node = &self.nodes[at];
         let start = self.times.map(|times| (times, Instant::now()));
         let ran = Panicked::catch(|| node.work.run(cpu));
+        if let Some((writes, replay)) = self.traced {
+            // SAFETY: the command has run, and none that comes after it has begun.
+            unsafe { writes.hash(replay, node.traced.iter().map(|traced| &traced.output)) };
+        }
         let done = match failure::take() {
             Some(error) => Err(Failed::Reported(error)),
             None => ran.map_err(|panicked| Failed::Panicked(node.op, panicked)),

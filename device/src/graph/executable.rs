@@ -15,8 +15,10 @@ use super::crew;
 use super::memory::users;
 use super::node::{Node, cost};
 use super::plan::{GraphOptions, Layout, Plan, PlanReport};
+use crate::core::Observers;
 use crate::cuda::{DriverGraph, Queue};
 use crate::within::may_wait;
+use crate::writes::{CapturedCommand, ReplayTrace};
 use crate::{Binder, Buffer, Cpu, Device, Error, Result, Shared, SpinLock, Stream, Use, Work};
 
 /// The op of a replay in errors, profiles and audits.
@@ -30,6 +32,8 @@ pub struct Executable {
     used: Mutex<Vec<Used>>,
     nodes: Mutex<Nodes>,
     planned: Vec<PlannedCommand>,
+    /// The commands as they were captured, if writes were traced.
+    captured: Vec<CapturedCommand>,
     /// Whether one of the commands may wait for something else than the device.
     waits: bool,
     /// Whether an order is picked by a seed, and twice that.
@@ -100,7 +104,7 @@ impl Nodes {
 
     fn bind(&mut self, command: usize, binder: &mut dyn Binder) {
         if let Some(node) = self.nodes.get_mut(command) {
-            node.work.bind(binder);
+            node.bind(binder);
             self.changed.push(command);
         }
     }
@@ -141,7 +145,7 @@ impl Plan {
     /// Those of `allocate`, and of the device's driver; `InvalidArgument` for a buffer of `allocate` that is smaller or
     /// that the step uses already, `DeviceMismatch` for one of another device.
     pub fn instantiate(
-        self,
+        mut self,
         options: GraphOptions,
         allocate: impl FnOnce(usize) -> Result<Shared<Buffer>>,
     ) -> Result<Executable> {
@@ -156,7 +160,7 @@ impl Plan {
         let mut moved = Moved::planned(&self, &layout, base);
         let planned = self.planned(&layout, base);
         let (used, bound) = self.used(arena);
-        let device = self.device.clone();
+        let (device, captured) = (self.device.clone(), std::mem::take(&mut self.captured));
         let nodes = self.nodes(layout, &mut moved);
         let waits = nodes.iter().any(|node| node.work.waits());
         let driver = device.core().default.driver_stream();
@@ -164,7 +168,7 @@ impl Plan {
         let (changed, helpers) = (Vec::new(), Vec::new());
         let nodes = Mutex::new(Nodes { nodes, bound, changed, helpers, graph, ignored: None });
         let (used, shuffle) = (Mutex::new(used), AtomicU64::new(0));
-        Ok(Executable { device, report, used, nodes, planned, waits, shuffle })
+        Ok(Executable { device, report, used, nodes, planned, captured, waits, shuffle })
     }
 
     /// The buffers that a replay uses, and where commands find them.
@@ -203,13 +207,14 @@ impl Plan {
     fn nodes(self, layout: Layout, moved: &mut Moved) -> Vec<Node> {
         let mut nodes: Vec<Node> = Vec::with_capacity(self.commands.len());
         for (at, (mut command, needs)) in self.commands.into_iter().zip(layout.needs).enumerate() {
-            command.work.bind(moved);
+            command.bind(moved);
             for &need in &needs {
                 nodes[need as usize].next.push(at as u32);
             }
             let left = AtomicU32::new(needs.len() as u32);
             let (urgency, next) = (0, SmallVec::new());
-            nodes.push(Node { op: command.op, work: command.work, needs, next, left, urgency });
+            let StepCommand { op, work, traced, .. } = command;
+            nodes.push(Node { op, work, needs, next, left, urgency, traced });
         }
         for at in (0..nodes.len()).rev() {
             let after = nodes[at].next.iter().map(|&next| nodes[next as usize].urgency).max().unwrap_or(0);
@@ -315,7 +320,9 @@ impl Executable {
             .collect();
         let places = uses.iter().map(|used| used.buffer.ptr().expose_provenance()).collect();
         let prepare = SpinLock::new(Some(prepare));
-        stream.launch(OP, &uses, Replay { executable: Arc::clone(self), places, prepare })?;
+        let writes = &self.device.core().observers.writes;
+        let traced = (writes.is_on() && !self.captured.is_empty()).then(|| writes.replay(&self.captured));
+        stream.launch(OP, &uses, Replay { executable: Arc::clone(self), places, prepare, traced })?;
         drop(uses);
         for used in &mut *all {
             if let Some(new) = new(used) {
@@ -354,6 +361,8 @@ struct Replay<F> {
     /// Where the buffers are that it uses.
     places: SmallVec<[usize; 64]>,
     prepare: SpinLock<Option<F>>,
+    /// Where a trace of writes has its commands.
+    traced: Option<ReplayTrace>,
 }
 
 impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Replay<F> {
@@ -372,9 +381,10 @@ impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
         self.prepare(&mut nodes);
         nodes.changed.clear();
         let Nodes { nodes, helpers, ignored, .. } = &mut *nodes;
-        let recorder = &self.executable.device.core().observers.recorder;
+        let Observers { recorder, writes, .. } = &self.executable.device.core().observers;
         let times = recorder.is_on().then(|| SpinLock::new(Vec::new()));
-        let step = crew::Step { nodes, times: times.as_ref() };
+        let traced = self.traced.map(|traced| (writes, traced));
+        let step = crew::Step { nodes, times: times.as_ref(), traced };
         match cpu.plan_order().unwrap_or_else(|| self.executable.shuffle.load(Ordering::Relaxed)) {
             0 if ignored.is_some() => step.run_shuffled(0, cpu),
             0 => step.run(self.executable.report.widest, cpu, helpers),
@@ -388,7 +398,10 @@ impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
         let mut nodes = self.executable.nodes.lock();
         self.prepare(&mut nodes);
-        nodes.enqueue(queue)
+        match self.traced {
+            Some(traced) => nodes.enqueue_each(queue, traced),
+            None => nodes.enqueue(queue),
+        }
     }
 
     fn bind(&mut self, _: &mut dyn Binder) {}
@@ -425,6 +438,17 @@ impl Nodes {
         }
         changed.clear();
         graph.launch(queue)
+    }
+
+    /// Enqueues the commands one by one, in the program's order, and copies of what they write. The graph learns later what has changed.
+    fn enqueue_each(&self, queue: &Queue<'_>, traced: ReplayTrace) -> Result<()> {
+        for node in &self.nodes {
+            node.work.enqueue(&queue.of(node.op))?;
+            let outputs = node.traced.iter().map(|traced| traced.output.clone());
+            // SAFETY: the buffers of the replay live until it has run.
+            unsafe { queue.trace(traced, outputs) };
+        }
+        Ok(())
     }
 }
 

@@ -8,7 +8,7 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::capture::each_once;
-use super::commands::{StepCommand, StepMemory};
+use super::commands::{StepCommand, StepMemory, surviving};
 use super::executable::Moved;
 use super::groups::Groups;
 use super::memory;
@@ -125,7 +125,7 @@ impl Plan {
     /// is smaller than its memory or is used by the step already; `DeviceMismatch`. Nothing is changed then.
     pub fn keep(&mut self, kept: Vec<(usize, Shared<Buffer>)>) -> Result<()> {
         let mut moved = self.give("keep", kept)?;
-        self.commands.iter_mut().for_each(|command| command.work.bind(&mut moved));
+        self.commands.iter_mut().for_each(|command| command.bind(&mut moved));
         Ok(())
     }
 
@@ -204,7 +204,7 @@ impl Plan {
         let (mut is_settled, all) = (is_settled.into_iter(), std::mem::take(&mut self.commands));
         let (settled, mut rest): (Vec<StepCommand>, Vec<StepCommand>) =
             all.into_iter().partition(|_| is_settled.next() == Some(true));
-        rest.iter_mut().for_each(|command| command.work.bind(&mut moved));
+        rest.iter_mut().for_each(|command| command.bind(&mut moved));
         self.commands = rest;
         self.settled += settled.len();
         for StepCommand { op, uses, mut work, .. } in settled {
@@ -229,14 +229,17 @@ impl Plan {
             groups.several().map(|members| members[0]).zip(fused).collect();
         for first in groups.in_order() {
             let members = groups.of(first);
-            let Some(command) = members.last().and_then(|&last| old[last].take()) else { continue };
-            self.commands.push(match fused.remove(&first) {
-                Some(Fused { op, uses, work }) => {
-                    self.fused += members.len() - 1;
-                    StepCommand { op, stream: command.stream, uses: uses.into(), work }
-                }
-                None => command,
-            });
+            let mut commands: Vec<StepCommand> =
+                members.iter().filter_map(|&member| old[member].take()).collect();
+            let Some(mut command) = commands.pop() else { continue };
+            if let Some(Fused { op, uses, work }) = fused.remove(&first) {
+                self.fused += members.len() - 1;
+                let mut traced: Vec<_> = commands.into_iter().flat_map(|command| command.traced).collect();
+                traced.append(&mut command.traced);
+                let traced = surviving(traced, &uses);
+                command = StepCommand { op, stream: command.stream, uses: uses.into(), work, traced };
+            }
+            self.commands.push(command);
         }
     }
 }

@@ -4,7 +4,8 @@ use std::sync::atomic::AtomicU32;
 
 use smallvec::SmallVec;
 
-use crate::Work;
+use super::commands::{TracedOutput, bind};
+use crate::{Binder, Work};
 
 /// A command, and what comes after it.
 pub(crate) struct Node {
@@ -18,6 +19,14 @@ pub(crate) struct Node {
     pub(crate) left: AtomicU32,
     /// What the costliest way from here to the end costs.
     pub(crate) urgency: u64,
+    /// What a trace of writes follows of it.
+    pub(crate) traced: Vec<TracedOutput>,
+}
+
+impl Node {
+    pub(super) fn bind(&mut self, binder: &mut dyn Binder) {
+        bind(&mut *self.work, &mut self.traced, binder);
+    }
 }
 
 /// What a command costs, about: starting it is not for nothing.

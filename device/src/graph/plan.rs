@@ -10,6 +10,7 @@ use super::commands::{StepCommand, StepMemory};
 use super::node::cost;
 use super::reach::Reach;
 use crate::audit::LastUses;
+use crate::writes::CapturedCommand;
 use crate::{Device, Error, Result, StreamId};
 
 /// Which commands of a captured step a replay keeps in order.
@@ -93,6 +94,8 @@ pub struct Plan {
     pub(super) fused: usize,
     pub(super) unused: usize,
     pub(super) settled: usize,
+    /// The commands as they were captured, if writes were traced.
+    pub(super) captured: Vec<CapturedCommand>,
 }
 
 /// For each command, those that it waits for.
@@ -116,8 +119,9 @@ impl Plan {
         commands: Vec<StepCommand>,
         memories: Vec<StepMemory>,
         staying: FxHashSet<usize>,
+        captured: Vec<CapturedCommand>,
     ) -> Plan {
-        Plan { device, commands, memories, staying, fused: 0, unused: 0, settled: 0 }
+        Plan { device, commands, memories, staying, fused: 0, unused: 0, settled: 0, captured }
     }
 
     /// How many commands there are.

@@ -105,6 +105,34 @@ pub trait Optimizer: Send + Sync {
     fn load_state(&mut self, state: &OptimizerState) -> Result<()>;
 }
 
+/// A `dyn` optimizer does not know its caller; the box does.
+#[derive::located]
+impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
+    fn step(&mut self, gradients: &Gradients) -> Result<()> {
+        (**self).step(gradients)
+    }
+
+    fn learning_rate(&self) -> f64 {
+        (**self).learning_rate()
+    }
+
+    fn set_learning_rate(&mut self, lr: f64) -> Result<()> {
+        (**self).set_learning_rate(lr)
+    }
+
+    fn parameters(&self) -> &[Var] {
+        (**self).parameters()
+    }
+
+    fn state(&self) -> Result<OptimizerState> {
+        (**self).state()
+    }
+
+    fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
+        (**self).load_state(state)
+    }
+}
+
 /// What an optimizer remembers between steps.
 #[derive(Clone, Debug, Default)]
 pub struct OptimizerState {

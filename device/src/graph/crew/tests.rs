@@ -81,7 +81,11 @@ fn every_command_runs_once_and_after_what_it_needs() {
             let mut helpers = Helpers::new();
             for _ in 0..3 {
                 order.lock().unwrap().clear();
-                Step { nodes: &nodes, times: None }.run(8, &Cpu::new(device.core(), threads), &mut helpers);
+                Step { nodes: &nodes, times: None, traced: None }.run(
+                    8,
+                    &Cpu::new(device.core(), threads),
+                    &mut helpers,
+                );
                 let order = order.lock().unwrap().clone();
                 let place = |number: usize| order.iter().position(|&other| other == number).unwrap();
                 assert_eq!(order.len(), nodes.len());
@@ -100,7 +104,11 @@ fn a_command_that_panics_is_named_and_the_others_run() {
         let order = Arc::default();
         let nodes = nodes(7, 20, &order, Some(3));
         let caught = Panicked::catch(|| {
-            Step { nodes: &nodes, times: None }.run(8, &Cpu::new(device.core(), threads), &mut Helpers::new())
+            Step { nodes: &nodes, times: None, traced: None }.run(
+                8,
+                &Cpu::new(device.core(), threads),
+                &mut Helpers::new(),
+            )
         });
         assert_eq!(caught.err().map(|panicked| panicked.message), Some("noted: no".into()));
         assert_eq!(order.lock().unwrap().len(), 20);

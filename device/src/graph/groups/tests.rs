@@ -33,7 +33,7 @@ pub(in crate::graph) fn plan(device: &Device, reads: &[Vec<usize>], bytes: &[usi
                 uses.push((read, false));
             }
         }
-        StepCommand { op: "nothing", stream, uses, work: Box::new(Nothing) }
+        StepCommand { op: "nothing", stream, uses, work: Box::new(Nothing), traced: Vec::new() }
     };
     let memory = |(at, &bytes): (usize, &usize)| StepMemory::Planned {
         at: (1 << 60) + (at << 24),
@@ -41,7 +41,13 @@ pub(in crate::graph) fn plan(device: &Device, reads: &[Vec<usize>], bytes: &[usi
         alive: false,
     };
     let memories = bytes.iter().cycle().take(reads.len()).enumerate().map(memory).collect();
-    Plan::new(device.clone(), reads.iter().enumerate().map(command).collect(), memories, Default::default())
+    Plan::new(
+        device.clone(),
+        reads.iter().enumerate().map(command).collect(),
+        memories,
+        Default::default(),
+        Vec::new(),
+    )
 }
 
 /// Whether a path leads from one group to another one, by a third one.

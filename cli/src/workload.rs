@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::{Var, no_grad};
-use compare::{CompareOptions, Comparison};
+use compare::{CompareOptions, Comparison, Lane};
 use device::{Device, Error, Result};
 use models::data::Position;
 use models::{Batch, DataLoader, InMemory, LoaderOptions, Module, Optimizer};
@@ -242,7 +242,8 @@ pub trait Model: Module {
     /// # Errors
     /// As [`prepare`](Self::prepare).
     fn prepare_all(&self, batches: Vec<Batch>) -> Result<Vec<Batch>> {
-        no_grad(|| batches.into_iter().map(|batch| self.prepare(batch)).collect())
+        let prepare = |(at, batch)| Lane::current().scope("batch", at, || self.prepare(batch));
+        no_grad(|| batches.into_iter().enumerate().map(prepare).collect())
     }
 
     /// The mean loss over one prepared batch, with random ops keyed by the batch.

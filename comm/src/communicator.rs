@@ -292,7 +292,7 @@ impl Communicator {
             device::Operand::dense(dtype, out.bytes / dtype.size_bytes(), out.address(), true)
         };
         let work = Meeting { backend: Arc::clone(backend), call, memory };
-        stream.launch_described(work.call.op(), &uses, &|| out.map(written).into_iter().collect(), work)
+        stream.launch_described(work.call.op(), &uses, &|_| out.map(written).into_iter().collect(), work)
     }
 
     /// Launches a collective on the host, between a copy of its input to pinned memory, which the host waits for, and one of its

@@ -18,7 +18,7 @@ use crate::needs::Moments;
 use crate::order::RunsOn;
 use crate::recorder::{CommandKind, Label, Launching};
 use crate::within::{Holds, Within};
-use crate::writes::Operand;
+use crate::writes::{Asked, Operand};
 use crate::{Cpu, Error, Moment, OnDrop, Panicked, Result, Shared, Stream, Stuck, Use, Work, fork};
 
 impl Stream {
@@ -38,7 +38,7 @@ impl Stream {
     #[inline]
     #[track_caller]
     pub fn launch<W: Work>(&self, op: &'static str, uses: &[Use<'_>], work: W) -> Result<()> {
-        self.launch_described(op, uses, &Vec::new, work)
+        self.launch_described(op, uses, &|_| Vec::new(), work)
     }
 
     /// As [`launch`](Self::launch); recordings and traces of writes ask `operands` what the command is launched on.
@@ -51,7 +51,7 @@ impl Stream {
         &self,
         op: &'static str,
         uses: &[Use<'_>],
-        operands: &dyn Fn() -> Vec<Operand>,
+        operands: &dyn Fn(Asked) -> Vec<Operand>,
         work: W,
     ) -> Result<()> {
         self.owns(op, uses)?;
@@ -220,7 +220,7 @@ impl Stream {
         if core.observers.watched.load(Ordering::Relaxed) && core.observers.writes.is_on() {
             tail.operands = match label {
                 Some(Label { kind: CommandKind::Compute | CommandKind::Collective { .. }, operands }) => {
-                    operands()
+                    operands(Asked::Written)
                 }
                 _ => Operand::whole(uses),
             };

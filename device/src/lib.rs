@@ -108,4 +108,4 @@ pub use team::Team;
 pub use threads::Thread;
 pub use time::{Clock, Moment, StreamId};
 pub use work::{Binder, Cpu, Work};
-pub use writes::{Lane, Operand, TracedCommand, Written};
+pub use writes::{Asked, Lane, Operand, TracedCommand, Written};

@@ -2,13 +2,15 @@
 
 use std::cell::Cell;
 use std::cmp::Reverse;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::cuda::{DriverStream, Staged};
 use crate::explorer::POISON;
@@ -119,6 +121,7 @@ impl Output {
 pub(crate) struct ReplayTrace {
     /// Which trace.
     trace: u64,
+    keep_values: bool,
     /// The number of the first command.
     first: usize,
 }
@@ -148,17 +151,17 @@ struct Traced {
     keep_values: bool,
     commands: Vec<TracedCommand>,
     /// What commands write that have not run yet.
-    pending: HashMap<Moment, Vec<Output>>,
-    lanes: HashMap<Lane, usize>,
+    pending: FxHashMap<Moment, SmallVec<[Output; 1]>>,
+    lanes: FxHashMap<Lane, usize>,
     /// What a driver's commands write; hashed in this order.
     copied: VecDeque<Copied>,
 }
 
 /// Copies of what a command of a driver writes. Operands begin in them at `start`.
 struct Copied {
-    trace: u64,
     moment: Moment,
     outputs: Vec<(Output, Staged)>,
+    here: ReplayTrace,
 }
 
 impl WriteLog {
@@ -190,7 +193,7 @@ impl WriteLog {
     #[cold]
     pub(crate) fn replay(&self, commands: &[CapturedCommand]) -> ReplayTrace {
         let (mut traced, outer) = (self.traced.lock(), Lane::current());
-        let replay = ReplayTrace { trace: traced.trace, first: traced.commands.len() };
+        let replay = ReplayTrace { first: traced.commands.len(), ..traced.here() };
         for command in commands {
             traced.add(command.op, command.place, outer.join(command.lane), true, command.outputs);
         }
@@ -203,12 +206,9 @@ impl WriteLog {
     /// It has run, and is not seen as passed before the call returns: its buffers live, and nobody writes what it wrote.
     #[cold]
     pub(crate) unsafe fn ran(&self, moment: Moment) {
-        let (outputs, trace) = {
-            let mut traced = self.traced.lock();
-            (traced.pending.remove(&moment), traced.trace)
-        };
+        let (outputs, here) = self.traced.lock().take(moment);
         // SAFETY: the caller's promise.
-        unsafe { self.hash(ReplayTrace { trace, first: 0 }, outputs.iter().flatten()) }
+        unsafe { self.hash(here, &outputs) }
     }
 
     /// Hashes `outputs`, which commands of a replay wrote.
@@ -217,10 +217,10 @@ impl WriteLog {
     /// They may be read, and nobody writes them.
     #[cold]
     pub(crate) unsafe fn hash<'a>(&self, replay: ReplayTrace, outputs: impl IntoIterator<Item = &'a Output>) {
-        let keep_values = self.traced.lock().keep_values;
         // SAFETY: the caller promises it of the outputs' elements.
-        let hashed =
-            |output: &Output| (output.command, output.number, unsafe { output.operand.written(keep_values) });
+        let hashed = |output: &Output| {
+            (output.command, output.number, unsafe { output.operand.written(replay.keep_values) })
+        };
         let written = outputs.into_iter().map(hashed).collect();
         self.traced.lock().wrote(replay, written);
     }
@@ -231,12 +231,9 @@ impl WriteLog {
     /// The command is the newest of the stream, and its buffers live until it has run.
     #[cold]
     pub(crate) unsafe fn stage(&self, driver: &DriverStream, moment: Moment) {
-        let (outputs, trace) = {
-            let mut traced = self.traced.lock();
-            (traced.pending.remove(&moment), traced.trace)
-        };
+        let (outputs, here) = self.traced.lock().take(moment);
         // SAFETY: the caller's promise.
-        unsafe { self.copy(driver, moment, ReplayTrace { trace, first: 0 }, outputs.into_iter().flatten()) }
+        unsafe { self.copy(driver, moment, here, outputs) }
     }
 
     /// Has the driver copy `outputs` to the host, behind what was enqueued. What it cannot copy is not known to the trace.
@@ -262,7 +259,11 @@ impl WriteLog {
         };
         let outputs: Vec<_> = outputs.into_iter().filter_map(copy).collect();
         if !outputs.is_empty() {
-            self.traced.lock().copied.push_back(Copied { trace: replay.trace, moment, outputs });
+            self.traced.lock().copied.push_back(Copied {
+                moment,
+                outputs,
+                here: ReplayTrace { first: 0, ..replay },
+            });
         }
         self.hash_copied();
     }
@@ -274,19 +275,29 @@ impl WriteLog {
             let is_there = traced.copied.front().is_some_and(|copied| reached(copied.moment));
             if is_there { traced.copied.pop_front() } else { None }
         };
-        while let Some(Copied { trace, mut outputs, .. }) = next() {
+        while let Some(Copied { mut outputs, here, .. }) = next() {
             let at = |(output, staged): &mut (Output, Staged)| {
                 // SAFETY: the copy has run.
                 output.operand.start += unsafe { staged.bytes() }.as_ptr().expose_provenance();
             };
             outputs.iter_mut().for_each(at);
             // SAFETY: the copies have run, and are of the operands' spans.
-            unsafe { self.hash(ReplayTrace { trace, first: 0 }, outputs.iter().map(|(output, _)| output)) }
+            unsafe { self.hash(here, outputs.iter().map(|(output, _)| output)) }
         }
     }
 }
 
 impl Traced {
+    /// The trace from its first command on.
+    fn here(&self) -> ReplayTrace {
+        ReplayTrace { trace: self.trace, keep_values: self.keep_values, first: 0 }
+    }
+
+    /// What the command at `moment` writes.
+    fn take(&mut self, moment: Moment) -> (SmallVec<[Output; 1]>, ReplayTrace) {
+        (self.pending.remove(&moment).unwrap_or_default(), self.here())
+    }
+
     /// Adds a command, and gives its number.
     fn add(
         &mut self,
@@ -302,7 +313,7 @@ impl Traced {
     }
 
     /// Notes what commands wrote to outputs; a trace may have begun anew meanwhile.
-    fn wrote(&mut self, replay: ReplayTrace, written: Vec<(usize, usize, Written)>) {
+    fn wrote(&mut self, replay: ReplayTrace, written: SmallVec<[(usize, usize, Written); 1]>) {
         if replay.trace != self.trace {
             return;
         }
@@ -313,6 +324,15 @@ impl Traced {
             }
         }
     }
+}
+
+/// Which operands a command is asked to describe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// All.
+    All,
+    /// Those that it writes.
+    Written,
 }
 
 /// An operand as a command describes it.
@@ -389,7 +409,8 @@ impl Operand {
         let run = |start, bytes| unsafe {
             std::slice::from_raw_parts(std::ptr::with_exposed_provenance(start), bytes)
         };
-        let (mut axes, mut bytes) = (self.axes().collect::<Vec<_>>(), self.record.dtype.size_bytes());
+        let (mut axes, mut bytes) =
+            (self.axes().collect::<SmallVec<[(usize, isize); 6]>>(), self.record.dtype.size_bytes());
         let mut values = Vec::new();
         if keep_values {
             each_run(self.start, &axes, &mut |start| values.extend_from_slice(run(start, bytes)));

@@ -6,7 +6,7 @@
 use std::any::Any;
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, Operand, OperandRecord, Result, Stream, Use, Work};
+use device::{Asked, Binder, Cpu, Operand, OperandRecord, Result, Stream, Use, Work};
 use smallvec::SmallVec;
 
 use crate::cpu::stage::Stage;
@@ -108,7 +108,7 @@ impl<O: Operands> Command<O> {
         let Command { op, ref operands, cost, may_fail } = self;
         let held = operands.hold();
         let work = Bodies { held, params, cost, may_fail, scalars, part, cpu, cuda };
-        stream.launch_described(op, &uses, &|| described(operands), work)
+        stream.launch_described(op, &uses, &|asked| described(operands, asked), work)
     }
 }
 
@@ -122,9 +122,12 @@ pub(crate) fn no_part<P, A>(_: &P, _: A) -> Option<Box<dyn Any>> {
 
 /// Shapes, types and addresses of operands, for recordings and traces of writes.
 #[cold]
-fn described(operands: &impl Operands) -> Vec<Operand> {
+fn described(operands: &impl Operands, asked: Asked) -> Vec<Operand> {
     let mut records = Vec::new();
     let all = operands.each(&mut |view, access| {
+        if asked == Asked::Written && !access.write {
+            return Ok(());
+        }
         let (shape, dtype, write) = (view.layout.shape().into(), view.dtype, access.write);
         let start =
             view.buffer.ptr().wrapping_add(view.layout.offset() * dtype.size_bytes()).expose_provenance();

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::commands::{ALIGNMENT, StepCommand, StepMemory, TracedOutput};
 use super::plan::{Plan, reserve, room};
 use crate::core::Core;
-use crate::writes::{CapturedCommand, Lane, Operand, Output};
+use crate::writes::{Asked, CapturedCommand, Lane, Operand, Output};
 use crate::{AtCaller, Buffer, Device, Error, OnDrop, Result, Shared, Stream, StreamId, Use, Work};
 
 /// A step that is being captured, for which `tensor` has `Graph`: commands that are launched in its [`scope`](Capture::scope), on whatever streams of the
@@ -201,7 +201,7 @@ impl Capture {
         stream: &Stream,
         op: &'static str,
         uses: &[Use<'_>],
-        operands: &dyn Fn() -> Vec<Operand>,
+        operands: &dyn Fn(Asked) -> Vec<Operand>,
         work: impl Work,
     ) -> Result<()> {
         let measured = stream.dry_run(op, |queue| work.enqueue(queue))?;
@@ -213,7 +213,8 @@ impl Capture {
         let memory = |used: &Use<'_>| Ok((recording.memory(self.id, op, used.buffer)?, used.write));
         let all = uses.iter().map(memory).collect::<Result<SmallVec<[(usize, bool); 4]>>>()?;
         let is_traced = stream.core().observers.writes.is_on();
-        let operands = if is_traced { Operand::traced(op, uses, operands()) } else { Vec::new() };
+        let operands =
+            if is_traced { Operand::traced(op, uses, operands(Asked::Written)) } else { Vec::new() };
         let traced = recording.traced(op, Lane::current().within(self.lane), uses, &all, operands);
         let named = each_once(all);
         if measured.is_some_and(|(_, measured)| measured.stays) {

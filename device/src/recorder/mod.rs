@@ -17,7 +17,7 @@ pub use records::{
 
 use crate::core::Core;
 use crate::cuda::{DriverEvent, DriverStream};
-use crate::writes::Operand;
+use crate::writes::{Asked, Operand};
 use crate::{Device, Moment, OnDrop, Result, Stream, Use, nvtx};
 use stack::Stacks;
 
@@ -123,12 +123,12 @@ impl Launching {
 /// What a launch tells of itself if it is recorded.
 pub(crate) struct Label<'a> {
     pub(crate) kind: CommandKind,
-    pub(crate) operands: &'a dyn Fn() -> Vec<Operand>,
+    pub(crate) operands: &'a dyn Fn(Asked) -> Vec<Operand>,
 }
 
 impl Label<'_> {
     pub(crate) const fn of(kind: CommandKind) -> Label<'static> {
-        Label { kind, operands: &Vec::new }
+        Label { kind, operands: &|_| Vec::new() }
     }
 }
 
@@ -324,7 +324,7 @@ impl Recorder {
     #[cold]
     fn begin(&self, op: &'static str, uses: &[Use<'_>], label: &Label<'_>) -> Option<Box<Launching>> {
         let (kind, operands) =
-            (label.kind, (label.operands)().into_iter().map(|operand| operand.record).collect());
+            (label.kind, (label.operands)(Asked::All).into_iter().map(|operand| operand.record).collect());
         let accesses = uses.iter().map(Use::access).collect();
         let mut record = CommandRecord { op, kind, operands, accesses, ..CommandRecord::default() };
         let start = Instant::now();

@@ -7,7 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use device::{Device, Error, ErrorKind, Result};
-use models::{InMemory, Text, checkpoint, data::npy, file, mlp};
+use models::{
+    InMemory, Text, checkpoint,
+    data::{CsvOptions, npy},
+    file, mlp,
+};
 use tensor::Tensor;
 
 /// A folder of the test's own, removed at the end.
@@ -234,7 +238,7 @@ const READERS: [fn(&Path) -> Result<()>; 4] = [
     |path| checkpoint::load(path, &mlp(&[2, 2], 1, &Device::cpu())?),
     |path| npy::load(path, &Device::cpu()).map(drop),
     |path| Text::read(path).map(drop),
-    |path| InMemory::read_csv(path, 2, 1.0).map(drop),
+    |path| InMemory::read_csv(path, 2, &CsvOptions::default()).map(drop),
 ];
 
 /// A device without an end and a pipe that nobody writes to are no files to read.

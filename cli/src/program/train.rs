@@ -6,7 +6,7 @@ use std::time::Instant;
 use indicatif::ProgressBar;
 use streamgrad::checkpoint::{self, Progress};
 use streamgrad::compare::WriteTrace;
-use streamgrad::models::data::LoaderSteps;
+use streamgrad::models::data::{CsvOptions, LoaderSteps};
 use streamgrad::models::file;
 use streamgrad::profile::{
     Profile, ProfileOptions, ProfileSchedule, Profiler,
@@ -383,7 +383,8 @@ fn data(
     let batch = if args.data.is_some() { 1 } else { batch };
     let (train, test) = workload.data_for(batch, seed, device)?;
     let Some(path) = &args.data else { return Ok((train, test)) };
-    let data = InMemory::read_csv(path, train.classes(), args.data_scale as f32)?;
+    let options = CsvOptions { scale: args.data_scale as f32, ..CsvOptions::default() };
+    let data = InMemory::read_csv(path, train.classes(), &options)?;
     if data.features() != train.features() {
         return Err(Failure::Run(format!(
             "{}: {} values in a row, {} takes {}",

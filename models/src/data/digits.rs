@@ -1,10 +1,12 @@
 //! The hand-written digits that the library carries with it.
 
+use std::fmt::Display;
 use std::io::Read;
 
 use device::{Error, Result};
+use flate2::read::GzDecoder;
 
-use super::{InMemory, csv, malformed};
+use super::{InMemory, malformed};
 
 const FILE: &[u8] = include_bytes!("../../data/digits.csv.gz");
 
@@ -49,13 +51,18 @@ impl Digits {
     }
 }
 
+/// Rows of 64 pixels of 0 to 16 and the class.
 fn read(compressed: &[u8]) -> Result<InMemory> {
-    let name = "digits.csv.gz";
-    let mut text = Vec::new();
-    flate2::read::GzDecoder::new(compressed)
-        .read_to_end(&mut text)
-        .map_err(|error| malformed(name, error))?;
-    csv::parse(name, &text, Digits::CLASSES, 1.0 / 16.0)
+    let wrong = |error: &dyn Display| malformed("digits.csv.gz", error);
+    let mut text = String::new();
+    GzDecoder::new(compressed).read_to_string(&mut text).map_err(|error| wrong(&error))?;
+    let numbers: Result<Vec<u8>, _> =
+        text.split_ascii_whitespace().flat_map(|line| line.split(',')).map(str::parse).collect();
+    let numbers = numbers.map_err(|error| wrong(&error))?;
+    let (rows, _) = numbers.as_chunks::<{ Digits::FEATURES + 1 }>();
+    let inputs = rows.iter().flat_map(|row| &row[..Digits::FEATURES]).map(|&pixel| f32::from(pixel) / 16.0);
+    let labels = rows.iter().map(|row| i64::from(row[Digits::FEATURES]));
+    InMemory::new(inputs.collect(), Digits::FEATURES, labels.collect(), Digits::CLASSES)
 }
 
 const SIDE: usize = 8;

@@ -2,6 +2,7 @@
 
 pub mod augment;
 mod batch;
+#[cfg(feature = "csv")]
 mod csv;
 mod digits;
 mod in_memory;
@@ -17,6 +18,8 @@ use std::fmt::Display;
 use device::{DType, Error, ErrorKind, Result};
 
 pub use batch::Batch;
+#[cfg(feature = "csv")]
+pub use csv::{Column, CsvOptions};
 pub use digits::Digits;
 pub use in_memory::InMemory;
 pub use loader::{DataLoader, Dataset, LoaderIter, LoaderOptions, LoaderSteps, Position};

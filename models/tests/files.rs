@@ -9,7 +9,7 @@ use std::process::Command;
 use device::{Device, Error, ErrorKind, Result};
 use models::{
     InMemory, Text, checkpoint,
-    data::{CsvOptions, npy},
+    data::{CsvOptions, npy, npz},
     file, mlp,
 };
 use tensor::Tensor;
@@ -49,7 +49,7 @@ fn save_array(path: &Path) -> Result<()> {
 }
 
 /// Everything that writes a file.
-const SAVERS: [fn(&Path) -> Result<()>; 2] = [save_checkpoint, save_array];
+const SAVERS: [fn(&Path) -> Result<()>; 3] = [save_checkpoint, save_array, |path| npz::save(path, &[])];
 
 #[test]
 fn a_file_is_replaced_whole() {
@@ -234,9 +234,10 @@ mod unix {
 }
 
 /// Everything that reads a file.
-const READERS: [fn(&Path) -> Result<()>; 4] = [
+const READERS: [fn(&Path) -> Result<()>; 5] = [
     |path| checkpoint::load(path, &mlp(&[2, 2], 1, &Device::cpu())?),
     |path| npy::load(path, &Device::cpu()).map(drop),
+    |path| npz::load(path, &Device::cpu()).map(drop),
     |path| Text::read(path).map(drop),
     |path| InMemory::read_csv(path, 2, &CsvOptions::default()).map(drop),
 ];

@@ -8,8 +8,11 @@ mod digits;
 mod in_memory;
 mod loader;
 pub mod npy;
+#[cfg(feature = "npz")]
+pub mod npz;
 mod ragged;
 mod rows;
+mod stored;
 mod tensors;
 mod text;
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use device::{DType, Device, Error, Result};
 use tensor::Tensor;
 
+use super::stored::Stored;
 use super::{little_endian, malformed};
 use crate::file;
 
@@ -12,8 +13,8 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 /// The most axes that NumPy itself allows.
 const MAX_AXES: usize = 64;
 
-/// Reads the array in a `.npy` file: format 1, 2 or 3, little endian, `f2`, `f4`, `f8`, `i8`, `u1` or `b1`, in C or Fortran
-/// order. An array in Fortran order becomes a view with its axes turned round.
+/// Reads the array in a `.npy` file: format 1, 2 or 3, of floats, integers or truth values in either byte order, in C or
+/// Fortran order. Integers become I64, but for `u1`, which is U8. An array in Fortran order becomes a view with its axes turned round.
 ///
 /// ```
 /// use models::data::npy;
@@ -49,8 +50,8 @@ pub fn parse(name: &str, bytes: &[u8], device: &Device) -> Result<Tensor> {
     if header.fortran_order {
         shape.reverse();
     }
-    let data = little_endian(data.to_vec(), header.dtype);
-    let array = Tensor::from_bytes(&data, &shape, header.dtype, device)?;
+    let data = header.stored.decode(data.to_vec()).map_err(|detail| malformed(name, detail))?;
+    let array = Tensor::from_bytes(&data, &shape, header.stored.dtype, device)?;
     if !header.fortran_order {
         return Ok(array);
     }
@@ -125,7 +126,7 @@ fn split(bytes: &[u8]) -> Result<(&str, &[u8]), String> {
 
 /// What a header says.
 struct Header {
-    dtype: DType,
+    stored: Stored,
     fortran_order: bool,
     shape: Vec<usize>,
 }
@@ -134,13 +135,13 @@ impl Header {
     /// Parses a Python dictionary of `descr`, `fortran_order` and `shape`, in any order.
     fn parse(text: &str) -> Result<Header, String> {
         let mut text = Text(text);
-        let (mut dtype, mut fortran_order, mut shape) = (None, None, None);
+        let (mut stored, mut fortran_order, mut shape) = (None, None, None);
         text.expect('{')?;
         while !text.eat('}') {
             let key = text.string()?;
             text.expect(':')?;
             let again = match key {
-                "descr" => dtype.replace(dtype_of(text.string()?)?).is_some(),
+                "descr" => stored.replace(stored_as(text.string()?)?).is_some(),
                 "fortran_order" => fortran_order.replace(text.truth()?).is_some(),
                 "shape" => shape.replace(text.tuple()?).is_some(),
                 _ => return Err(format!("the header has an unknown key {key:?}")),
@@ -154,23 +155,24 @@ impl Header {
             }
         }
         text.end()?;
-        match (dtype, fortran_order, shape) {
-            (Some(dtype), Some(fortran_order), Some(shape)) => Ok(Header { dtype, fortran_order, shape }),
+        match (stored, fortran_order, shape) {
+            (Some(stored), Some(fortran_order), Some(shape)) => Ok(Header { stored, fortran_order, shape }),
             _ => Err("the header lacks descr, fortran_order or shape".into()),
         }
     }
 
     /// Checks that the elements are there, no more and no fewer, and valid.
     fn check(&self, data: &[u8]) -> Result<(), String> {
-        let (shape, size) = (&self.shape, self.dtype.size_bytes());
+        let (shape, Stored { size, dtype, .. }) = (&self.shape, self.stored);
         let bytes = shape.iter().try_fold(size, |bytes, &size| bytes.checked_mul(size));
         // Zero anywhere makes it empty, whatever the other sizes are.
         let bytes = if shape.contains(&0) { Some(0) } else { bytes };
         if bytes != Some(data.len()) {
-            return Err(format!("{} bytes of elements for shape {shape:?} of {}", data.len(), self.dtype));
+            let found = data.len();
+            return Err(format!("{found} bytes of elements for shape {shape:?} of {size} bytes each"));
         }
         match data.iter().position(|&byte| byte > 1) {
-            Some(at) if self.dtype == DType::Bool => {
+            Some(at) if dtype == DType::Bool => {
                 Err(format!("element {at} is {}, not a truth value", data[at]))
             }
             _ => Ok(()),
@@ -178,16 +180,17 @@ impl Header {
     }
 }
 
-fn dtype_of(descr: &str) -> Result<DType, String> {
-    match descr {
-        "<f2" => Ok(DType::F16),
-        "<f4" => Ok(DType::F32),
-        "<f8" => Ok(DType::F64),
-        "<i8" => Ok(DType::I64),
-        "|u1" | "<u1" => Ok(DType::U8),
-        "|b1" | "<b1" | "|?" => Ok(DType::Bool),
-        _ => Err(format!("elements of type {descr:?}, known are <f2, <f4, <f8, <i8, |u1 and |b1")),
-    }
+fn stored_as(descr: &str) -> Result<Stored, String> {
+    let spelled = descr.replace('?', "b1");
+    let parts = || {
+        let mut symbols = spelled.chars();
+        let (order, kind, size) = (symbols.next()?, symbols.next()?, symbols.as_str().parse().ok()?);
+        let is_known = matches!(order, '<' | '>') || (order == '|' && size == 1);
+        Stored::new(kind, size, order == '>').filter(|_| is_known)
+    };
+    parts().ok_or_else(|| {
+        format!("elements of type {descr:?}, known are b1, f2, f4, f8, and i and u of 1 to 8 bytes")
+    })
 }
 
 /// What is left of a header.

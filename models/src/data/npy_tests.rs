@@ -88,12 +88,50 @@ fn all_formats_and_spellings() {
 }
 
 #[test]
+fn elements_of_every_width_and_byte_order() {
+    let array = |descr: &str, count: usize, data: &[u8]| {
+        let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({count},), }}");
+        parse("x.npy", &file(1, &header, data), &cpu())
+    };
+    let integers: [(&str, &[u8], [i64; 2]); 14] = [
+        ("|i1", &[0x80, 0x7f], [-128, 127]),
+        ("<i1", &[0xff, 1], [-1, 1]),
+        ("<i2", &[0xfe, 0xff, 2, 1], [-2, 258]),
+        (">i2", &[0xff, 0xfe, 1, 2], [-2, 258]),
+        ("<u2", &[0xfe, 0xff, 2, 1], [65_534, 258]),
+        (">u2", &[0xff, 0xfe, 1, 2], [65_534, 258]),
+        ("<i4", &[0, 0, 0, 0x80, 1, 0, 0, 0], [-2_147_483_648, 1]),
+        (">i4", &[0x80, 0, 0, 0, 0, 0, 0, 1], [-2_147_483_648, 1]),
+        ("<u4", &[0, 0, 0, 0x80, 1, 0, 0, 0], [2_147_483_648, 1]),
+        (">u4", &[0x80, 0, 0, 0, 0, 0, 0, 1], [2_147_483_648, 1]),
+        ("<i8", &[0xff; 16], [-1, -1]),
+        (">i8", &[0, 0, 0, 0, 0, 0, 1, 0, 0x80, 0, 0, 0, 0, 0, 0, 0], [256, i64::MIN]),
+        ("<u8", &[3, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f], [3, i64::MAX]),
+        (">u8", &[0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 9], [256, 9]),
+    ];
+    for (descr, data, expected) in integers {
+        let array = array(descr, 2, data).unwrap();
+        assert_eq!(array.to_vec::<i64>().unwrap(), expected, "{descr}");
+    }
+    for (descr, data) in
+        [(">f4", &(-1.5_f32).to_be_bytes()[..]), (">f8", &(-1.5_f64).to_be_bytes()), (">f2", &[0xbe, 0])]
+    {
+        let array = array(descr, 1, data).unwrap().to_dtype(DType::F64).unwrap();
+        assert_eq!(array.item::<f64>().unwrap(), -1.5, "{descr}");
+    }
+    let error = array("<u8", 1, &[0, 0, 0, 0, 0, 0, 0, 0x80]).unwrap_err();
+    assert_eq!(error.to_string(), "x.npy: element 0 is 9223372036854775808, beyond the range of i64");
+}
+
+#[test]
 fn what_is_wrong_is_said() {
     let good = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
     let data = [0; 24];
     assert!(parse("good", &file(1, good, &data), &cpu()).is_ok());
     for (change, says) in [
-        (("<f4", ">f4"), "\">f4\""),
+        (("<f4", "|f4"), "\"|f4\""),
+        (("<f4", "<f16"), "\"<f16\""),
+        (("<f4", "|O"), "\"|O\""),
         (("<f4", "<c8"), "\"<c8\""),
         (("(2, 3)", "(2, 4)"), "24 bytes of elements for shape [2, 4]"),
         (("(2, 3)", "(2)"), "a comma"),

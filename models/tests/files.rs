@@ -9,7 +9,7 @@ use std::process::Command;
 use device::{Device, Error, ErrorKind, Result};
 use models::{
     InMemory, Text, checkpoint,
-    data::{CsvOptions, npy, npz},
+    data::{CsvOptions, idx, npy, npz},
     file, mlp,
 };
 use tensor::Tensor;
@@ -234,10 +234,11 @@ mod unix {
 }
 
 /// Everything that reads a file.
-const READERS: [fn(&Path) -> Result<()>; 5] = [
+const READERS: [fn(&Path) -> Result<()>; 6] = [
     |path| checkpoint::load(path, &mlp(&[2, 2], 1, &Device::cpu())?),
     |path| npy::load(path, &Device::cpu()).map(drop),
     |path| npz::load(path, &Device::cpu()).map(drop),
+    |path| idx::load(path, &Device::cpu()).map(drop),
     |path| Text::read(path).map(drop),
     |path| InMemory::read_csv(path, 2, &CsvOptions::default()).map(drop),
 ];

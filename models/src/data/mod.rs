@@ -5,6 +5,7 @@ mod batch;
 #[cfg(feature = "csv")]
 mod csv;
 mod digits;
+pub mod idx;
 mod in_memory;
 mod loader;
 pub mod npy;

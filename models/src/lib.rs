@@ -40,8 +40,8 @@ pub mod random;
 
 pub use copies::{copy_parameters, lerp_parameters};
 pub use data::{
-    Batch, DataLoader, Dataset, Digits, InMemory, LoaderOptions, Ragged, RaggedBatch, TensorDataset, Text,
-    TextBatch, Windows,
+    Batch, DataLoader, Dataset, Digits, InMemory, LoaderOptions, Ragged, RaggedBatch, Subset, TensorDataset,
+    Text, TextBatch, WeightedSampler, Windows, random_split,
 };
 pub use derive::Module;
 pub use device::file;

@@ -7,6 +7,7 @@ use device::{Device, Error, ErrorKind, Lane, Panicked, Result, Team};
 use parking_lot::Mutex;
 use tensor::{Generator, with_generator};
 
+use super::WeightedSampler;
 use crate::random;
 
 /// Rows that batches are made of.
@@ -54,12 +55,14 @@ pub trait Dataset: Send + Sync {
 /// Options of a [`DataLoader`].
 #[derive(Clone, Debug)]
 pub struct LoaderOptions {
-    /// Rows of a batch.
+    /// Rows of a batch; all rows in one smaller batch if there are fewer.
     pub batch: usize,
     /// Where batches go.
     pub device: Device,
     /// Whether each epoch has an order of its own; else it is that of the data set.
     pub shuffle: bool,
+    /// Draws the rows of each epoch by weight, in place of all of them by `shuffle`.
+    pub sampler: Option<WeightedSampler>,
     /// Decides the orders, and the keys of batches.
     pub seed: u64,
     /// Whether a smaller last batch is left out.
@@ -83,6 +86,7 @@ impl Default for LoaderOptions {
             batch: 1,
             device: Device::cpu(),
             shuffle: true,
+            sampler: None,
             seed: 0,
             drop_last: false,
             workers: 0,
@@ -170,10 +174,14 @@ const LOAD: u64 = 0x6c6f_6164;
 impl<D: Dataset> BatchPlan<D> {
     fn new(data: D, options: LoaderOptions) -> Result<Self> {
         let LoaderOptions { batch, workers, prefetch, rank, ranks, drop_last, .. } = options;
-        let rows = data.len();
+        let weights = options.sampler.as_ref().map_or(data.len(), WeightedSampler::rows);
+        Error::require_shapes(weights == data.len(), "data loader: sampler", &[data.len()], &[weights])?;
+        let rows = options.sampler.as_ref().map_or(data.len(), WeightedSampler::draws);
+        Error::require(rows > 0, OP, "rows", "at least 1", rows)?;
+        Error::require(batch > 0, OP, "batch", "at least 1", batch)?;
         let value = format_args!("{batch} for {rows} rows");
-        let is_valid = (1..=rows).contains(&batch);
-        Error::require(is_valid, OP, "batch", "at least 1 and at most the number of rows", value)?;
+        let is_valid = batch <= rows || !drop_last;
+        Error::require(is_valid, OP, "batch", "at most the number of rows with drop_last", value)?;
         Error::require(workers <= Team::MAX_HELPERS, OP, "workers", "at most 1023", workers)?;
         let is_valid = workers == 0 || (1..=1024).contains(&prefetch);
         Error::require(is_valid, OP, "prefetch", "1 to 1024", prefetch)?;
@@ -206,11 +214,12 @@ impl<D: Dataset> BatchPlan<D> {
         if let Some((_, rows)) = known.as_ref().filter(|(known, _)| *known == epoch) {
             return Arc::clone(rows);
         }
-        let rows: Arc<[usize]> = if self.options.shuffle {
-            let seed = random::mix(&[self.options.seed, epoch, SHUFFLE]);
-            random::permutation(self.data.len(), seed).into()
-        } else {
-            (0..self.data.len()).collect()
+        let LoaderOptions { shuffle, sampler, seed, .. } = &self.options;
+        let seed = random::mix(&[*seed, epoch, SHUFFLE]);
+        let rows: Arc<[usize]> = match sampler {
+            Some(sampler) => sampler.order(seed).into(),
+            None if *shuffle => random::permutation(self.data.len(), seed).into(),
+            None => (0..self.data.len()).collect(),
         };
         *known = Some((epoch, Arc::clone(&rows)));
         rows
@@ -226,7 +235,7 @@ impl<D: Dataset> BatchPlan<D> {
         let load = || {
             let order = self.order(epoch);
             let start = among_all * batch;
-            let rows = &order[start..(start + batch).min(order.len())];
+            let rows = &order[start..start.saturating_add(*batch).min(order.len())];
             // A worker may load it, so nothing of the caller's thread may matter.
             let batch = || autocast(None, || no_grad(|| self.data.batch(rows, key, device)));
             Lane::default().scope("load", number as usize, || with_generator(generator, batch))
@@ -247,8 +256,9 @@ impl<D: Dataset + 'static> DataLoader<D> {
     /// A loader of `data`.
     ///
     /// # Errors
-    /// `InvalidArgument` if a batch has no rows or more than the data set, for a rank that is not below `ranks` and more ranks
-    /// than batches, for more than 1023 workers, and for workers with a `prefetch` of 0 or more than 1024.
+    /// `InvalidArgument` if there are no rows, if a batch has none or, with `drop_last`, more than there are, for a rank that is not below `ranks` and more ranks
+    /// than batches, for more than 1023 workers, and for workers with a `prefetch` of 0 or more than 1024; `ShapeMismatch` for a
+    /// sampler of another number of rows.
     pub fn new(data: D, options: LoaderOptions) -> Result<Self> {
         Ok(DataLoader { plan: Arc::new(BatchPlan::new(data, options)?), kept: Arc::default() })
     }

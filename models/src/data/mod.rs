@@ -13,7 +13,9 @@ pub mod npy;
 pub mod npz;
 mod ragged;
 mod rows;
+mod sampler;
 mod stored;
+mod subset;
 mod tensors;
 mod text;
 
@@ -28,6 +30,8 @@ pub use digits::Digits;
 pub use in_memory::InMemory;
 pub use loader::{DataLoader, Dataset, LoaderIter, LoaderOptions, LoaderSteps, Position};
 pub use ragged::{Ragged, RaggedBatch};
+pub use sampler::WeightedSampler;
+pub use subset::{Lengths, Subset, random_split};
 pub use tensors::TensorDataset;
 pub use text::{Text, TextBatch, Windows};
 

@@ -65,6 +65,30 @@ fn skipping_gives_the_same_batches() {
 }
 
 #[test]
+fn fewer_rows_than_a_batch_are_one_smaller_batch() {
+    for batch in [11, usize::MAX] {
+        let loader = of(10, options(batch));
+        assert_eq!(epoch_rows(&loader, 0).iter().map(Vec::len).collect::<Vec<_>>(), [10]);
+    }
+}
+
+#[test]
+fn a_sampler_draws_the_rows_of_each_epoch() {
+    let sampler = WeightedSampler::new(vec![0.0, 1.0, 1.0, 2.0], 5, true).unwrap();
+    let loader = of(4, LoaderOptions { sampler: Some(sampler.clone()), ..options(2) });
+    let first = epoch_rows(&loader, 0);
+    assert_eq!(first.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 1]);
+    assert!(first.concat().iter().all(|row| (1..4).contains(row)));
+    assert_eq!(first, epoch_rows(&loader, 0));
+    assert!((1..9).any(|epoch| epoch_rows(&loader, epoch) != first));
+    let error = DataLoader::new(numbered(3), LoaderOptions { sampler: Some(sampler), ..options(2) });
+    assert_eq!(
+        error.map(drop).unwrap_err().to_string(),
+        "data loader: sampler: shapes [3] and [4] do not fit"
+    );
+}
+
+#[test]
 fn bad_options_are_errors() {
     let fails = |options: LoaderOptions| match DataLoader::new(numbered(10), options)
         .map(drop)
@@ -73,7 +97,8 @@ fn bad_options_are_errors() {
         Err(ErrorKind::InvalidArgument { argument, .. }) => argument,
         other => panic!("{other:?}"),
     };
-    assert_eq!([0, 11].map(|batch| fails(options(batch))), ["batch"; 2]);
+    assert_eq!(fails(options(0)), "batch");
+    assert_eq!(fails(LoaderOptions { drop_last: true, ..options(11) }), "batch");
     assert_eq!(fails(LoaderOptions { workers: 5000, ..options(2) }), "workers");
     assert_eq!(fails(LoaderOptions { workers: 1, prefetch: 0, ..options(2) }), "prefetch");
     assert_eq!(fails(LoaderOptions { rank: 2, ranks: 2, ..options(2) }), "rank");

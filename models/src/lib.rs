@@ -34,6 +34,7 @@ mod gradcheck;
 pub mod init;
 pub mod layers;
 mod loss;
+pub mod metrics;
 mod module;
 pub mod optim;
 pub mod random;

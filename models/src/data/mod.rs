@@ -59,7 +59,7 @@ fn no_row(op: &'static str, index: usize, size: usize) -> Error {
 
 /// Refuses numbers outside `0..size`.
 #[track_caller]
-fn check_below(op: &'static str, numbers: &[i64], size: usize) -> Result<()> {
+pub(crate) fn check_below(op: &'static str, numbers: &[i64], size: usize) -> Result<()> {
     let is_outside = |&&number: &&i64| usize::try_from(number).map_or(true, |number| number >= size);
     let outside = |&index| Err(Error::new(ErrorKind::IndexOutOfRange { op, index, size }));
     numbers.iter().find(is_outside).map_or(Ok(()), outside)

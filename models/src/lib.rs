@@ -30,9 +30,11 @@ extern crate self as streamgrad;
 pub mod checkpoint;
 mod copies;
 pub mod data;
+mod early_stopping;
 mod gradcheck;
 pub mod init;
 pub mod layers;
+pub mod log;
 mod loss;
 pub mod metrics;
 mod module;
@@ -46,6 +48,7 @@ pub use data::{
 };
 pub use derive::Module;
 pub use device::file;
+pub use early_stopping::{Direction, EarlyStopping};
 pub use gradcheck::gradcheck_module;
 pub use layers::{
     AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv1d,

@@ -1,14 +1,14 @@
 //! Clipping of gradients, by the norm over all of them or value by value.
 
 use autograd::{Gradients, Var};
-use device::{Error, Result};
+use device::{DType, Device, Error, Result};
 use tensor::{Tensor, scale_all_, total_norm};
 
 /// Scales all gradients by `min(1, max_norm / (norm + 1e-6))`, where `norm` is the Euclidean norm over all of
-/// them together, and returns `norm` as it was before.
+/// them together, and returns `norm` as it was before. With an infinite `max_norm` it only measures.
 ///
-/// Asynchronous, two commands for all gradients: the norm stays on the device, and nothing waits for it. A NaN in any
-/// gradient makes all NaN. The norm of gradients of BF16 or F16 is F32.
+/// Asynchronous, two commands for all gradients of a type: the norm stays on the device, and nothing waits for it. A NaN in any
+/// gradient makes all NaN. The norm is F64 if a gradient is, else F32; of no gradients it is 0, on the CPU.
 ///
 /// ```
 /// use autograd::Var;
@@ -25,17 +25,36 @@ use tensor::{Tensor, scale_all_, total_norm};
 /// ```
 ///
 /// # Errors
-/// `InvalidArgument` if `max_norm` is negative or not finite, or if there are no gradients; `DTypeMismatch` or
-/// `DeviceMismatch` if the gradients are not all of one type and on one device.
+/// `InvalidArgument` if `max_norm` is negative or NaN; `DeviceMismatch` if the gradients are not all on one device.
 #[derive::located]
 pub fn clip_grad_norm(gradients: &mut Gradients, max_norm: f64) -> Result<Tensor> {
-    const OP: &str = "clip_grad_norm";
-    check_limit(OP, "max_norm", max_norm)?;
-    Error::require(!gradients.is_empty(), OP, "gradients", "at least one", "none")?;
-    let all = gradients.iter().map(own).collect::<Result<Vec<Tensor>>>()?;
-    let (norm, scale) = total_norm(&all, max_norm)?;
-    scale_all_(&all, &scale)?;
-    put(gradients, all)?;
+    Error::require(max_norm >= 0.0, "clip_grad_norm", "max_norm", "at least 0", max_norm)?;
+    let is_bounded = max_norm.is_finite();
+    let value = |gradient: &Var| if is_bounded { own(gradient) } else { Ok(gradient.value().clone()) };
+    let all = gradients.iter().map(value).collect::<Result<Vec<Tensor>>>()?;
+    let mut groups: Vec<Vec<Tensor>> = Vec::new();
+    for gradient in &all {
+        match groups.iter_mut().find(|group| group[0].dtype() == gradient.dtype()) {
+            Some(group) => group.push(gradient.clone()),
+            None => groups.push(vec![gradient.clone()]),
+        }
+    }
+    let (norm, scale) = match &groups[..] {
+        [] => return Tensor::zeros(&[], DType::F32, &Device::cpu()),
+        [group] => total_norm(group, max_norm)?,
+        groups => {
+            let has_f64 = groups.iter().any(|group| group[0].dtype() == DType::F64);
+            let dtype = if has_f64 { DType::F64 } else { DType::F32 };
+            let norm = |group: &Vec<Tensor>| total_norm(group, max_norm)?.0.to_dtype(dtype);
+            total_norm(&groups.iter().map(norm).collect::<Result<Vec<Tensor>>>()?, max_norm)?
+        }
+    };
+    if is_bounded {
+        for group in &groups {
+            scale_all_(group, &scale.to_dtype(group[0].dtype().compute_dtype())?)?;
+        }
+        put(gradients, all)?;
+    }
     Ok(norm)
 }
 
@@ -72,21 +91,17 @@ pub(super) fn put(gradients: &mut Gradients, values: Vec<Tensor>) -> Result<()> 
 /// `InvalidArgument` if `clip_value` is negative or not finite; `OutOfMemory`.
 #[derive::located]
 pub fn clip_grad_value(gradients: &mut Gradients, clip_value: f64) -> Result<()> {
-    check_limit("clip_grad_value", "clip_value", clip_value)?;
+    let is_valid = clip_value >= 0.0 && clip_value.is_finite();
+    Error::require(is_valid, "clip_grad_value", "clip_value", "at least 0 and finite", clip_value)?;
     gradients.map(|gradient| Ok(Var::constant(gradient.value().clamp(-clip_value, clip_value)?)))
-}
-
-fn check_limit(op: &'static str, argument: &'static str, value: f64) -> Result<()> {
-    Error::require(value >= 0.0 && value.is_finite(), op, argument, "at least 0 and finite", value)
 }
 
 #[cfg(test)]
 mod tests {
-    use device::{CpuConfig, Device, SyncDebug};
+    use device::{CpuConfig, SyncDebug};
 
     use super::*;
     use crate::{Optimizer, Sgd, SgdOptions};
-    use device::ErrorKind;
 
     fn leaf(values: &[f64]) -> Var {
         Var::leaf(Tensor::from_slice(values, &[values.len()], &Device::cpu()).unwrap())
@@ -127,25 +142,65 @@ mod tests {
     }
 
     #[test]
+    fn gradients_of_several_types_have_one_norm() {
+        let to = |dtype| move |leaf: &Var| Var::leaf(leaf.value().to_dtype(dtype).unwrap());
+        // Of 2, 3 and 6, in the first case beside 0 in BF16.
+        for (types, norm_type) in [
+            ([DType::F32, DType::BF16, DType::F64], DType::F64),
+            ([DType::F16, DType::BF16, DType::F32], DType::F32),
+            ([DType::F16, DType::BF16, DType::F16], DType::F32),
+        ] {
+            let leaves = [2.0, 3.0, 6.0].map(|value| leaf(&[value]));
+            let leaves: Vec<Var> = leaves.iter().zip(types).map(|(leaf, dtype)| to(dtype)(leaf)).collect();
+            let backward = || {
+                let mut gradients = Gradients::default();
+                leaves
+                    .iter()
+                    .for_each(|leaf| gradients.merge(half_square(leaf).backward().unwrap()).unwrap());
+                gradients
+            };
+            let values = |gradients: &Gradients| -> Vec<f64> {
+                let value = |leaf| gradients.get(leaf).unwrap().to_dtype(DType::F64).unwrap().item().unwrap();
+                leaves.iter().map(value).collect()
+            };
+            let mut gradients = backward();
+            let norm = clip_grad_norm(&mut gradients, 3.5).unwrap();
+            assert_eq!(
+                (norm.dtype(), norm.to_dtype(DType::F64).unwrap().item::<f64>().unwrap()),
+                (norm_type, 7.0)
+            );
+            approx::assert_abs_diff_eq!(values(&gradients)[..], [1.0, 1.5, 3.0][..], epsilon = 1e-6);
+            assert_eq!(gradients.get(&leaves[1]).unwrap().dtype(), DType::BF16);
+        }
+    }
+
+    #[test]
+    fn an_infinite_bound_only_measures() {
+        let a = leaf(&[3.0, f64::INFINITY]);
+        let mut gradients = half_square(&a).backward().unwrap();
+        assert_eq!(
+            clip_grad_norm(&mut gradients, f64::INFINITY).unwrap().item::<f64>().unwrap(),
+            f64::INFINITY
+        );
+        assert_eq!(values(&gradients, &a), [3.0, f64::INFINITY]);
+        let none = clip_grad_norm(&mut Gradients::default(), 1.0).unwrap();
+        assert_eq!((none.shape(), none.item::<f32>().unwrap()), (&[][..], 0.0));
+    }
+
+    #[test]
     fn bad_arguments_are_errors() {
         let a = leaf(&[1.0]);
         let mut gradients = half_square(&a).backward().unwrap();
-        for max_norm in [-1.0, f64::NAN, f64::INFINITY] {
-            assert!(matches!(
-                clip_grad_norm(&mut gradients, max_norm).as_ref().map_err(Error::kind),
-                Err(ErrorKind::InvalidArgument { .. })
-            ));
-            let by_value = clip_grad_value(&mut gradients, max_norm);
-            assert!(matches!(
-                by_value.as_ref().map_err(Error::kind),
-                Err(ErrorKind::InvalidArgument { argument: "clip_value", .. })
-            ));
+        let norm = "clip_grad_norm: max_norm must be at least 0, got";
+        let value = "clip_grad_value: clip_value must be at least 0 and finite, got";
+        for limit in [-1.0, f64::NAN, f64::NEG_INFINITY] {
+            let error = clip_grad_norm(&mut gradients, limit).unwrap_err();
+            assert_eq!(error.to_string(), format!("{norm} {limit}"));
         }
-        let empty = clip_grad_norm(&mut Gradients::default(), 1.0);
-        assert!(matches!(
-            empty.as_ref().map_err(Error::kind),
-            Err(ErrorKind::InvalidArgument { argument: "gradients", .. })
-        ));
+        for limit in [-1.0, f64::NAN, f64::INFINITY] {
+            let error = clip_grad_value(&mut gradients, limit).unwrap_err();
+            assert_eq!(error.to_string(), format!("{value} {limit}"));
+        }
     }
 
     /// Behind a held stream, where anything that waited would wait for ever, and refused if it is hidden.

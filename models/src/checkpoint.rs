@@ -2,8 +2,8 @@
 //!
 //! Parameters and buffers stand under their dotted names, contiguous, in torch's shapes (a linear weight is
 //! `[out, in]`), so torch and other readers of the format take them as they are. What several modules share stands there once,
-//! under its first name, and is found under each. A training checkpoint adds the optimizer's tensors under `optimizer/` and one
-//! metadata entry, `streamgrad`, with the numbers.
+//! under its first name, and is found under each. A training checkpoint adds the optimizer's tensors under `optimizer/`, those of an
+//! [`Extra`] under `extra/`, and one metadata entry, `streamgrad`, with the numbers.
 //!
 //! A file is replaced whole, as [`file::write`](device::file::write) does: a crash leaves the old one or the new one. On load everything is
 //! checked first; if anything is wrong nothing has changed in the model.
@@ -32,11 +32,14 @@ use tensor::{Generator, Tensor};
 
 use crate::data::Position;
 use crate::{GradScalerState, Module, Optimizer, OptimizerState};
-use format::{Contents, Elements};
+use extra::EXTRA;
+use format::{Contents, Elements, Named};
 
+mod extra;
 mod format;
 mod load;
 
+pub use extra::{Extra, ExtraValue};
 pub use load::{LoadOptions, LoadReport};
 
 /// Where a training run is.
@@ -157,7 +160,7 @@ impl Checkpoint {
 /// Writes model, optimizer, progress and this thread's default generator to `path`, for [`load_training`].
 ///
 /// A tuple of models is one, and [`Groups`](crate::Groups) make one optimizer of several. What else a run remembers, such as its best
-/// loss, may be a buffer of the model.
+/// loss, is the [`Extra`] of [`save_training_with`].
 ///
 /// # Errors
 /// As [`save`].
@@ -168,8 +171,25 @@ pub fn save_training(
     optimizer: &dyn Optimizer,
     progress: Progress,
 ) -> Result<()> {
+    save_training_with(path, model, optimizer, progress, &Extra::default())
+}
+
+/// As [`save_training`], with named numbers and tensors beside the rest, for [`load_training_with`].
+///
+/// # Errors
+/// As [`save`]; `Checkpoint` for a name of an extra value that is empty or has blanks or `=` in it.
+#[derive::located]
+pub fn save_training_with(
+    path: impl AsRef<Path>,
+    model: &dyn Module,
+    optimizer: &dyn Optimizer,
+    progress: Progress,
+    extra: &Extra,
+) -> Result<()> {
     let state = optimizer.state()?;
     let mut tensors = state_of(model)?;
+    let (extra_tensors, extra_numbers) = extra.parts()?;
+    tensors.extend(extra_tensors);
     let named =
         |(name, tensor): &(String, Tensor)| (format!("{OPTIMIZER}{name}"), tensor.clone(), Elements::Finite);
     tensors.extend(state.tensors.iter().map(named));
@@ -189,6 +209,7 @@ pub fn save_training(
         // Rust prints a float with as many digits as bring the same bits back.
         text.push_str(&format!(" {OPTIMIZER}{name}={value}"));
     }
+    text.push_str(&extra_numbers);
     format::write(path.as_ref(), &tensors, Some((METADATA.to_owned(), text)))
 }
 
@@ -204,17 +225,30 @@ pub fn load_training(
     model: &dyn Module,
     optimizer: &mut dyn Optimizer,
 ) -> Result<Progress> {
+    load_training_with(path, model, optimizer).map(|(progress, _)| progress)
+}
+
+/// As [`load_training`], with the numbers and tensors that [`save_training_with`] added; none if it did not.
+///
+/// # Errors
+/// As [`load_training`].
+#[derive::located]
+pub fn load_training_with(
+    path: impl AsRef<Path>,
+    model: &dyn Module,
+    optimizer: &mut dyn Optimizer,
+) -> Result<(Progress, Extra)> {
     let file = Contents::open(path.as_ref())?;
     let (pairs, _) = load::plan(&file, model, &LoadOptions::default())?;
     let device = optimizer.parameters().first().map_or_else(Device::cpu, |p| p.value().device().clone());
-    let Training { state, progress, generator } = training(&file, &device)?;
+    let Training { state, progress, generator, extra } = training(&file, &device)?;
     // The optimizer checks its state before it takes any of it, and the parameters are checked by now.
     optimizer.load_state(&state)?;
     copy_into(&pairs)?;
     if let Some(generator) = generator {
         Generator::restore(generator);
     }
-    Ok(progress)
+    Ok((progress, extra))
 }
 
 const OPTIMIZER: &str = "optimizer/";
@@ -256,14 +290,15 @@ pub fn state(model: &dyn Module) -> Vec<(String, Tensor)> {
     parameters.chain(model.named_buffers()).collect()
 }
 
-fn state_of(model: &dyn Module) -> Result<Vec<(String, Tensor, Elements)>> {
+fn state_of(model: &dyn Module) -> Result<Vec<Named>> {
     let parameters = model.named_parameters().len();
-    let mut named: Vec<(String, Tensor, Elements)> = Vec::new();
+    let mut named: Vec<Named> = Vec::new();
     for (number, (name, tensor)) in state(model).into_iter().enumerate() {
         let is_new = named.iter().all(|(known, ..)| *known != name);
         expect_fit(is_new, &name, "two parameters or buffers have this name")?;
-        let is_free = !name.starts_with(OPTIMIZER);
-        expect_fit(is_free, &name, format_args!("names may not start with {OPTIMIZER}"))?;
+        for taken in [OPTIMIZER, EXTRA] {
+            expect_fit(!name.starts_with(taken), &name, format_args!("names may not start with {taken}"))?;
+        }
         named.push((name, tensor, if number < parameters { Elements::Finite } else { Elements::Infinite }));
     }
     Ok(named)
@@ -274,12 +309,13 @@ struct Training {
     state: OptimizerState,
     progress: Progress,
     generator: Option<[u64; 3]>,
+    extra: Extra,
 }
 
 fn training(file: &Contents, device: &Device) -> Result<Training> {
     let text =
         file.metadata.get(METADATA).ok_or_else(|| wrong("optimizer", "no training state in the file"))?;
-    let mut state = OptimizerState::default();
+    let (mut state, mut extra) = (OptimizerState::default(), Extra::default());
     let mut entries = BTreeMap::new();
     for entry in text.split_whitespace() {
         let unknown = || file.malformed(format_args!("\"{entry}\" is not understood"));
@@ -289,6 +325,8 @@ fn training(file: &Contents, device: &Device) -> Result<Training> {
         }
         if let Some(option) = name.strip_prefix(OPTIMIZER) {
             state.options.push((option.into(), parsed(file, name, value)?));
+        } else if let Some(short) = name.strip_prefix(EXTRA) {
+            extra.insert_number(short, value).ok_or_else(unknown)?;
         } else if !ENTRIES.contains(&name) {
             return Err(unknown());
         }
@@ -323,7 +361,8 @@ fn training(file: &Contents, device: &Device) -> Result<Training> {
             state.tensors.push((short.into(), file.tensor(name, Elements::Finite, device)?));
         }
     }
-    Ok(Training { state, progress, generator })
+    extra.insert_tensors(file, device)?;
+    Ok(Training { state, progress, generator, extra })
 }
 
 fn parsed<T: std::str::FromStr>(file: &Contents, name: &str, value: &str) -> Result<T> {

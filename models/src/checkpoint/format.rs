@@ -187,12 +187,11 @@ impl View for Written<'_> {
     }
 }
 
+/// A tensor to be written, and its name.
+pub(super) type Named = (String, Tensor, Elements);
+
 /// Writes tensors under their names, and metadata.
-pub(super) fn write(
-    path: &Path,
-    tensors: &[(String, Tensor, Elements)],
-    metadata: Option<(String, String)>,
-) -> Result<()> {
+pub(super) fn write(path: &Path, tensors: &[Named], metadata: Option<(String, String)>) -> Result<()> {
     let failed = RefCell::new(None);
     let mut views = Vec::with_capacity(tensors.len());
     for (name, tensor, elements) in tensors {

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use device::{DType, Result};
 use tensor::Tensor;
 
+use super::extra::EXTRA;
 use super::format::{Contents, Elements, Entry};
 use super::{OPTIMIZER, expect_fit, state, wrong};
 use crate::Module;
@@ -118,7 +119,8 @@ pub(super) fn plan(
             report.loaded.push(name);
         }
     }
-    let is_taken = |name: &str| taken.iter().any(|taken| taken == name) || name.starts_with(OPTIMIZER);
+    let is_training = |name: &str| name.starts_with(OPTIMIZER) || name.starts_with(EXTRA);
+    let is_taken = |name: &str| taken.iter().any(|taken| taken == name) || is_training(name);
     report.unknown = file.tensors.keys().filter(|name| !is_taken(name)).cloned().collect();
     if !options.allow_unknown {
         let detail = "in the file, but not in the model";

@@ -524,3 +524,45 @@ fn a_resumed_run_draws_the_same_numbers() {
         assert_eq!(tensor::next_child(), child);
     });
 }
+
+#[test]
+fn extra_values_come_back_in_their_types() {
+    let place = Temporary::new("extra");
+    let model = model(1);
+    let mut sgd = Sgd::new(model.parameters(), 0.1).unwrap();
+    let floats = [0.1 + 0.2, 1.0, -0.0, 1e16, 1e-300, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+    let named = |at: usize| format!("float{at}");
+    let extra =
+        floats.iter().enumerate().fold(Extra::default(), |extra, (at, &value)| extra.with(named(at), value));
+    let weights = Tensor::from_slice(&[f32::NAN, 1.5], &[2, 1], &Device::cpu()).unwrap();
+    let extra =
+        extra.with("bad", 0_u64).with("most", u64::MAX).with("ema.weight", weights).with("bad", 2_u64);
+    save_training_with(place.file(), &model, &sgd, Progress::default(), &extra).unwrap();
+    let (_, loaded) = load_training_with(place.file(), &model, &mut sgd).unwrap();
+    for (at, value) in floats.iter().enumerate() {
+        assert_eq!(loaded.float(&named(at)).unwrap().to_bits(), value.to_bits(), "{value}");
+    }
+    assert_eq!((loaded.integer("bad").unwrap(), loaded.integer("most").unwrap()), (2, u64::MAX));
+    let weights = loaded.tensor("ema.weight").unwrap();
+    assert_eq!((weights.shape(), weights.to_vec::<f32>().unwrap()[1]), (&[2, 1][..], 1.5));
+    let message = |error: Result<()>| error.unwrap_err().to_string();
+    for (error, expected) in [
+        (loaded.float("best").map(drop), "best: no such value"),
+        (loaded.float("bad").map(drop), "bad: an integer in the file, a float expected"),
+        (loaded.integer("float1").map(drop), "float1: a float in the file, an integer expected"),
+        (loaded.tensor("float0").map(drop), "float0: a float in the file, a tensor expected"),
+        (loaded.float("ema.weight").map(drop), "ema.weight: a tensor in the file, a float expected"),
+    ] {
+        assert_eq!(message(error), format!("checkpoint: parameter extra/{expected}"));
+    }
+    // Other readers pass them over.
+    load(place.file(), &model).unwrap();
+    load_training(place.file(), &model, &mut sgd).unwrap();
+    save_training(place.file(), &model, &sgd, Progress::default()).unwrap();
+    assert!(load_training_with(place.file(), &model, &mut sgd).unwrap().1.get("bad").is_err());
+    for name in ["", "a b", "a=b", "a\n"] {
+        let extra = Extra::default().with(name, 1.0);
+        let error = message(save_training_with(place.file(), &model, &sgd, Progress::default(), &extra));
+        assert!(error.ends_with("names have no blanks and no '=', and are not empty"), "{error}");
+    }
+}

@@ -52,10 +52,11 @@ pub use early_stopping::{Direction, EarlyStopping};
 pub use gradcheck::gradcheck_module;
 pub use layers::{
     AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv1d,
-    Conv1dOptions, Conv2d, Conv2dOptions, ConvTranspose2d, Dropout, Embedding, EmbeddingBag,
-    EmbeddingOptions, Flatten, Gelu, GroupNorm, Gru, LayerNorm, Linear, LinearOptions, Lstm, MaxPool1d,
-    MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Recurrent, RecurrentOptions,
-    Relu, RmsNorm, Rnn, Sequential, Sigmoid, Silu, Tanh, Unflatten, Upsample, UpsampleMode, mlp,
+    Conv1dOptions, Conv2d, Conv2dOptions, ConvTranspose1d, ConvTranspose2d, Convolution1d, Dropout,
+    Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, Gru, LayerNorm, Linear,
+    LinearOptions, Lstm, MaxPool1d, MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute,
+    Recurrent, RecurrentOptions, Relu, RmsNorm, Rnn, Sequential, Sigmoid, Silu, Tanh, Unflatten, Upsample,
+    UpsampleMode, mlp,
 };
 pub use loss::{accuracy, correct, cross_entropy, mse};
 pub use module::{Forward, Module, Parts, Training};

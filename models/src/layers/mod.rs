@@ -47,7 +47,7 @@ pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingBag, EmbeddingOptions};
 pub use linear::{Linear, LinearOptions};
 pub use norms::{GroupNorm, LayerNorm, NormOptions, RmsNorm};
-pub use one_dim::{AvgPool1d, Conv1d, Conv1dOptions, MaxPool1d};
+pub use one_dim::{AvgPool1d, Conv1d, Conv1dOptions, ConvTranspose1d, Convolution1d, MaxPool1d};
 pub use parameters::part_of;
 pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d, Upsample, UpsampleMode};
 pub use recompute::Recompute;

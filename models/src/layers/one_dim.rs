@@ -4,7 +4,21 @@ use autograd::Var;
 use device::{DType, Device, Error, Result};
 use tensor::{AvgPool, ConvOptions, MaxPool, RandomKey};
 
-use crate::{Conv2d, Conv2dOptions, Forward, Module};
+use super::Conv;
+#[cfg(doc)]
+use crate::Conv2d;
+use crate::{Conv2dOptions, Forward, Module};
+
+/// A [`Conv1d`] or a [`ConvTranspose1d`].
+#[derive(Module)]
+pub struct Convolution1d<const TRANSPOSED: bool> {
+    weight: Var,
+    bias: Option<Var>,
+    #[module(skip)]
+    options: ConvOptions,
+    #[module(skip)]
+    output_padding: usize,
+}
 
 /// The convolution along one axis, `y[o, i] = b[o] + Σ w[o, c, k] x[c, stride i + dilation k - padding]`.
 ///
@@ -21,25 +35,39 @@ use crate::{Conv2d, Conv2dOptions, Forward, Module};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Module)]
-pub struct Conv1d {
-    weight: Var,
-    bias: Option<Var>,
-    #[module(skip)]
-    options: ConvOptions,
-}
+pub type Conv1d = Convolution1d<false>;
 
-/// How to make a [`Conv1d`]; the defaults are torch's.
+/// The transposed convolution along one axis, which enlarges it, `y[o, stride i + dilation k - padding] += w[c, o, k] x[c, i]`.
+///
+/// Shapes: x `[n, in, l]`, weight `[in, out / groups, k]`, bias `[out]` -> y `[n, out, ol]`. First values as of
+/// [`ConvTranspose2d`](crate::ConvTranspose2d).
+///
+/// ```
+/// use models::{Conv1dOptions, ConvTranspose1d, Forward};
+/// use tensor::{DType, Tensor};
+/// # fn main() -> device::Result<()> {
+/// let dev = device::Device::cpu();
+/// let layer = ConvTranspose1d::with_options(3, 8, 4, Conv1dOptions { stride: 4, ..Conv1dOptions::default() }, &dev)?;
+/// let x = autograd::Var::constant(Tensor::ones(&[2, 3, 16], DType::F32, &dev)?);
+/// assert_eq!(layer.forward(&x)?.shape(), [2, 8, 64]);
+/// # Ok(())
+/// # }
+/// ```
+pub type ConvTranspose1d = Convolution1d<true>;
+
+/// How to make a [`Conv1d`] or a [`ConvTranspose1d`]; the defaults are torch's.
 #[derive(Clone, Copy, Debug)]
 pub struct Conv1dOptions {
     /// Steps between the places of the kernel.
     pub stride: usize,
-    /// Zeros at either end.
+    /// Zeros at either end; of a transposed convolution, the elements that are left out of its result there.
     pub padding: usize,
     /// Steps between the elements of the kernel.
     pub dilation: usize,
     /// Groups of channels, each with filters of its own.
     pub groups: usize,
+    /// Elements that a transposed convolution adds behind its result.
+    pub output_padding: usize,
     /// Whether there is a bias.
     pub bias: bool,
     /// The parameters' type.
@@ -55,6 +83,7 @@ impl Default for Conv1dOptions {
             padding: 0,
             dilation: 1,
             groups: 1,
+            output_padding: 0,
             bias: true,
             dtype: DType::F32,
             key: None,
@@ -63,7 +92,7 @@ impl Default for Conv1dOptions {
 }
 
 #[derive::located]
-impl Conv1d {
+impl<const TRANSPOSED: bool> Convolution1d<TRANSPOSED> {
     /// A layer with a bias, in F32, that moves by one step and pads nothing.
     ///
     /// # Errors
@@ -83,18 +112,17 @@ impl Conv1d {
         options: Conv1dOptions,
         device: &Device,
     ) -> Result<Self> {
-        let Conv1dOptions { stride, padding, dilation, groups, bias, dtype, key } = options;
+        let Conv1dOptions { stride, padding, dilation, groups, output_padding, bias, dtype, key } = options;
         let [stride, padding, dilation] = [[1, stride], [0, padding], [1, dilation]];
-        let (bias_only, output_padding) = (bias, [0, 0]);
-        let options =
-            Conv2dOptions { stride, padding, dilation, groups, output_padding, bias: bias_only, dtype, key };
-        let layer = Conv2d::with_options(channels, filters, [1, kernel], options, device)?;
+        let two = [0, output_padding];
+        let two = Conv2dOptions { stride, padding, dilation, groups, output_padding: two, bias, dtype, key };
+        let layer = Conv::<TRANSPOSED>::with_options(channels, filters, [1, kernel], two, device)?;
         let weight = Var::leaf(layer.weight().value().squeeze(2)?);
         let options = ConvOptions { stride, padding, dilation, groups };
-        Ok(Conv1d { weight, bias: layer.bias().cloned(), options })
+        Ok(Convolution1d { weight, bias: layer.bias().cloned(), options, output_padding })
     }
 
-    /// The weight, `[out, in / groups, k]`.
+    /// The weight, `[out, in / groups, k]`, or of a transposed convolution `[in, out / groups, k]`.
     pub fn weight(&self) -> &Var {
         &self.weight
     }
@@ -106,10 +134,17 @@ impl Conv1d {
 }
 
 #[derive::located]
-impl Forward for Conv1d {
+impl<const TRANSPOSED: bool> Forward for Convolution1d<TRANSPOSED> {
     fn forward(&self, input: &Var) -> Result<Var> {
-        let images = as_images("conv1d", input)?;
-        images.conv2d(&self.weight.unsqueeze(2)?, self.bias.as_ref(), &self.options)?.squeeze(2)
+        let Convolution1d { bias, options, output_padding, .. } = self;
+        let weight = self.weight.unsqueeze(2)?;
+        let images = if TRANSPOSED {
+            let images = as_images("conv_transpose1d", input)?;
+            images.conv_transpose2d(&weight, bias.as_ref(), [0, *output_padding], options)?
+        } else {
+            as_images("conv1d", input)?.conv2d(&weight, bias.as_ref(), options)?
+        };
+        images.squeeze(2)
     }
 }
 

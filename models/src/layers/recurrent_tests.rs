@@ -89,3 +89,35 @@ fn one_axis_is_an_image_of_height_one() {
     let means = instance.mean(&[2], false).unwrap().to_vec::<f32>().unwrap();
     assert!(means.iter().all(|mean| mean.abs() < 1e-6));
 }
+
+#[test]
+fn a_transposed_convolution_adds_its_kernel_at_each_element() {
+    let dev = Device::cpu();
+    let of = |values: &[f32]| Tensor::from_slice(values, &[1, 1, values.len()], &dev).unwrap();
+    let x = Var::constant(of(&[1.0, 2.0, 3.0]));
+    let plain = Conv1dOptions { bias: false, ..Conv1dOptions::default() };
+    let cases: [(Conv1dOptions, &[f32]); 4] = [
+        (plain, &[1.0, 12.0, 123.0, 230.0, 300.0]),
+        (Conv1dOptions { stride: 2, ..plain }, &[1.0, 10.0, 102.0, 20.0, 203.0, 30.0, 300.0]),
+        (
+            Conv1dOptions { stride: 2, padding: 1, output_padding: 1, ..plain },
+            &[10.0, 102.0, 20.0, 203.0, 30.0, 300.0],
+        ),
+        (Conv1dOptions { dilation: 2, ..plain }, &[1.0, 2.0, 13.0, 20.0, 130.0, 200.0, 300.0]),
+    ];
+    for (options, expected) in cases {
+        let layer = ConvTranspose1d::with_options(1, 1, 3, options, &dev).unwrap();
+        layer.weight().value().copy_(&of(&[1.0, 10.0, 100.0])).unwrap();
+        assert_eq!(layer.forward(&x).unwrap().to_vec::<f32>().unwrap(), expected, "{options:?}");
+    }
+    let bias = ConvTranspose1d::new(4, 6, 3, &dev).unwrap();
+    assert_eq!((bias.weight().shape(), bias.bias().unwrap().shape()), (&[4, 6, 3][..], &[6][..]));
+    let options = Conv1dOptions { output_padding: 1, ..plain };
+    let error = ConvTranspose1d::with_options(1, 1, 3, options, &dev).map(drop).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "conv_transpose2d: output_padding must be below the stride or the dilation, got [0, 1]"
+    );
+    let error = bias.forward(&ones(&[2, 4])).unwrap_err();
+    assert_eq!(error.to_string(), "conv_transpose1d: input must be [n, c, l], got shape [2, 4]");
+}

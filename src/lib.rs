@@ -77,9 +77,9 @@ pub use device::{
 };
 pub use models::data::Position;
 pub use models::{
-    Batch, DataLoader, Dataset, Digits, Forward, InMemory, LoaderOptions, Module, Parts, Ragged, RaggedBatch,
-    TensorDataset, Text, TextBatch, Training, Windows, accuracy, checkpoint, copy_parameters, correct,
-    cross_entropy, data, gradcheck_module, lerp_parameters, mse,
+    Batch, DataLoader, Dataset, Digits, Forward, InMemory, LoaderOptions, Module, Parts, PartsMut, Ragged,
+    RaggedBatch, TensorDataset, Text, TextBatch, Training, Windows, accuracy, checkpoint, copy_parameters,
+    correct, cross_entropy, data, gradcheck_module, lerp_parameters, mse,
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Generator, Graph, GraphCache, GraphOptions, Graphs, HostCopy,
@@ -91,10 +91,11 @@ pub use tensor::{
 pub mod nn {
     pub use models::{
         AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv1d,
-        Conv1dOptions, Conv2d, Conv2dOptions, ConvTranspose2d, Dropout, Embedding, EmbeddingBag,
-        EmbeddingOptions, Flatten, Gelu, GroupNorm, Gru, LayerNorm, Linear, LinearOptions, Lstm, MaxPool1d,
-        MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Recurrent, RecurrentOptions,
-        Relu, RmsNorm, Rnn, Sequential, Sigmoid, Silu, Tanh, Unflatten, Upsample, UpsampleMode, init, mlp,
+        Conv1dOptions, Conv2d, Conv2dOptions, ConvTranspose1d, ConvTranspose2d, Dropout, Embedding,
+        EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, Gru, LayerNorm, Linear, LinearOptions,
+        Lstm, MaxPool1d, MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Recurrent,
+        RecurrentOptions, Relu, RmsNorm, Rnn, Sequential, Sigmoid, Silu, Tanh, Unflatten, Upsample,
+        UpsampleMode, init, mlp,
     };
 }
 

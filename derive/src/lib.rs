@@ -67,7 +67,7 @@ fn implementation(mut input: DeriveInput) -> Result<TokenStream> {
         return Err(Error::new_spanned(attribute, "`module` belongs to a field"));
     }
     let generic = input.generics.type_params().next().is_some();
-    let mut children = Vec::new();
+    let (mut children, mut children_mut) = (Vec::new(), Vec::new());
     for (field, member) in fields.iter().zip(Fields::members(&fields)) {
         let name = match (role(field)?, &member) {
             (Role::Skipped, _) => continue,
@@ -80,6 +80,7 @@ fn implementation(mut input: DeriveInput) -> Result<TokenStream> {
             input.generics.make_where_clause().predicates.push(parse_quote!(#of: ::streamgrad::Module));
         }
         children.push(quote_spanned!(of.span() => parts.child(#name, &self.#member);));
+        children_mut.push(quote!(::streamgrad::Module::parts_mut(&mut self.#member, parts);));
     }
     let name = &input.ident;
     let (generics, arguments, bounds) = input.generics.split_for_impl();
@@ -89,6 +90,11 @@ fn implementation(mut input: DeriveInput) -> Result<TokenStream> {
             fn parts<'parts>(&'parts self, parts: &mut ::streamgrad::Parts<'parts>) {
                 let _ = &parts;
                 #(#children)*
+            }
+
+            fn parts_mut(&mut self, parts: &mut ::streamgrad::PartsMut<'_>) {
+                let _ = &parts;
+                #(#children_mut)*
             }
         }
     })

@@ -59,7 +59,7 @@ pub use layers::{
     UpsampleMode, mlp,
 };
 pub use loss::{accuracy, correct, cross_entropy, mse};
-pub use module::{Forward, Module, Parts, Training};
+pub use module::{Forward, Module, Parts, PartsMut, Training};
 pub use optim::{
     Adagrad, AdagradOptions, Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, GradScalerOptions,
     GradScalerState, Groups, Lion, LionOptions, LrSchedule, Optimizer, OptimizerState, Plateau, RmsProp,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use autograd::Var;
 use autograd::ops::fused::Activation;
-use device::{AtCaller, Result};
+use device::{AtCaller, DType, Device, Error, Result};
 use tensor::Tensor;
 
 /// What has parameters: a layer, or a model made of layers.
@@ -68,6 +68,12 @@ pub trait Module: Send + Sync {
     /// Names the module's own parameters and buffers and the modules inside it, in a fixed order.
     fn parts<'a>(&'a self, parts: &mut Parts<'a>);
 
+    /// Hands the same parts out to be replaced, for [`to_dtype`](Module::to_dtype) and [`to_device`](Module::to_device).
+    /// `#[derive(Module)]` writes it; a module without it refuses conversions.
+    fn parts_mut(&mut self, parts: &mut PartsMut<'_>) {
+        parts.refused.get_or_insert(std::any::type_name::<Self>());
+    }
+
     /// Every parameter under its dotted name, as in `layers.0.weight`.
     ///
     /// A parameter that two modules share is listed once, under the first name.
@@ -118,6 +124,45 @@ pub trait Module: Send + Sync {
     /// Undoes [`freeze`](Module::freeze).
     fn unfreeze(&self) {
         self.parameters().iter().for_each(Var::unfreeze);
+    }
+
+    /// Converts the parameters to another float type, and buffers of floats to that in which it is computed, F32 for 16-bit types.
+    ///
+    /// The parameters are new ones: optimizers, other handles and recorded values keep the old ones. So convert first, and make the
+    /// optimizer of the converted parameters. Shared parameters stay shared, and frozen ones frozen; hooks are lost.
+    ///
+    /// ```
+    /// # use models::{Forward, Module, mlp};
+    /// # use autograd::Var;
+    /// # use device::{DType, Device, Result};
+    /// # fn main() -> Result<()> {
+    /// # let dev = Device::cpu();
+    /// let mut model = mlp(&[4, 8, 2], 7, &dev)?;
+    /// model.to_dtype(DType::BF16)?;
+    /// let x = Var::constant(tensor::Tensor::ones(&[3, 4], DType::BF16, &dev)?);
+    /// assert_eq!(model.forward(&x)?.dtype(), DType::BF16);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the type is a float; `InvalidArgument` with the type of a part that writes [`parts`](Module::parts)
+    /// by hand without [`parts_mut`](Module::parts_mut), and of an `Arc` that others have, too; `OutOfMemory`. Nothing has changed then.
+    fn to_dtype(&mut self, dtype: DType) -> Result<()> {
+        const OP: &str = "Module::to_dtype";
+        dtype.require_float(OP)?;
+        convert(OP, self, &|tensor, is_parameter| match tensor.dtype().is_float() {
+            true => tensor.to_dtype(if is_parameter { dtype } else { dtype.compute_dtype() }),
+            false => Ok(tensor.clone()),
+        })
+    }
+
+    /// Copies the parameters and buffers to another device. As for [`to_dtype`](Module::to_dtype), the parameters are new ones.
+    ///
+    /// # Errors
+    /// As for [`to_dtype`](Module::to_dtype), and what [`Tensor::to_device`] returns.
+    fn to_device(&mut self, device: &Device) -> Result<()> {
+        convert("Module::to_device", self, &|tensor, _| tensor.to_device(device))
     }
 
     /// Switches between training (`true`, the state of a new module) and evaluation.
@@ -194,6 +239,47 @@ impl<'a> Parts<'a> {
     }
 }
 
+/// What [`Module::parts_mut`] hands its parts to.
+pub struct PartsMut<'a> {
+    /// What takes the place of a parameter or buffer, if it is replaced.
+    replace: &'a dyn Fn(&Tensor) -> Option<Var>,
+    /// The first type that does not hand out its parts.
+    refused: Option<&'static str>,
+}
+
+/// Converts every parameter and buffer, and then replaces all of them.
+fn convert<M: Module + ?Sized>(
+    op: &'static str,
+    module: &mut M,
+    to: &dyn Fn(&Tensor, bool) -> Result<Tensor>,
+) -> Result<()> {
+    let mut dry = PartsMut { replace: &|_| None, refused: None };
+    module.parts_mut(&mut dry);
+    if let Some(refused) = dry.refused {
+        let expected = "made of modules that have `parts_mut` and are in no shared `Arc`";
+        return Err(Error::invalid(op, "module", expected, refused));
+    }
+    let State { parameters, buffers, .. } = state_of(module);
+    let parameter = |(_, old): (String, Var)| -> Result<(Tensor, Var)> {
+        let value = to(old.value(), true)?;
+        let new = if old.is_leaf() { Var::leaf(value) } else { Var::constant(value) };
+        if !old.requires_grad() {
+            new.freeze();
+        }
+        Ok((old.value().clone(), new))
+    };
+    let buffer = |(_, old): (String, Tensor)| Ok((old.clone(), Var::constant(to(&old, false)?)));
+    let parameters = parameters.into_iter().map(parameter).collect::<Result<Vec<_>>>()?;
+    let pairs = [parameters, buffers.into_iter().map(buffer).collect::<Result<_>>()?].concat();
+    // What is converted to what it was stays the same parameter.
+    let replace = |own: &Tensor| {
+        let pair = pairs.iter().find(|(old, new)| same_place(old, own) && !same_place(new.value(), own));
+        pair.map(|(_, new)| new.clone())
+    };
+    module.parts_mut(&mut PartsMut { replace: &replace, refused: None });
+    Ok(())
+}
+
 /// What a module has under names.
 #[derive(Default)]
 struct State {
@@ -259,12 +345,24 @@ impl Module for Var {
     fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
         parts.parameter("", self);
     }
+
+    fn parts_mut(&mut self, parts: &mut PartsMut<'_>) {
+        if let Some(new) = (parts.replace)(self.value()) {
+            *self = new;
+        }
+    }
 }
 
 /// A buffer.
 impl Module for Tensor {
     fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
         parts.buffer("", self);
+    }
+
+    fn parts_mut(&mut self, parts: &mut PartsMut<'_>) {
+        if let Some(new) = (parts.replace)(self) {
+            *self = new.value().clone();
+        }
     }
 }
 
@@ -274,17 +372,29 @@ impl<M: Module> Module for Option<M> {
             parts.child("", module);
         }
     }
+
+    fn parts_mut(&mut self, parts: &mut PartsMut<'_>) {
+        self.iter_mut().for_each(|module| module.parts_mut(parts));
+    }
 }
 
 impl<M: Module> Module for Vec<M> {
     fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
         number(self, parts);
     }
+
+    fn parts_mut(&mut self, parts: &mut PartsMut<'_>) {
+        self.iter_mut().for_each(|module| module.parts_mut(parts));
+    }
 }
 
 impl<M: Module, const N: usize> Module for [M; N] {
     fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
         number(self, parts);
+    }
+
+    fn parts_mut(&mut self, parts: &mut PartsMut<'_>) {
+        self.iter_mut().for_each(|module| module.parts_mut(parts));
     }
 }
 
@@ -300,6 +410,10 @@ macro_rules! tuples {
             fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
                 $(parts.child(stringify!($at), &self.$at);)+
             }
+
+            fn parts_mut(&mut self, parts: &mut PartsMut<'_>) {
+                $(self.$at.parts_mut(parts);)+
+            }
         })+
     };
 }
@@ -313,11 +427,18 @@ tuples! {
 }
 
 macro_rules! pointers {
-    ($($pointer:ident)+) => {
+    ($($pointer:ident |$own:ident| $inner:expr;)+) => {
         $(
             impl<M: Module + ?Sized> Module for $pointer<M> {
                 fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
                     (**self).parts(parts);
+                }
+                fn parts_mut(&mut self, parts: &mut PartsMut<'_>) {
+                    let $own = self;
+                    match $inner {
+                        Some(module) => module.parts_mut(parts),
+                        None => _ = parts.refused.get_or_insert(std::any::type_name::<Self>()),
+                    }
                 }
                 fn set_training(&self, training: bool) {
                     (**self).set_training(training);
@@ -345,7 +466,10 @@ macro_rules! pointers {
     };
 }
 
-pointers!(Box Arc);
+pointers! {
+    Box |own| Some(&mut **own);
+    Arc |own| Arc::get_mut(own);
+}
 
 /// Whether a module is in training: a part of a layer that does something else in evaluation, without parameters.
 #[derive(Debug)]
@@ -366,6 +490,8 @@ impl Default for Training {
 
 impl Module for Training {
     fn parts<'a>(&'a self, _: &mut Parts<'a>) {}
+
+    fn parts_mut(&mut self, _: &mut PartsMut<'_>) {}
 
     fn set_training(&self, training: bool) {
         self.0.store(training, Ordering::Relaxed);

@@ -8,7 +8,7 @@ use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
 use super::parameters::part_of;
-use crate::{Forward, Module, Parts, Training};
+use crate::{Forward, Module, Parts, PartsMut, Training};
 
 /// How to make a recurrent layer; the defaults are torch's.
 #[derive(Clone, Copy, Debug)]
@@ -234,6 +234,13 @@ impl<C: Cell> Module for Recurrent<C> {
             }
         }
         parts.child("", &self.training);
+    }
+
+    fn parts_mut(&mut self, parts: &mut PartsMut<'_>) {
+        for Direction { weights, biases } in &mut self.directions {
+            weights.parts_mut(parts);
+            biases.parts_mut(parts);
+        }
     }
 
     fn set_training(&self, training: bool) {

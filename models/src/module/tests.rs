@@ -165,3 +165,75 @@ fn optimizers_leave_frozen_parameters_alone() {
     assert!((0..4).all(|any| values()[any] != new[any]));
     assert!(Adam::new(model.parameters(), 0.1).is_ok());
 }
+
+#[test]
+fn conversions_keep_what_is_shared_and_frozen() -> Result<()> {
+    use crate::{BatchNorm1d, Gru, Sequential};
+    let dev = Device::cpu();
+    let tied = leaf(1.5);
+    tied.freeze();
+    let mut model = (
+        Sequential::new().push(Linear::new(2, 3, &dev)?).push(BatchNorm1d::new(3, &dev)?),
+        [Some(tied.clone()), None, Some(tied.clone())],
+        vec![Box::new(Gru::new(2, 2, &dev)?)],
+        (Arc::new(linear()), Var::constant(number(2.5)), Training::default()),
+        number(3.5),
+    );
+    let old = model.named_parameters();
+    model.to_dtype(DType::BF16)?;
+    let new = model.named_parameters();
+    assert_eq!(names(new.clone()), names(old.clone()));
+    assert!(
+        new.iter().all(|(_, var)| var.dtype() == DType::BF16)
+            && old.iter().all(|(_, var)| var.dtype() != DType::BF16)
+    );
+    let [Some(first), None, Some(second)] = &model.1 else { panic!() };
+    assert!(
+        first.id() == second.id() && first.is_leaf() && !first.requires_grad() && tied.dtype() == DType::F64
+    );
+    assert!(model.3.1.id().is_none() && new[0].1.requires_grad());
+    let buffers: Vec<DType> = model.named_buffers().iter().map(|(_, buffer)| buffer.dtype()).collect();
+    assert_eq!(buffers, [DType::F32, DType::F32, DType::I64, DType::F32]);
+    let x = Var::constant(Tensor::ones(&[4, 2], DType::BF16, &dev)?);
+    assert_eq!(model.0.forward(&x)?.dtype(), DType::BF16);
+    // What is converted to what it is stays the same.
+    let ids = |model: &dyn Module| model.parameters().iter().map(Var::id).collect::<Vec<_>>();
+    let before = ids(&model);
+    model.to_dtype(DType::BF16)?;
+    model.to_device(&dev)?;
+    assert_eq!(ids(&model), before);
+    let other = Device::cpu_with(device::CpuConfig::default());
+    model.to_device(&other)?;
+    assert!(model.parameters().iter().all(|var| *var.device() == other));
+    assert!(model.named_buffers().iter().all(|(_, buffer)| *buffer.device() == other));
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_converted_is_named_and_stays() {
+    struct ByHand(Var);
+    impl Module for ByHand {
+        fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
+            parts.parameter("own", &self.0);
+        }
+    }
+    let shared = Arc::new(linear());
+    let cases: [(Box<dyn Module>, DType, &str); 3] = [
+        (
+            Box::new((leaf(1.0), ByHand(leaf(1.0)))),
+            DType::F32,
+            "module must be made of modules that have `parts_mut` and are in no shared `Arc`, got models::module::tests::what_cannot_be_converted_is_named_and_stays::ByHand",
+        ),
+        (
+            Box::new((leaf(1.0), Arc::clone(&shared))),
+            DType::F64,
+            "module must be made of modules that have `parts_mut` and are in no shared `Arc`, got alloc::sync::Arc<models::layers::linear::Linear>",
+        ),
+        (Box::new(leaf(1.0)), DType::I64, "not defined for i64"),
+    ];
+    for (mut model, dtype, expected) in cases {
+        let before: Vec<_> = model.parameters().iter().map(|var| (var.id(), var.dtype())).collect();
+        assert_eq!(model.to_dtype(dtype).unwrap_err().to_string(), format!("Module::to_dtype: {expected}"));
+        assert_eq!(model.parameters().iter().map(|var| (var.id(), var.dtype())).collect::<Vec<_>>(), before);
+    }
+}

@@ -40,6 +40,7 @@ pub mod metrics;
 mod module;
 pub mod optim;
 pub mod random;
+mod summary;
 
 pub use copies::{copy_parameters, lerp_parameters};
 pub use data::{
@@ -65,3 +66,4 @@ pub use optim::{
     GradScalerState, Groups, Lion, LionOptions, LrSchedule, Optimizer, OptimizerState, Plateau, RmsProp,
     RmsPropOptions, Sgd, SgdOptions, UnscaledGradients, clip_grad_norm, clip_grad_value,
 };
+pub use summary::{LayerSummary, Summary, summary};

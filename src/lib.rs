@@ -77,9 +77,10 @@ pub use device::{
 };
 pub use models::data::Position;
 pub use models::{
-    Batch, DataLoader, Dataset, Digits, Forward, InMemory, LoaderOptions, Module, Parts, PartsMut, Ragged,
-    RaggedBatch, TensorDataset, Text, TextBatch, Training, Windows, accuracy, checkpoint, copy_parameters,
-    correct, cross_entropy, data, gradcheck_module, lerp_parameters, mse,
+    Batch, DataLoader, Dataset, Digits, Direction, EarlyStopping, Forward, InMemory, LayerSummary,
+    LoaderOptions, Module, Parts, PartsMut, Ragged, RaggedBatch, Subset, Summary, TensorDataset, Text,
+    TextBatch, Training, WeightedSampler, Windows, accuracy, checkpoint, copy_parameters, correct,
+    cross_entropy, data, gradcheck_module, lerp_parameters, log, metrics, mse, random_split, summary,
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Generator, Graph, GraphCache, GraphOptions, Graphs, HostCopy,

@@ -65,7 +65,6 @@ pub(crate) fn train(steps: usize) -> Result<Vec<f32>> {
     no_grad(|| online.forward(&places(&dev, 0..LENGTH - 1)?))?.to_vec()
 }
 
-#[allow(dead_code)]
 fn main() -> Result<()> {
     let values = with_generator(Generator::new(3), || train(1500))?;
     for (place, values) in values.chunks(ACTIONS).enumerate() {

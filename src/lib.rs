@@ -95,8 +95,8 @@ pub mod nn {
         Conv1dOptions, Conv2d, Conv2dOptions, ConvTranspose1d, ConvTranspose2d, Dropout, Embedding,
         EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, Gru, LayerNorm, Linear, LinearOptions,
         Lstm, MaxPool1d, MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Recurrent,
-        RecurrentOptions, Relu, RmsNorm, Rnn, Sequential, Sigmoid, Silu, Tanh, Unflatten, Upsample,
-        UpsampleMode, init, mlp,
+        RecurrentOptions, Relu, Residual, RmsNorm, Rnn, Sequential, Sigmoid, Silu, Tanh, Unflatten, Upsample,
+        UpsampleMode, init, mlp, sequential,
     };
 }
 

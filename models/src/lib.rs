@@ -56,8 +56,8 @@ pub use layers::{
     Conv1dOptions, Conv2d, Conv2dOptions, ConvTranspose1d, ConvTranspose2d, Convolution1d, Dropout,
     Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, Gru, LayerNorm, Linear,
     LinearOptions, Lstm, MaxPool1d, MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute,
-    Recurrent, RecurrentOptions, Relu, RmsNorm, Rnn, Sequential, Sigmoid, Silu, Tanh, Unflatten, Upsample,
-    UpsampleMode, mlp,
+    Recurrent, RecurrentOptions, Relu, Residual, RmsNorm, Rnn, Sequential, Sigmoid, Silu, Tanh, Unflatten,
+    Upsample, UpsampleMode, mlp,
 };
 pub use loss::{accuracy, correct, cross_entropy, mse};
 pub use module::{Forward, Module, Parts, PartsMut, Training};

@@ -248,6 +248,22 @@ impl Tensor {
         Tensor::normal(shape, 0.0, 1.0, dtype, key, device)
     }
 
+    /// Normal numbers of mean 0 and deviation 1 in this tensor's shape and type, on its device; the key is as in [`Tensor::rand`].
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, Tensor};
+    /// let x = Tensor::zeros(&[2, 3], DType::F64, &Device::cpu())?;
+    /// let noise = x.randn_like(None)?;
+    /// assert_eq!((noise.shape(), noise.dtype()), (x.shape(), x.dtype()));
+    /// # Ok::<(), tensor::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensor::randn`].
+    pub fn randn_like(&self, key: impl Into<Option<RandomKey>>) -> Result<Tensor> {
+        Tensor::randn(self.shape(), self.dtype(), key, self.device())
+    }
+
     /// Uniform numbers from `low..high`; the key is as in [`Tensor::rand`].
     ///
     /// # Errors

@@ -52,7 +52,7 @@ pub use parameters::part_of;
 pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d, Upsample, UpsampleMode};
 pub use recompute::Recompute;
 pub use recurrent::{Gru, Lstm, Recurrent, RecurrentOptions, Rnn};
-pub use sequential::{Sequential, mlp};
+pub use sequential::{Residual, Sequential, mlp};
 pub use shape::{Flatten, Unflatten};
 
 /// `Forward` of layers that apply an activation in the same command.

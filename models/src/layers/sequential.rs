@@ -50,6 +50,31 @@ impl Sequential {
     }
 }
 
+/// Modules of one type, such as a stack of blocks.
+impl<M: Forward + 'static> FromIterator<M> for Sequential {
+    fn from_iter<I: IntoIterator<Item = M>>(modules: I) -> Self {
+        modules.into_iter().fold(Sequential::new(), Sequential::push)
+    }
+}
+
+/// A [`Sequential`](crate::Sequential) of modules that may have different types.
+///
+/// ```
+/// use models::{Linear, Relu, Sequential, sequential};
+/// # fn main() -> device::Result<()> {
+/// let dev = device::Device::cpu();
+/// let block = || Ok(sequential![Linear::new(8, 8, &dev)?, Relu]);
+/// let blocks = (0..3).map(|_| block()).collect::<device::Result<Sequential>>()?;
+/// let model = sequential![Linear::new(4, 8, &dev)?, Relu, blocks, Linear::new(8, 2, &dev)?];
+/// assert_eq!(model.len(), 4);
+/// # Ok(())
+/// # }
+/// ```
+#[macro_export]
+macro_rules! sequential {
+    ($($module:expr),* $(,)?) => { $crate::Sequential::new()$(.push($module))* };
+}
+
 #[derive::located]
 impl Forward for Sequential {
     fn forward(&self, input: &Var) -> Result<Var> {
@@ -74,6 +99,27 @@ impl Forward for Sequential {
             value = made.map_err(|error| error.in_module(at))?;
         }
         Ok(value)
+    }
+}
+
+/// `y = x + module(x)`, a residual connection. Parameters have the names that they have in the module.
+///
+/// ```
+/// use models::{LayerNorm, Linear, Module, Residual, sequential};
+/// # fn main() -> device::Result<()> {
+/// let dev = device::Device::cpu();
+/// let block = Residual(sequential![LayerNorm::new(&[8], &dev)?, Linear::new(8, 8, &dev)?]);
+/// assert_eq!(block.named_parameters()[2].0, "1.weight");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Module)]
+pub struct Residual<M: Module>(#[module(flatten)] pub M);
+
+#[derive::located]
+impl<M: Forward> Forward for Residual<M> {
+    fn forward(&self, input: &Var) -> Result<Var> {
+        input + self.0.forward(input)
     }
 }
 

@@ -8,7 +8,7 @@ use device::{DType, Device, Error, ErrorKind, Result};
 use tensor::{Generator, RandomKey, Tensor, with_generator};
 
 use super::*;
-use crate::{Batch, Forward, Module};
+use crate::{Batch, Forward, Module, sequential};
 
 fn constant(values: &[f32], shape: &[usize]) -> Var {
     Var::constant(Tensor::from_slice(values, shape, &Device::cpu()).unwrap())
@@ -221,4 +221,18 @@ fn names_are_dotted_tied_parameters_come_once_and_modes_pass_through() {
     model.set_training(false);
     assert_ne!(values(&model.forward(&x).unwrap()), [0.0; 4]);
     assert_eq!(values(&Sequential::new().forward(&x).unwrap()), [1.0; 4]);
+}
+
+#[test]
+fn a_sequential_of_a_list_and_of_an_iterator_has_names_by_position() -> Result<()> {
+    let dev = Device::cpu();
+    let blocks: Sequential = (0..2).map(|_| Linear::new(4, 4, &dev)).collect::<Result<_>>()?;
+    let model = sequential![blocks, Relu, Linear::new(4, 2, &dev)?,];
+    let names: Vec<String> = model.named_parameters().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["0.0.weight", "0.0.bias", "0.1.weight", "0.1.bias", "2.weight", "2.bias"]);
+    let x = constant(&[1.0; 4], &[1, 4]);
+    assert_eq!(model.forward(&x)?.shape(), [1, 2]);
+    assert_eq!(values(&sequential![].forward(&x)?), [1.0; 4]);
+    assert_eq!(values(&Residual(Relu).forward(&constant(&[-1.0, 2.0], &[1, 2]))?), [-1.0, 4.0]);
+    Ok(())
 }

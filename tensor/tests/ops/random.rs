@@ -17,6 +17,7 @@ fn the_same_key_gives_the_same_numbers_on_every_stream() -> Result<()> {
     assert_eq!(first, second);
     let other = Tensor::randn(&[257], DType::F32, RandomKey { seed: 5, op: 10 }, &device)?;
     assert_ne!(first, other.to_vec::<f32>()?);
+    assert_eq!(first, other.randn_like(KEY)?.to_vec::<f32>()?);
     Ok(())
 }
 

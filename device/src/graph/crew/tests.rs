@@ -66,6 +66,7 @@ fn nodes(seed: u64, count: usize, order: &Arc<Mutex<Vec<usize>>>, failing: Optio
             next: SmallVec::new(),
             left: AtomicU32::new(0),
             urgency: random.below(100) as u64,
+            traced: Vec::new(),
         });
     }
     nodes

@@ -11,7 +11,7 @@ use streamgrad::autograd::ops::AttentionOptions;
 use streamgrad::device::median;
 use streamgrad::optim::{AdamW, AdamWOptions};
 use streamgrad::prelude::*;
-use streamgrad::tensor::Gelu;
+use streamgrad::tensor::GeluKind;
 use streamgrad::{BackwardOptions, Graph, RandomKey, Reduction, Result};
 
 const REPEATS: usize = 15;
@@ -153,7 +153,7 @@ fn main() {
         cases.pass("batch_norm", dtype, &[&[32, 64, 56, 56], &[64], &[64]], batch_norm);
         cases.pass("softmax", dtype, &[&[8192, 4096]], |v| v[0].softmax(1));
         cases.pass("gelu_affine", dtype, &[&[8192, 8192], &[8192], &[8192]], |v| {
-            v[0].mul(&v[1])?.add(&v[2])?.gelu(Gelu::Erf)
+            v[0].mul(&v[1])?.add(&v[2])?.gelu(GeluKind::Erf)
         });
         for (name, heads) in [("attention_1024", [4, 12, 1024, 64]), ("attention_4096", [2, 16, 4096, 64])] {
             let operands: &[&[usize]] = &[&heads[..]; 3];

@@ -12,7 +12,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use streamgrad::autograd::ops::{AttentionOptions, BagMode, BagOptions, Cell};
 use streamgrad::prelude::*;
-use streamgrad::tensor::{AvgPool, ConvOptions, Gelu, MaxPool};
+use streamgrad::tensor::{AvgPool, ConvOptions, GeluKind, MaxPool};
 use streamgrad::{BackwardOptions, CpuConfig, Error, Graph, Reduction, Result};
 
 /// The operands and options of a case.
@@ -239,7 +239,7 @@ fn chain(vars: &[Var], functions: &[Value]) -> Result<Var> {
             "maximum" => value.maximum(others.next().unwrap()),
             "relu" => value.relu(),
             "silu" => value.silu(),
-            "gelu" => value.gelu(Gelu::Erf),
+            "gelu" => value.gelu(GeluKind::Erf),
             "tanh" => value.tanh(),
             "sigmoid" => value.sigmoid(),
             "exp" => value.exp(),

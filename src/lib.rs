@@ -68,7 +68,7 @@ pub use autograd::{
     Grads, LaneOptions, LaneReport, Lanes, PadMode, Pipeline, PipelineOptions, PipelineReport,
     PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport, Reduction, Save, Step, TapeEntry, Var, Vjp,
     autocast, defer, grad, grad_of, gradcheck, gradcheck_leaves, gradgradcheck, hvp, is_recording, jacobian,
-    jvp, no_grad, ops, recompute, record,
+    jvp, no_grad, ops, recompute, record, with_grad,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, ErrorKind, Event, Hazard,
@@ -98,6 +98,7 @@ pub mod nn {
         RecurrentOptions, Relu, Residual, RmsNorm, Rnn, Sequential, Sigmoid, Silu, Tanh, Unflatten, Upsample,
         UpsampleMode, init, mlp, sequential,
     };
+    pub use tensor::GeluKind;
 }
 
 /// Optimizers, learning rates, gradient clipping and scaling.

@@ -24,7 +24,7 @@ pub use backward::{BackwardOptions, GradOptions, grad};
 pub use derivatives::{grad_of, hvp, jacobian, jvp};
 pub use gradcheck::{GradCheck, GradCheckReport, gradcheck, gradcheck_leaves, gradgradcheck};
 pub use gradients::Gradients;
-pub use mode::{is_recording, no_grad};
+pub use mode::{is_recording, no_grad, with_grad};
 #[doc(hidden)]
 pub use ops::record_one;
 pub use ops::{PadMode, Reduction};

@@ -55,6 +55,20 @@ pub fn no_grad<R>(f: impl FnOnce() -> R) -> R {
     with_recording(Recording::Off, f)
 }
 
+/// Runs `f` with recording, within [`no_grad`], too; the former state is restored on return and on panic.
+///
+/// ```
+/// use autograd::{Var, no_grad, with_grad};
+/// use tensor::{DType, Device, Tensor};
+/// let x = Var::leaf(Tensor::full(&[2], 3.0, DType::F32, &Device::cpu())?);
+/// let slope = no_grad(|| with_grad(|| x.square()?.sum_all())?.backward())?;
+/// assert_eq!(slope.get(&x).map(|g| g.to_vec::<f32>()).transpose()?, Some(vec![6.0, 6.0]));
+/// # Ok::<(), tensor::Error>(())
+/// ```
+pub fn with_grad<R>(f: impl FnOnce() -> R) -> R {
+    with_recording(Recording::On, f)
+}
+
 /// Runs `f` in another state; the former one is restored on return and on panic.
 pub(crate) fn with_recording<R>(recording: Recording, f: impl FnOnce() -> R) -> R {
     let outer = MODE.with(|mode| mode.recording.replace(recording));

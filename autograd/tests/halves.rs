@@ -5,7 +5,7 @@
 use autograd::ops::CrossEntropy;
 use autograd::{Reduction, Var};
 use tensor::{
-    AvgPool, BinaryOp, CompareOp, ConvOptions, DType, Device, Gelu, MaxPool, RandomKey, Result, Tensor,
+    AvgPool, BinaryOp, CompareOp, ConvOptions, DType, Device, GeluKind, MaxPool, RandomKey, Result, Tensor,
 };
 
 /// An op, the shapes of its inputs, and how much its gradients may differ because they are functions of a rounded result
@@ -79,8 +79,8 @@ const CASES: &[Case] = &[
     case("relu", ONE, |x| x[0].relu()),
     case("leaky_relu", ONE, |x| x[0].leaky_relu(0.01)),
     case("silu", ONE, |x| x[0].silu()),
-    case("gelu", ONE, |x| x[0].gelu(Gelu::Erf)),
-    case("gelu_tanh", ONE, |x| x[0].gelu(Gelu::Tanh)),
+    case("gelu", ONE, |x| x[0].gelu(GeluKind::Erf)),
+    case("gelu_tanh", ONE, |x| x[0].gelu(GeluKind::Tanh)),
     case("elu", ONE, |x| x[0].elu(0.7)),
     case("softplus", ONE, |x| x[0].softplus(1.0, 20.0)),
     case("steep softplus", ONE, |x| x[0].softplus(2.3, 20.0)),

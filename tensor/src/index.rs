@@ -1,7 +1,7 @@
 //! Joining tensors, and picking or adding elements by index.
 
 use device::{DType, Error, ErrorKind, Result};
-use kernels::{Dims, Layout, normalize_axis};
+use kernels::{CompareOp, Dims, Layout, normalize_axis};
 
 use crate::Tensor;
 use crate::check::{elements_of, first_of, has_shape, resized_axis, same_device, same_kind, wrong_shape};
@@ -194,6 +194,33 @@ impl Tensor {
     /// As for [`Tensor::gather`], and `DTypeMismatch`, `DTypeUnsupported` for bool.
     pub fn scatter_add(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
         self.scatter_add_to("scatter_add", axis, indices, src, true)
+    }
+
+    /// A copy with the elements of `src` at `indices` along `axis`; see [`scatter_add`](Self::scatter_add). A place that is named
+    /// several times gets the sum, in a fixed order.
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, Tensor};
+    /// let dev = Device::cpu();
+    /// let x = Tensor::from_slice(&[5.0_f32, 6.0, 7.0], &[3], &dev)?;
+    /// let y = x.scatter(0, &Tensor::from_slice(&[2_i64, 0], &[2], &dev)?, &Tensor::from_slice(&[1.0_f32, 2.0], &[2], &dev)?)?;
+    /// assert_eq!(y.to_vec::<f32>()?, [2.0, 6.0, 1.0]);
+    /// # Ok::<(), tensor::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`scatter_add`](Self::scatter_add).
+    pub fn scatter(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
+        let named = self.named(axis, indices)?;
+        Tensor::where_cond(&named, &self.zeros_like()?.scatter_add(axis, indices, src)?, self)
+    }
+
+    /// Whether an index names each element.
+    #[doc(hidden)]
+    pub fn named(&self, axis: isize, indices: &Tensor) -> Result<Tensor> {
+        let zeros = Tensor::zeros(self.shape(), DType::F32, self.device())?;
+        let ones = Tensor::ones(indices.shape(), DType::F32, self.device())?;
+        zeros.scatter_add(axis, indices, &ones)?.compare_scalar(CompareOp::Gt, 0.0)
     }
 
     fn scatter_add_to(

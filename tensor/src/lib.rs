@@ -98,4 +98,4 @@ pub use pool::{AvgPool, MaxPool};
 pub use random::{Generator, draw_as_rank, next_child, next_key, seed, with_generator};
 pub use tensor::Tensor;
 pub use transfer::HostCopy;
-pub use unary::Gelu;
+pub use unary::GeluKind;

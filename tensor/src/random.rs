@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::thread::Thread;
 
-use device::{Capture, DType, Device, OnDrop, Result, mix};
-use kernels::{Dropout, RandomKey};
+use device::{Capture, DType, Device, Error, OnDrop, Result, mix};
+use kernels::{Dims, Dropout, RandomKey};
 use parking_lot::Mutex;
 
 use crate::Tensor;
@@ -280,6 +280,72 @@ impl Tensor {
         Tensor::fresh("uniform", shape, dtype, device, |stream, out| {
             kernels::uniform(stream, key, low, high, out)
         })
+    }
+
+    /// The integers of `0..n` in random order, as I64; the key is as in [`Tensor::rand`].
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn randperm(n: usize, key: impl Into<Option<RandomKey>>, device: &Device) -> Result<Tensor> {
+        // Of numbers of 53 bits, equal ones keep their order, which hardly ever happens.
+        Tensor::rand(&[n], DType::F64, key, device)?.argsort(0, false)
+    }
+
+    /// Indices along the last axis, as I64, each drawn with a probability in proportion to its weight: `samples` of each row, with
+    /// replacement or without. Without it, indices of weight 0 come after all others; they are not drawn before. The key is as in
+    /// [`Tensor::rand`].
+    ///
+    /// Each draw is the largest of `weight / e` for exponential numbers `e`, so draws with replacement need memory for as many numbers
+    /// as there are weights, times `samples`. Weights that are negative or NaN give indices without meaning.
+    ///
+    /// Shapes: `[.., n]` to `[.., samples]`.
+    ///
+    /// ```
+    /// # use tensor::{Device, Tensor};
+    /// let weights = Tensor::from_slice(&[0.0_f32, 3.0, 0.0, 1.0], &[4], &Device::cpu())?;
+    /// let mut both = weights.multinomial(2, false, None)?.to_vec::<i64>()?;
+    /// both.sort_unstable();
+    /// assert_eq!(both, [1, 3]);
+    /// assert_eq!(weights.multinomial(5, true, None)?.shape(), [5]);
+    /// # Ok::<(), tensor::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless floating-point; `InvalidArgument` for a scalar, and for more samples than weights of a row without
+    /// replacement; `OutOfMemory`.
+    pub fn multinomial(
+        &self,
+        samples: usize,
+        replacement: bool,
+        key: impl Into<Option<RandomKey>>,
+    ) -> Result<Tensor> {
+        const OP: &str = "multinomial";
+        self.dtype().require_float(OP)?;
+        let Some((&n, rows)) = self.shape().split_last() else {
+            return Err(Error::invalid(OP, "weights", "of at least one axis", "a scalar"));
+        };
+        let expected = "at most the weights of a row, or with replacement";
+        Error::require(
+            replacement || samples <= n,
+            OP,
+            "samples",
+            expected,
+            format_args!("{samples} of {n}"),
+        )?;
+        let key = key_or_next(key);
+        let race = |shape: &[usize], weights: &Tensor| {
+            // Above 0, so that an index of weight 0 gives 0.
+            let waits = Tensor::uniform(shape, f64::MIN_POSITIVE, 1.0, DType::F64, key, self.device())?
+                .log()?
+                .neg()?;
+            weights.div(&waits)
+        };
+        let weights = self.to_dtype(DType::F64)?;
+        if !replacement {
+            return race(self.shape(), &weights)?.argtopk(samples, -1, true);
+        }
+        let shape: Dims = rows.iter().copied().chain([samples, n]).collect();
+        race(&shape, &weights.unsqueeze(-2)?)?.argmax(-1, false)
     }
 
     /// Normal numbers of this mean and standard deviation; the key is as in [`Tensor::rand`].

@@ -8,7 +8,7 @@ use crate::check::{has_shape, same_kind};
 
 /// Which form of the GELU is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Gelu {
+pub enum GeluKind {
     /// `x * (1 + erf(x / sqrt(2))) / 2`.
     Erf,
     /// `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2`.
@@ -61,14 +61,14 @@ impl Tensor {
         self.map_to(op.name(), self.dtype, |stream, x, out| kernels::unary(stream, op, x, out))
     }
 
-    /// The Gaussian error linear unit `x Φ(x)`: [`Gelu::Erf`] is exact, [`Gelu::Tanh`] an approximation.
+    /// The Gaussian error linear unit `x Φ(x)`: [`GeluKind::Erf`] is exact, [`GeluKind::Tanh`] an approximation.
     ///
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
-    pub fn gelu(&self, form: Gelu) -> Result<Tensor> {
+    pub fn gelu(&self, form: GeluKind) -> Result<Tensor> {
         match form {
-            Gelu::Erf => self.gelu_erf(),
-            Gelu::Tanh => self.gelu_tanh(),
+            GeluKind::Erf => self.gelu_erf(),
+            GeluKind::Tanh => self.gelu_tanh(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use streamgrad::Result;
 use streamgrad::kernels::{BinaryOp, CompareOp};
 use streamgrad::prelude::*;
-use streamgrad::tensor::Gelu;
+use streamgrad::tensor::GeluKind;
 
 use super::array::{Array, Operand, Random, Values, count, precision, round_to};
 use super::num::Num;
@@ -25,8 +25,8 @@ const FUNCTIONS: &[Function] = &[
     ("relu", Tensor::relu, |x| x.max(x.with(0.0)), Values::Special),
     ("silu", Tensor::silu, |x| x * x.sigmoid(), Values::Special),
     ("erf", Tensor::erf, Num::erf, Values::Special),
-    ("gelu", |x| x.gelu(Gelu::Erf), gelu, Values::Special),
-    ("gelu tanh", |x| x.gelu(Gelu::Tanh), gelu_tanh, Values::Special),
+    ("gelu", |x| x.gelu(GeluKind::Erf), gelu, Values::Special),
+    ("gelu tanh", |x| x.gelu(GeluKind::Tanh), gelu_tanh, Values::Special),
 ];
 
 fn gelu(x: Num) -> Num {

@@ -114,7 +114,7 @@ const WIDE: [Op; 41] = [
 /// Ops that take what they are given.
 const OTHERS: [Op; 15] = [
     ("relu", |x| x[0].relu()),
-    ("gelu", |x| x[0].gelu(tensor::Gelu::Tanh)),
+    ("gelu", |x| x[0].gelu(tensor::GeluKind::Tanh)),
     ("tanh", |x| x[0].tanh()),
     ("mul_scalar", |x| x[0].mul_scalar(2.0)),
     ("mean", |x| x[0].mean(&[0], false)),
@@ -403,7 +403,8 @@ fn graphs_that_share_a_conversion_are_consumed_apart() -> Result<()> {
 fn a_backward_pass_runs_in_the_recorded_types() -> Result<()> {
     let (w, b) = (weight(&[0.5, -2.0], &[2, 1]), weight(&[0.25, 1.0], &[2]));
     let x = Var::leaf(Tensor::from_slice(&[0.3_f32, 0.7], &[2, 1], &Device::cpu())?);
-    let loss = || x.linear(&w, Some(&b))?.gelu(tensor::Gelu::Erf)?.softmax(1)?.pow_scalar(3.0)?.mean_all();
+    let loss =
+        || x.linear(&w, Some(&b))?.gelu(tensor::GeluKind::Erf)?.softmax(1)?.pow_scalar(3.0)?.mean_all();
     let gradients = |inside: bool| -> Result<Vec<Vec<f32>>> {
         let pass =
             |loss: &Var| loss.backward_with(BackwardOptions { create_graph: true, ..Default::default() });

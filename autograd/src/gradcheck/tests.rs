@@ -92,8 +92,11 @@ fn a_summed_loss_of_a_layer_is_decided_in_every_type() -> Result<()> {
 fn a_function_of_f32_is_checked_in_f64() -> Result<()> {
     let weight = Var::constant(randn(&[3, 4], DType::F32, 0)?);
     let x = [randn(&[2, 4], DType::F32, 1)?];
-    let report =
-        right_and_wrong(|v| v[0].linear(&weight, None)?.gelu(tensor::Gelu::Erf), &x, GradCheck::default())?;
+    let report = right_and_wrong(
+        |v| v[0].linear(&weight, None)?.gelu(tensor::GeluKind::Erf),
+        &x,
+        GradCheck::default(),
+    )?;
     assert!(report.max_error < 1e-9, "{report:?}");
     Ok(())
 }

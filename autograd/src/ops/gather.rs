@@ -35,6 +35,16 @@ impl Var {
             ]))
         }))
     }
+
+    /// A copy with the elements of `src` at `indices` along `axis`; a place that is named several times gets the sum. Operands of
+    /// different types are [promoted](Tensor::result_type). See [`Tensor::scatter`].
+    ///
+    /// # Errors
+    /// As for [`Var::scatter_add`].
+    pub fn scatter(&self, axis: isize, indices: &Tensor, src: &Var) -> Result<Var> {
+        let named = self.value().named(axis, indices)?;
+        self.masked_fill(&named, 0.0)?.scatter_add(axis, indices, src)
+    }
 }
 
 /// Zeros behind each axis up to the size in `shape`: the elements of `src` that no index names.
@@ -69,10 +79,14 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     ])
 }
 
-pub(super) fn scatter_samples(d: &Draw) -> Result<Vec<Sample>> {
+/// Those of [`Var::scatter_add`] and [`Var::scatter`].
+pub(super) fn scatter_samples(
+    d: &Draw,
+    scatter: fn(&Var, isize, &Tensor, &Var) -> Result<Var>,
+) -> Result<Vec<Sample>> {
     let to = |name, shape, axis, indices: &[i64], indices_shape: &[usize], src| {
         let indices = d.indices(indices, indices_shape)?;
-        d.sample(name, &[shape, src], move |v| v[0].scatter_add(axis, &indices, &v[1])?.square())
+        d.sample(name, &[shape, src], move |v| scatter(&v[0], axis, &indices, &v[1])?.square())
     };
     [
         to("rows", &[3, 2], 0, &[2, 0, 2, 1], &[2, 2], &[2, 2]),
@@ -101,6 +115,15 @@ mod tests {
         let sum = base.scatter_add(0, &tensor(&[1_i64, 1], &[2])?, &src)?;
         close(&sum, &[0.0, 13.0])?;
         close_values(&gradient(&sum, &src)?, &[1.0, 1.0, 0.0]);
+        let (full, places) = (leaf(&[5.0, f64::INFINITY, 7.0], &[3])?, tensor(&[1_i64, 1], &[2])?);
+        let set = full.scatter(0, &places, &src)?;
+        close(&set, &[5.0, 3.0, 7.0])?;
+        close_values(
+            &set.value().to_vec::<f64>()?,
+            &full.value().scatter(0, &places, src.value())?.to_vec::<f64>()?,
+        );
+        close_values(&gradient(&set, &full)?, &[1.0, 0.0, 1.0]);
+        close_values(&gradient(&set, &src)?, &[1.0, 1.0, 0.0]);
         let none = x.gather(0, &tensor::<i64>(&[], &[2, 0])?)?;
         close_values(&gradient(&none, &x)?, &[0.0; 6]);
         Ok(())

@@ -3,7 +3,7 @@
 
 use std::f64::consts::{FRAC_2_PI, PI};
 
-use tensor::{Gelu, Result, UnaryOp};
+use tensor::{GeluKind, Result, UnaryOp};
 
 use super::function::function;
 use crate::Var;
@@ -16,10 +16,10 @@ impl Var {
     ///
     /// # Errors
     /// As for [`Tensor::gelu`](tensor::Tensor::gelu).
-    pub fn gelu(&self, kind: Gelu) -> Result<Var> {
+    pub fn gelu(&self, kind: GeluKind) -> Result<Var> {
         match kind {
-            Gelu::Erf => function(self, UnaryOp::GeluErf, Some(erf_curvature)),
-            Gelu::Tanh => function(self, UnaryOp::GeluTanh, Some(tanh_curvature)),
+            GeluKind::Erf => function(self, UnaryOp::GeluErf, Some(erf_curvature)),
+            GeluKind::Tanh => function(self, UnaryOp::GeluTanh, Some(tanh_curvature)),
         }
     }
 }
@@ -51,7 +51,7 @@ mod tests {
     fn exact_at_zero_and_one() -> Result<()> {
         let (cdf, density) = (0.841_344_746_068_542_9, 0.241_970_724_519_143_37);
         let x = vector(&[0.0, 1.0, -1.0])?;
-        let y = x.gelu(Gelu::Erf)?;
+        let y = x.gelu(GeluKind::Erf)?;
         close(&y, &[0.0, cdf, cdf - 1.0])?;
         close_values(&gradient(&y, &x)?, &[0.5, cdf + density, 1.0 - cdf - density]);
         Ok(())
@@ -62,7 +62,7 @@ mod tests {
         let x = vector(&[0.0, 1.0])?;
         let t = (FRAC_2_PI.sqrt() * (1.0 + CUBIC)).tanh();
         let slope = FRAC_2_PI.sqrt() * (1.0 + 3.0 * CUBIC);
-        let y = x.gelu(Gelu::Tanh)?;
+        let y = x.gelu(GeluKind::Tanh)?;
         close(&y, &[0.0, 0.5 * (1.0 + t)])?;
         close_values(&gradient(&y, &x)?, &[0.5, 0.5 * (1.0 + t) + 0.5 * (1.0 - t * t) * slope]);
         Ok(())

@@ -99,7 +99,7 @@ mod where_cond;
 
 use smallvec::SmallVec;
 use tensor::fused::Activation;
-use tensor::{Device, Gelu, Result, Tensor};
+use tensor::{Device, GeluKind, Result, Tensor};
 
 /// Ops with their activation in the same command, for layers.
 #[doc(hidden)]
@@ -241,8 +241,8 @@ const OPS: &[OpEntry] = &[
     op("flatten", Operands, reshape::flatten_samples),
     op("flip", Operands, rearrange::flip_samples),
     op("gather", Operands, gather::samples),
-    op("gelu", Operands, |d| unary(d, Draw::normal, |x| x.gelu(Gelu::Erf))),
-    op("gelu_tanh", Operands, |d| unary(d, Draw::normal, |x| x.gelu(Gelu::Tanh))),
+    op("gelu", Operands, |d| unary(d, Draw::normal, |x| x.gelu(GeluKind::Erf))),
+    op("gelu_tanh", Operands, |d| unary(d, Draw::normal, |x| x.gelu(GeluKind::Tanh))),
     op("gru", Half, recurrent::samples::<GruCell>),
     op("group_norm", F32, group_norm::samples),
     op("index_add", Operands, index_select::add_samples),
@@ -286,7 +286,8 @@ const OPS: &[OpEntry] = &[
     op("rnn", Half, recurrent::samples::<Elman>),
     op("roll", Operands, rearrange::roll_samples),
     op("rotary_embedding", Operands, rotary_embedding::samples),
-    op("scatter_add", Operands, gather::scatter_samples),
+    op("scatter", Operands, |d| gather::scatter_samples(d, Var::scatter)),
+    op("scatter_add", Operands, |d| gather::scatter_samples(d, Var::scatter_add)),
     op("select", Operands, narrow::select_samples),
     op("self_attention", Half, attention::packed_samples),
     op("selu", Operands, |d| unary(d, Draw::nonzero, Var::selu)),

@@ -2,7 +2,7 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, LN_2};
 
-use tensor::{BinaryOp, Gelu, Result, UnaryOp};
+use tensor::{BinaryOp, GeluKind, Result, UnaryOp};
 
 use crate::big::Big;
 use autograd::Var;
@@ -144,8 +144,8 @@ pub(crate) const ACTIVATIONS: &[Activation] = &[
     (UnaryOp::Erf, Var::erf),
     (UnaryOp::Relu, Var::relu),
     (UnaryOp::Silu, Var::silu),
-    (UnaryOp::GeluErf, |x| x.gelu(Gelu::Erf)),
-    (UnaryOp::GeluTanh, |x| x.gelu(Gelu::Tanh)),
+    (UnaryOp::GeluErf, |x| x.gelu(GeluKind::Erf)),
+    (UnaryOp::GeluTanh, |x| x.gelu(GeluKind::Tanh)),
     (UnaryOp::PowScalar(1.7), |x| x.pow_scalar(1.7)),
     (UnaryOp::PowScalar(-0.3), |x| x.pow_scalar(-0.3)),
     (UnaryOp::PowScalar(1.0 / 3.0), |x| x.pow_scalar(1.0 / 3.0)),

@@ -80,7 +80,7 @@ struct Block {
 impl Forward for Block {
     fn forward(&self, x: &Var) -> Result<Var> {
         let x = x.add(&self.attention.forward(&self.norm.forward(x)?)?)?;
-        x.add(&self.narrow.forward(&self.wide.forward(&x)?.gelu(tensor::Gelu::Tanh)?)?)
+        x.add(&self.narrow.forward(&self.wide.forward(&x)?.gelu(tensor::GeluKind::Tanh)?)?)
     }
 }
 

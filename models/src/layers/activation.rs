@@ -22,8 +22,8 @@ impl Forward for Relu {
 }
 
 applied! {
-    /// `y = x * Phi(x)`, exact by default, or with the tanh approximation: `Gelu(tensor::Gelu::Tanh)`.
-    Gelu(tensor::Gelu): |x, gelu| x.gelu(gelu.0);
+    /// `y = x * Phi(x)`, exact by default, or with the tanh approximation: `Gelu(tensor::GeluKind::Tanh)`.
+    Gelu(tensor::GeluKind): |x, gelu| x.gelu(gelu.0);
 
     /// `y = x / (1 + exp(-x))`, element by element.
     #[derive(Default)]
@@ -40,6 +40,6 @@ applied! {
 
 impl Default for Gelu {
     fn default() -> Self {
-        Gelu(tensor::Gelu::Erf)
+        Gelu(tensor::GeluKind::Erf)
     }
 }

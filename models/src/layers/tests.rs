@@ -101,7 +101,7 @@ fn activations_have_their_values() {
     };
     close(&Relu, [0.0, 0.0, 2.0]);
     close(&Gelu::default(), [-0.158_655_26, 0.0, 1.954_499_7]);
-    close(&Gelu(tensor::Gelu::Tanh), [-0.158_808_01, 0.0, 1.954_597_7]);
+    close(&Gelu(tensor::GeluKind::Tanh), [-0.158_808_01, 0.0, 1.954_597_7]);
     close(&Silu, [-0.268_941_43, 0.0, 1.761_594_2]);
     close(&Tanh, [-0.761_594_2, 0.0, 0.964_027_6]);
     close(&Sigmoid, [0.268_941_43, 0.5, 0.880_797_1]);

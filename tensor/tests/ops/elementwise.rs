@@ -2,7 +2,7 @@
 
 use device::Result;
 use proptest::prelude::*;
-use tensor::{BinaryOp, CompareOp, DType, Gelu, Tensor, UnaryOp, grad};
+use tensor::{BinaryOp, CompareOp, DType, GeluKind, Tensor, UnaryOp, grad};
 
 use crate::on::device;
 use crate::reference::{Plain, broadcast_pairs, shapes};
@@ -121,7 +121,7 @@ fn nan_goes_where_torch_lets_it_go() -> Result<()> {
         let z = z.to_vec::<f64>()?;
         assert!(z[0].is_nan() && z[1].is_nan() && !z[2].is_nan());
     }
-    for z in [x.clamp(0.0, 1.0)?, x.relu()?, x.gelu(Gelu::Erf)?] {
+    for z in [x.clamp(0.0, 1.0)?, x.relu()?, x.gelu(GeluKind::Erf)?] {
         assert!(z.to_vec::<f64>()?[0].is_nan());
     }
     assert_eq!(x.neg()?.sign()?.to_vec::<f64>()?, [0.0, -1.0, -1.0]);
@@ -181,9 +181,9 @@ fn turned_axes_turn_back() -> Result<()> {
 fn gelu_and_its_gradient() -> Result<()> {
     let x = floats(&[-2.0, -0.5, 0.0, 0.5, 2.0])?;
     let expected = [-0.045500263896358, -0.154268770332706, 0.0, 0.345731229667294, 1.954499736103642];
-    let y = x.gelu(Gelu::Erf)?.to_vec::<f64>()?;
+    let y = x.gelu(GeluKind::Erf)?.to_vec::<f64>()?;
     assert!(y.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-9), "{y:?}");
-    for (form, op) in [(Gelu::Erf, UnaryOp::GeluErf), (Gelu::Tanh, UnaryOp::GeluTanh)] {
+    for (form, op) in [(GeluKind::Erf, UnaryOp::GeluErf), (GeluKind::Tanh, UnaryOp::GeluTanh)] {
         let step = 1e-6;
         let slope =
             x.add_scalar(step)?.gelu(form)?.sub(&x.add_scalar(-step)?.gelu(form)?)?.mul_scalar(0.5 / step)?;

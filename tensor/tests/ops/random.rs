@@ -112,3 +112,54 @@ fn threads_draw_random_numbers_of_their_own() {
     });
     assert_eq!(seeded.join().expect("no panic"), tensor::Generator::new(3).next_key());
 }
+
+#[test]
+fn permutations_have_every_number_once() -> Result<()> {
+    let device = device();
+    for n in [0, 1, 7, 5000] {
+        let order = Tensor::randperm(n, KEY, &device)?.to_vec::<i64>()?;
+        assert_eq!(order, Tensor::randperm(n, KEY, &device)?.to_vec::<i64>()?);
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        assert!(sorted.into_iter().eq(0..n as i64));
+        assert!(n < 2 || !order.is_sorted());
+    }
+    Ok(())
+}
+
+/// Draws are in proportion to the weights, without weight never, and without replacement never twice.
+#[test]
+fn indices_are_drawn_by_weight() -> Result<()> {
+    let device = device();
+    let rows = [[0.0_f32, 1.0, 3.0, 0.0, 6.0], [2.0, 2.0, 0.0, 2.0, 2.0]];
+    let weights = Tensor::from_slice(rows.as_flattened(), &[2, 5], &device)?;
+    let n = 40_000;
+    let drawn = weights.multinomial(n, true, KEY)?;
+    assert_eq!((drawn.shape(), drawn.dtype()), (&[2, n][..], DType::I64));
+    for (row, drawn) in rows.iter().zip(drawn.to_vec::<i64>()?.chunks(n)) {
+        for (at, weight) in (0..).zip(row) {
+            let (share, p) =
+                (drawn.iter().filter(|&&index| index == at).count() as f32, weight / row.iter().sum::<f32>());
+            // Five standard deviations.
+            assert!((share - n as f32 * p).abs() <= 5.0 * (n as f32 * p * (1.0 - p)).sqrt(), "{at}: {share}");
+        }
+    }
+    let mut firsts = [0; 5];
+    for seed in 0..2000 {
+        let drawn = weights.multinomial(3, false, RandomKey { seed, op: 0 })?.to_vec::<i64>()?;
+        let mut first = drawn[..3].to_vec();
+        firsts[first[0] as usize] += 1;
+        first.sort_unstable();
+        assert_eq!(first, [1, 2, 4]);
+        assert!(drawn[3] != drawn[4] && drawn[4] != drawn[5] && !drawn[3..].contains(&2));
+    }
+    assert!((firsts[4] - 1200_i32).abs() < 110 && (firsts[2] - 600_i32).abs() < 103, "{firsts:?}");
+    let refused = |x: &Tensor, samples| x.multinomial(samples, false, KEY).map(drop).unwrap_err();
+    assert!(refused(&weights, 6).to_string().contains("6 of 5"));
+    assert!(matches!(
+        refused(&weights.to_dtype(DType::I64)?, 1).kind(),
+        ErrorKind::DTypeUnsupported { op: "multinomial", .. }
+    ));
+    assert!(refused(&Tensor::ones(&[], DType::F32, &device)?, 1).to_string().contains("a scalar"));
+    Ok(())
+}

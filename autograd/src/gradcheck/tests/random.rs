@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tensor::Gelu;
+use tensor::GeluKind;
 
 use super::*;
 
@@ -54,7 +54,7 @@ const OPS: &[(&str, Op)] = &[
     ("relu", |x, _, _| x.relu()),
     ("abs", |x, _, _| x.abs()),
     ("softplus", |x, _, _| x.softplus(1.0, 20.0)),
-    ("gelu", |x, _, _| x.gelu(Gelu::Erf)),
+    ("gelu", |x, _, _| x.gelu(GeluKind::Erf)),
     ("silu", |x, _, _| x.silu()),
     ("sqrt", |x, _, _| positive(x)?.sqrt()),
     ("log", |x, _, _| positive(x)?.log()),

@@ -89,7 +89,8 @@ impl fmt::Display for Divergence {
 
 impl WriteTrace {
     /// Traces what commands of `device` write from now on, with values if `keep_values`, which takes as much memory as is written.
-    /// Begin before the first tensor is made: what was written earlier is taken to be equal. Waits for what was launched.
+    /// Begin before the first tensor is made: what was written earlier is taken to be equal, and steps that were captured earlier are left
+    /// out. Waits for what was launched.
     pub fn start(device: &Device, keep_values: bool) {
         device.start_write_trace(keep_values);
     }

@@ -66,7 +66,7 @@ pub fn no_grad<R>(f: impl FnOnce() -> R) -> R {
 /// # Ok::<(), tensor::Error>(())
 /// ```
 pub fn with_grad<R>(f: impl FnOnce() -> R) -> R {
-    with_recording(Recording::On, f)
+    if is_recording() { f() } else { with_recording(Recording::On, f) }
 }
 
 /// Runs `f` in another state; the former one is restored on return and on panic.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use device::{Buffer, Device, Shared, Stream, Use};
+use device::{Asked, Buffer, Device, Shared, Stream, Use};
 use kernels::{Dims, View};
 use smallvec::SmallVec;
 
@@ -287,12 +287,17 @@ impl Communicator {
         uses.extend(out.map(|out| Use::write(out.buffer)));
         uses.extend(workspace.as_deref().map(Use::write));
         uses.push(Use::write(token));
-        let dtype = call.dtype;
-        let written = |out: Operand<'_>| {
-            device::Operand::dense(dtype, out.bytes / dtype.size_bytes(), out.address(), true)
+        let (op, dtype) = (call.op(), call.dtype);
+        let described = |_: Asked| {
+            let operands = [(x, false), (out, true)].into_iter();
+            let described = operands.filter_map(|(operand, write)| {
+                let Operand { bytes, .. } = operand?;
+                let elements = bytes / dtype.size_bytes();
+                Some(device::Operand::dense(dtype, elements, operand?.address(), write))
+            });
+            described.collect()
         };
-        let work = Meeting { backend: Arc::clone(backend), call, memory };
-        stream.launch_described(work.call.op(), &uses, &|_| out.map(written).into_iter().collect(), work)
+        stream.launch_described(op, &uses, &described, Meeting { backend: Arc::clone(backend), call, memory })
     }
 
     /// Launches a collective on the host, between a copy of its input to pinned memory, which the host waits for, and one of its
@@ -313,8 +318,13 @@ impl Communicator {
             // A stream of the host would ask the driver late, when it has work that waits for this collective.
             stream.synchronize()?;
         }
-        let staged = |buffer| Operand { buffer, start: 0, bytes: 0 };
-        self.meet(staging, call, input.as_deref().map(staged), output.as_deref().map(staged))?;
+        let staged = |(buffer, operand): (_, Operand<'_>)| Operand { buffer, start: 0, bytes: operand.bytes };
+        self.meet(
+            staging,
+            call,
+            input.as_deref().zip(x).map(staged),
+            output.as_deref().zip(out).map(staged),
+        )?;
         if let (Some(out), Some(output)) = (out.filter(|out| !out.is_empty()), &output) {
             stream.copy_across(op, out.buffer, out.start, output, 0..out.bytes)?;
         }

@@ -8,6 +8,7 @@ use crate::cuda::Queue;
 use crate::graph::capture::Capture;
 use crate::order::RunsOn;
 use crate::recorder::{CommandKind, Label};
+use crate::writes::Operand;
 use crate::{Binder, Buffer, Cpu, Error, Result, Stream, Use, Work};
 
 impl Stream {
@@ -23,7 +24,9 @@ impl Stream {
         Error::require(is_inside, op, "range", "inside the buffer", value)?;
         let to = SendPtr(buffer.ptr().wrapping_add(offset));
         if Capture::of(self.core()).is_some() {
-            return self.launch(op, &[Use::write(buffer)], Constant { to, bytes: bytes.into() });
+            let uses = [Use::write(buffer)];
+            let constant = Constant { to, bytes: bytes.into() };
+            return self.launch_described(op, &uses, &|_| Operand::whole(&uses), constant);
         }
         // SAFETY: the range is inside the buffer, the launch below orders the write, and the source is a slice, which
         // cannot overlap memory that only commands use.

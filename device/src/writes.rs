@@ -116,9 +116,9 @@ impl Output {
     }
 }
 
-/// Where a trace has the commands of a replay.
+/// A place in a trace: the commands from one on, such as those of a replay.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ReplayTrace {
+pub(crate) struct TracePlace {
     /// Which trace.
     trace: u64,
     keep_values: bool,
@@ -161,7 +161,7 @@ struct Traced {
 struct Copied {
     moment: Moment,
     outputs: Vec<(Output, Staged)>,
-    here: ReplayTrace,
+    from: TracePlace,
 }
 
 impl WriteLog {
@@ -191,9 +191,9 @@ impl WriteLog {
 
     /// Adds the commands of a captured step, before it is replayed.
     #[cold]
-    pub(crate) fn replay(&self, commands: &[CapturedCommand]) -> ReplayTrace {
+    pub(crate) fn replay(&self, commands: &[CapturedCommand]) -> TracePlace {
         let (mut traced, outer) = (self.traced.lock(), Lane::current());
-        let replay = ReplayTrace { first: traced.commands.len(), ..traced.here() };
+        let replay = TracePlace { first: traced.commands.len(), ..traced.start() };
         for command in commands {
             traced.add(command.op, command.place, outer.join(command.lane), true, command.outputs);
         }
@@ -206,9 +206,9 @@ impl WriteLog {
     /// It has run, and is not seen as passed before the call returns: its buffers live, and nobody writes what it wrote.
     #[cold]
     pub(crate) unsafe fn ran(&self, moment: Moment) {
-        let (outputs, here) = self.traced.lock().take(moment);
+        let (outputs, start) = self.traced.lock().take(moment);
         // SAFETY: the caller's promise.
-        unsafe { self.hash(here, &outputs) }
+        unsafe { self.hash(start, &outputs) }
     }
 
     /// Hashes `outputs`, which commands of a replay wrote.
@@ -216,12 +216,16 @@ impl WriteLog {
     /// # Safety
     /// They may be read, and nobody writes them.
     #[cold]
-    pub(crate) unsafe fn hash<'a>(&self, replay: ReplayTrace, outputs: impl IntoIterator<Item = &'a Output>) {
+    pub(crate) unsafe fn hash<'a>(&self, replay: TracePlace, outputs: impl IntoIterator<Item = &'a Output>) {
+        let mut outputs = outputs.into_iter().peekable();
+        if outputs.peek().is_none() {
+            return;
+        }
         // SAFETY: the caller promises it of the outputs' elements.
         let hashed = |output: &Output| {
             (output.command, output.number, unsafe { output.operand.written(replay.keep_values) })
         };
-        let written = outputs.into_iter().map(hashed).collect();
+        let written = outputs.map(hashed).collect();
         self.traced.lock().wrote(replay, written);
     }
 
@@ -231,9 +235,9 @@ impl WriteLog {
     /// The command is the newest of the stream, and its buffers live until it has run.
     #[cold]
     pub(crate) unsafe fn stage(&self, driver: &DriverStream, moment: Moment) {
-        let (outputs, here) = self.traced.lock().take(moment);
+        let (outputs, start) = self.traced.lock().take(moment);
         // SAFETY: the caller's promise.
-        unsafe { self.copy(driver, moment, here, outputs) }
+        unsafe { self.copy(driver, moment, start, outputs) }
     }
 
     /// Has the driver copy `outputs` to the host, behind what was enqueued. What it cannot copy is not known to the trace.
@@ -245,7 +249,7 @@ impl WriteLog {
         &self,
         driver: &DriverStream,
         moment: Moment,
-        replay: ReplayTrace,
+        replay: TracePlace,
         outputs: impl IntoIterator<Item = Output>,
     ) {
         let copy = |mut output: Output| {
@@ -262,7 +266,7 @@ impl WriteLog {
             self.traced.lock().copied.push_back(Copied {
                 moment,
                 outputs,
-                here: ReplayTrace { first: 0, ..replay },
+                from: TracePlace { first: 0, ..replay },
             });
         }
         self.hash_copied();
@@ -275,27 +279,27 @@ impl WriteLog {
             let is_there = traced.copied.front().is_some_and(|copied| reached(copied.moment));
             if is_there { traced.copied.pop_front() } else { None }
         };
-        while let Some(Copied { mut outputs, here, .. }) = next() {
+        while let Some(Copied { mut outputs, from, .. }) = next() {
             let at = |(output, staged): &mut (Output, Staged)| {
                 // SAFETY: the copy has run.
                 output.operand.start += unsafe { staged.bytes() }.as_ptr().expose_provenance();
             };
             outputs.iter_mut().for_each(at);
             // SAFETY: the copies have run, and are of the operands' spans.
-            unsafe { self.hash(here, outputs.iter().map(|(output, _)| output)) }
+            unsafe { self.hash(from, outputs.iter().map(|(output, _)| output)) }
         }
     }
 }
 
 impl Traced {
     /// The trace from its first command on.
-    fn here(&self) -> ReplayTrace {
-        ReplayTrace { trace: self.trace, keep_values: self.keep_values, first: 0 }
+    fn start(&self) -> TracePlace {
+        TracePlace { trace: self.trace, keep_values: self.keep_values, first: 0 }
     }
 
     /// What the command at `moment` writes.
-    fn take(&mut self, moment: Moment) -> (SmallVec<[Output; 1]>, ReplayTrace) {
-        (self.pending.remove(&moment).unwrap_or_default(), self.here())
+    fn take(&mut self, moment: Moment) -> (SmallVec<[Output; 1]>, TracePlace) {
+        (self.pending.remove(&moment).unwrap_or_default(), self.start())
     }
 
     /// Adds a command, and gives its number.
@@ -313,7 +317,7 @@ impl Traced {
     }
 
     /// Notes what commands wrote to outputs; a trace may have begun anew meanwhile.
-    fn wrote(&mut self, replay: ReplayTrace, written: SmallVec<[(usize, usize, Written); 1]>) {
+    fn wrote(&mut self, replay: TracePlace, written: SmallVec<[(usize, usize, Written); 1]>) {
         if replay.trace != self.trace {
             return;
         }
@@ -326,7 +330,7 @@ impl Traced {
     }
 }
 
-/// Which operands a command is asked to describe.
+/// Which of its operands a command describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// All.
@@ -487,6 +491,8 @@ impl Device {
         log.on.store(false, Ordering::Release);
         self.core().observers.watch();
         log.hash_copied();
-        std::mem::take(&mut *log.traced.lock()).commands
+        let mut traced = log.traced.lock();
+        let trace = traced.trace;
+        std::mem::replace(&mut *traced, Traced { trace, ..Traced::default() }).commands
     }
 }

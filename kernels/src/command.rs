@@ -125,7 +125,7 @@ pub(crate) fn no_part<P, A>(_: &P, _: A) -> Option<Box<dyn Any>> {
 fn described(operands: &impl Operands, asked: Asked) -> Vec<Operand> {
     let mut records = Vec::new();
     let all = operands.each(&mut |view, access| {
-        if asked == Asked::Written && !access.write {
+        if access.is_workspace || asked == Asked::Written && !access.write {
             return Ok(());
         }
         let (shape, dtype, write) = (view.layout.shape().into(), view.dtype, access.write);

@@ -1,7 +1,7 @@
 //! Logs of training runs: a JSON object a line.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use device::file::io_error;
@@ -40,12 +40,21 @@ impl JsonLines {
         Self::open(path.as_ref(), OpenOptions::new().create(true).write(true).truncate(true))
     }
 
-    /// Goes on with a file, or begins one.
+    /// Goes on with a file, or begins one. A last line that a crash cut off is ended first.
     ///
     /// # Errors
     /// `Io` if the file cannot be opened.
     pub fn append(path: impl AsRef<Path>) -> Result<Self> {
-        Self::open(path.as_ref(), OpenOptions::new().create(true).append(true))
+        let mut log = Self::open(path.as_ref(), OpenOptions::new().create(true).read(true).append(true))?;
+        let mut last = [b'\n'];
+        let ended = match log.file.seek(SeekFrom::End(-1)) {
+            Ok(_) => log.file.read_exact(&mut last),
+            // It is empty.
+            Err(_) => Ok(()),
+        };
+        let ended = if last == *b"\n" { ended } else { log.file.write_all(b"\n") };
+        ended.map_err(|error| io_error(&log.path, error))?;
+        Ok(log)
     }
 
     fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
@@ -90,6 +99,9 @@ mod tests {
         JsonLines::append(&path).unwrap().write(&[("last", true.into())]).unwrap();
         let lines = "{\"\\\"\\n\":\"é\\n\",\"x\":0.1,\"y\":-3}\n{}\n{\"last\":true}\n";
         assert_eq!(read(), format!("{{\"b\":1,\"a\":null,\"c\":null}}\n{lines}"));
+        std::fs::write(&path, "{\"cut").unwrap();
+        JsonLines::append(&path).unwrap().write(&[("a", 1.into())]).unwrap();
+        assert_eq!(read(), "{\"cut\n{\"a\":1}\n");
         std::fs::remove_file(&path).unwrap();
         let error = JsonLines::create(std::env::temp_dir()).unwrap_err();
         assert!(matches!(error.kind(), device::ErrorKind::Io { .. }), "{error}");

@@ -203,10 +203,17 @@ impl ConfusionMatrix {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Regression {
-    count: u64,
     absolute: f64,
+    columns: Vec<TargetColumn>,
+}
+
+/// A number that is predicted in each row.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct TargetColumn {
+    rows: u64,
+    /// Sum of the squared errors.
     squared: f64,
     /// Mean of the targets, and the sum of their squared distances to it (Welford, 1962).
     mean: f64,
@@ -217,44 +224,56 @@ pub struct Regression {
 impl Regression {
     /// Adds a batch.
     ///
-    /// Shapes: any two that are equal.
+    /// Shapes: two that are equal, `[n]` or `[n, columns]`, the same columns in each batch.
     ///
     /// # Errors
     /// `ShapeMismatch`.
     pub fn update(&mut self, predictions: &Tensor, targets: &Tensor) -> Result<()> {
         let (own, other) = (predictions.shape(), targets.shape());
-        Error::require_shapes(own == other, "Regression::update", own, other)?;
+        let columns = match own {
+            [_] => 1,
+            &[_, columns] => columns,
+            _ => 0,
+        };
+        let is_fit = own == other && columns > 0 && [0, columns].contains(&self.columns.len());
+        Error::require_shapes(is_fit, "Regression::update", own, other)?;
+        self.columns.resize_with(columns, TargetColumn::default);
         let values = |tensor: &Tensor| tensor.to_dtype(DType::F64)?.to_vec::<f64>();
-        for (prediction, target) in values(predictions)?.into_iter().zip(values(targets)?) {
-            let error = prediction - target;
-            self.count += 1;
+        for (at, (prediction, target)) in values(predictions)?.into_iter().zip(values(targets)?).enumerate() {
+            let (column, error) = (&mut self.columns[at % columns], prediction - target);
             self.absolute += error.abs();
-            self.squared += error * error;
-            let distance = target - self.mean;
-            self.mean += distance / self.count as f64;
-            self.variation += distance * (target - self.mean);
+            column.rows += 1;
+            column.squared += error * error;
+            let distance = target - column.mean;
+            column.mean += distance / column.rows as f64;
+            column.variation += distance * (target - column.mean);
         }
         Ok(())
     }
 
     /// The mean absolute error.
     pub fn mae(&self) -> f64 {
-        self.absolute / self.count as f64
+        self.absolute / self.count()
     }
 
     /// The mean squared error.
     pub fn mse(&self) -> f64 {
-        self.squared / self.count as f64
+        self.columns.iter().map(|column| column.squared).sum::<f64>() / self.count()
     }
 
-    /// `1 - Σ(prediction - target)² / Σ(target - mean)²`. For targets that are all the same it is 1 without errors and 0 with some, as
-    /// in scikit-learn.
+    /// `1 - Σ(prediction - target)² / Σ(target - mean)²`, the mean over the columns. As in scikit-learn, a column of equal targets counts 1
+    /// without errors and 0 with some, and fewer than two rows give NaN.
     pub fn r2(&self) -> f64 {
-        match (self.count, self.variation == 0.0) {
-            (0, _) => f64::NAN,
-            (_, true) => f64::from(self.squared == 0.0),
-            (_, false) => 1.0 - self.squared / self.variation,
-        }
+        let of = |column: &TargetColumn| match (column.rows, column.variation == 0.0) {
+            (0 | 1, _) => f64::NAN,
+            (_, true) => f64::from(column.squared == 0.0),
+            (_, false) => 1.0 - column.squared / column.variation,
+        };
+        self.columns.iter().map(of).sum::<f64>() / self.columns.len() as f64
+    }
+
+    fn count(&self) -> f64 {
+        self.columns.iter().map(|column| column.rows).sum::<u64>() as f64
     }
 }
 
@@ -372,7 +391,20 @@ mod tests {
         // Far from 0, where a sum of squares would lose the variance.
         let far = of(&[(&[8_388_608.0, 8_388_610.0], &[8_388_608.0, 8_388_609.0])]);
         assert_eq!(far.r2(), -1.0);
-        assert_eq!((of(&[(&[2.0], &[2.0])]).r2(), of(&[(&[3.0], &[2.0])]).r2()), (1.0, 0.0));
+        let equal = |predictions: &[f32]| of(&[(predictions, &[2.0, 2.0])]).r2();
+        assert_eq!((equal(&[2.0, 2.0]), equal(&[3.0, 2.0])), (1.0, 0.0));
+        assert!(of(&[(&[2.0], &[2.0])]).r2().is_nan());
+        // Each column by its own mean.
+        let mut errors = Regression::default();
+        errors
+            .update(
+                &floats(&[1.0, 1000.0, 1.0, 1002.0], &[2, 2]),
+                &floats(&[0.0, 1000.0, 2.0, 1002.0], &[2, 2]),
+            )
+            .unwrap();
+        assert_eq!((errors.r2(), errors.mae(), errors.mse()), (0.5, 0.5, 0.5));
+        let refused = errors.update(&floats(&[1.0; 3], &[1, 3]), &floats(&[1.0; 3], &[1, 3])).unwrap_err();
+        assert!(matches!(refused.kind(), device::ErrorKind::ShapeMismatch { .. }), "{refused}");
         let none = of(&[]);
         assert!(none.mae().is_nan() && none.mse().is_nan() && none.r2().is_nan());
     }

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::mem;
 
-use autograd::{TapeEntry, Var};
-use device::Result;
-use tensor::Tensor;
+use autograd::{TapeEntry, Var, with_grad};
+use device::{OnDrop, Result};
+use tensor::{Generator, Tensor, with_generator};
 
 use crate::Module;
 
@@ -42,7 +42,8 @@ pub struct Summary {
 ///
 /// A linear layer, a product of matrices, a convolution, an attention and a recurrent layer count two operations for each product of
 /// elements, any other op one for each element of its value. Views are not listed. An op of constants alone, such as on integers, is
-/// not recorded and so not listed. Frozen parameters count as if they were not: do not run other passes of the model meanwhile.
+/// not recorded and so not listed. Frozen parameters are not frozen during the pass, so no other thread may use the model. The pass is as in
+/// training or evaluation, whichever the model is set to: in training, batch norm's running statistics follow the input.
 ///
 /// ```
 /// use models::{Forward, mlp, summary};
@@ -71,9 +72,12 @@ pub fn summary(
 ) -> Result<Summary> {
     let named = model.named_parameters();
     let frozen: Vec<&Var> = named.iter().map(|(_, var)| var).filter(|var| !var.requires_grad()).collect();
-    frozen.iter().for_each(|var| var.unfreeze());
-    let output = forward(&Var::leaf(input.clone()));
-    frozen.iter().for_each(|var| var.freeze());
+    let output = {
+        frozen.iter().for_each(|var| var.unfreeze());
+        let _freeze = OnDrop(|| frozen.iter().for_each(|var| var.freeze()));
+        // Random numbers of the program stay as they are.
+        with_generator(Generator::new(0), || with_grad(|| forward(&Var::leaf(input.clone()))))
+    };
     let mut pass = Pass { sources: HashMap::new(), shapes: HashMap::new(), layers: Vec::new() };
     let elements = |var: &Var| var.value().elements() as u64;
     for (name, parameter) in &named {
@@ -150,8 +154,8 @@ impl Pass {
         let elements = product(&entry.shape);
         let shapes: Vec<&[usize]> =
             entry.inputs.iter().filter_map(|input| self.shapes.get(input)).map(Vec::as_slice).collect();
-        // A layer's weight is the first input that is a parameter, and what is before it the layer's input.
-        let weight = entry.inputs.iter().position(|input| self.sources.contains_key(input)).unwrap_or(1);
+        // A layer's input, which is not listed if it is a constant, comes before the weight, and the bias of one axis behind it.
+        let weight = shapes.iter().rposition(|shape| shape.len() > 1).unwrap_or(1);
         let (before, weight) = shapes.split_at(weight.min(shapes.len().saturating_sub(1)));
         let for_each = weight.first().map_or(1, |weight| product(weight.get(1..).unwrap_or_default()));
         let products = match (entry.op, &shapes[..], before) {

@@ -197,7 +197,7 @@ impl Tensor {
     }
 
     /// A copy with the elements of `src` at `indices` along `axis`; see [`scatter_add`](Self::scatter_add). A place that is named
-    /// several times gets the sum, in a fixed order.
+    /// several times gets the sum, in a fixed order, where PyTorch keeps any one of the elements.
     ///
     /// ```
     /// # use tensor::{DType, Device, Tensor};
@@ -211,16 +211,20 @@ impl Tensor {
     /// # Errors
     /// As for [`scatter_add`](Self::scatter_add).
     pub fn scatter(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
-        let named = self.named(axis, indices)?;
-        Tensor::where_cond(&named, &self.zeros_like()?.scatter_add(axis, indices, src)?, self)
+        let mask = self.index_mask(axis, indices)?;
+        Tensor::where_cond(
+            &mask,
+            &self.zeros_like()?.scatter_add_to("scatter", axis, indices, src, true)?,
+            self,
+        )
     }
 
-    /// Whether an index names each element.
+    /// True where at least one index points.
     #[doc(hidden)]
-    pub fn named(&self, axis: isize, indices: &Tensor) -> Result<Tensor> {
+    pub fn index_mask(&self, axis: isize, indices: &Tensor) -> Result<Tensor> {
         let zeros = Tensor::zeros(self.shape(), DType::F32, self.device())?;
         let ones = Tensor::ones(indices.shape(), DType::F32, self.device())?;
-        zeros.scatter_add(axis, indices, &ones)?.compare_scalar(CompareOp::Gt, 0.0)
+        zeros.scatter_add_to("scatter", axis, indices, &ones, true)?.compare_scalar(CompareOp::Gt, 0.0)
     }
 
     fn scatter_add_to(

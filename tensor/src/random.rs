@@ -296,7 +296,8 @@ impl Tensor {
     /// [`Tensor::rand`].
     ///
     /// Each draw is the largest of `weight / e` for exponential numbers `e`, so draws with replacement need memory for as many numbers
-    /// as there are weights, times `samples`. Weights that are negative or NaN give indices without meaning.
+    /// as there are weights, times `samples`. Weights that are negative or NaN, and a row of zeros, give indices without
+    /// meaning.
     ///
     /// Shapes: `[.., n]` to `[.., samples]`.
     ///
@@ -324,9 +325,9 @@ impl Tensor {
         let Some((&n, rows)) = self.shape().split_last() else {
             return Err(Error::invalid(OP, "weights", "of at least one axis", "a scalar"));
         };
-        let expected = "at most the weights of a row, or with replacement";
+        let expected = "at most the weights of a row, or with replacement and at least one weight";
         Error::require(
-            replacement || samples <= n,
+            samples <= n || replacement && n > 0,
             OP,
             "samples",
             expected,

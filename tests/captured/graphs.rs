@@ -193,8 +193,14 @@ fn replays_write_what_the_step_writes() {
         let run = |captured: bool, flip: bool| -> Result<WriteTrace> {
             WriteTrace::start(device, true);
             let state = Tensor::zeros(&[2, 3], DType::F32, device)?;
+            let weight = Var::leaf(Tensor::ones(&[3], DType::F32, device)?);
             let step = |x: &Tensor| {
                 state.add_(&x.exp()?.softmax(1)?)?;
+                // Its gradient is several commands in a step that is captured on CUDA.
+                let x = Var::leaf(x.clone());
+                let gradients =
+                    x.layer_norm(&[3], Some(&weight), None, 1e-5)?.square()?.sum_all()?.backward()?;
+                no_grad(|| gradients.get(&weight).map_or(Ok(()), |g| weight.value().add_(&g)))?;
                 state.t()?.mul_scalar(0.5)?.sum(&[0], false)
             };
             let mut graphs = Graphs::new(device, step);

@@ -42,8 +42,8 @@ impl Var {
     /// # Errors
     /// As for [`Var::scatter_add`].
     pub fn scatter(&self, axis: isize, indices: &Tensor, src: &Var) -> Result<Var> {
-        let named = self.value().named(axis, indices)?;
-        self.masked_fill(&named, 0.0)?.scatter_add(axis, indices, src)
+        let mask = self.value().index_mask(axis, indices)?;
+        self.masked_fill(&mask, 0.0)?.scatter_add(axis, indices, src)
     }
 }
 

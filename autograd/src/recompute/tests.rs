@@ -8,6 +8,7 @@ use tensor::{DType, Device, Error, ErrorKind, Tensor, next_key, seed};
 use super::*;
 use crate::{
     BackwardOptions, GradCheck, GradOptions, Gradients, defer, grad, gradcheck, gradgradcheck, no_grad,
+    with_grad,
 };
 
 fn leaf(values: &[f64]) -> Var {
@@ -43,6 +44,19 @@ fn values_gradients_and_later_random_numbers_are_those_without() -> Result<()> {
         let gradients = loss.backward()?;
         let all = [&w, &x, &v].map(|leaf| values(&gradients, leaf));
         Ok((y.value().to_vec::<f64>()?, all, format!("{:?}", next_key())))
+    };
+    assert_eq!(results(true)?, results(false)?);
+    Ok(())
+}
+
+#[test]
+fn a_part_may_ask_for_recording() -> Result<()> {
+    let results = |again: bool| -> Result<_> {
+        let (w, x) = (leaf(&[0.5, -1.5, 2.0]), leaf(&[1.0, 0.25, -0.75]));
+        let inner = w.clone();
+        let part: Part = Arc::new(move |x| with_grad(|| x.mul(&inner)?.tanh()?.exp()));
+        let gradients = run(&part, &x, again)?.sum_all()?.backward()?;
+        Ok([values(&gradients, &w), values(&gradients, &x)])
     };
     assert_eq!(results(true)?, results(false)?);
     Ok(())

@@ -22,7 +22,7 @@ pub(crate) use driver::{
 
 use crate::core::Core;
 use crate::recorder::NotedKernels;
-use crate::writes::{Output, ReplayTrace};
+use crate::writes::{Output, TracePlace};
 use crate::{Device, Error, MemoryDriver, Moment, Result, Stream, StreamId};
 
 /// What a CUDA device is made of.
@@ -300,7 +300,7 @@ impl<'a> Queue<'a> {
     ///
     /// # Safety
     /// The outputs lie in buffers that the command uses.
-    pub(crate) unsafe fn trace(&self, replay: ReplayTrace, outputs: impl IntoIterator<Item = Output>) {
+    pub(crate) unsafe fn trace(&self, replay: TracePlace, outputs: impl IntoIterator<Item = Output>) {
         // SAFETY: what the command uses lives until it has run.
         unsafe { self.core.observers.writes.copy(self.stream, self.moment, replay, outputs) }
     }

@@ -26,7 +26,7 @@ pub struct Capture {
     id: StreamId,
     recording: Mutex<CaptureLog>,
     scratch: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
-    /// That of the program outside of the step.
+    /// Where the capture began; lanes of captured commands are within it.
     lane: Lane,
 }
 

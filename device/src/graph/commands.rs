@@ -41,8 +41,8 @@ impl StepCommand {
     }
 }
 
-/// What of the outputs of several commands, in the program's order, is in memory once one command with these uses has done them all:
-/// of each memory that it writes, what the last of them wrote.
+/// Keeps the outputs that are in memory after a fused command with these `uses`: for each memory that it writes, those of the last
+/// command that wrote it.
 pub(crate) fn surviving(mut traced: Vec<TracedOutput>, uses: &[(usize, bool)]) -> Vec<TracedOutput> {
     let last: FxHashMap<usize, usize> =
         traced.iter().map(|traced| (traced.memory, traced.output.command)).collect();

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::node::Node;
 use crate::recorder::Replayed;
-use crate::writes::{ReplayTrace, WriteLog};
+use crate::writes::{TracePlace, WriteLog};
 use crate::{Cpu, Error, Panicked, SpinLock, SplitMix, Team, failure};
 
 /// For each thread that replays, the others as helpers of its kernels; made at a first replay.
@@ -24,7 +24,7 @@ pub(super) struct Step<'a> {
     /// Where the replay is recorded.
     pub(super) times: Option<&'a SpinLock<Vec<Replayed>>>,
     /// Where what the commands write is traced.
-    pub(super) traced: Option<(&'a WriteLog, ReplayTrace)>,
+    pub(super) traced: Option<(&'a WriteLog, TracePlace)>,
 }
 
 impl Step<'_> {

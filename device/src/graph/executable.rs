@@ -18,7 +18,7 @@ use super::plan::{GraphOptions, Layout, Plan, PlanReport};
 use crate::core::Observers;
 use crate::cuda::{DriverGraph, Queue};
 use crate::within::may_wait;
-use crate::writes::{CapturedCommand, ReplayTrace};
+use crate::writes::{CapturedCommand, TracePlace};
 use crate::{Binder, Buffer, Cpu, Device, Error, Result, Shared, SpinLock, Stream, Use, Work};
 
 /// The op of a replay in errors, profiles and audits.
@@ -362,7 +362,7 @@ struct Replay<F> {
     places: SmallVec<[usize; 64]>,
     prepare: SpinLock<Option<F>>,
     /// Where a trace of writes has its commands.
-    traced: Option<ReplayTrace>,
+    traced: Option<TracePlace>,
 }
 
 impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Replay<F> {
@@ -441,7 +441,9 @@ impl Nodes {
     }
 
     /// Enqueues the commands one by one, in the program's order, and copies of what they write. The graph learns later what has changed.
-    fn enqueue_each(&self, queue: &Queue<'_>, traced: ReplayTrace) -> Result<()> {
+    fn enqueue_each(&mut self, queue: &Queue<'_>, traced: TracePlace) -> Result<()> {
+        self.changed.sort_unstable();
+        self.changed.dedup();
         for node in &self.nodes {
             node.work.enqueue(&queue.of(node.op))?;
             let outputs = node.traced.iter().map(|traced| traced.output.clone());

@@ -21,6 +21,8 @@ pub(crate) type Uses<'a> = SmallVec<[Use<'a>; 4]>;
 #[derive(Clone, Copy)]
 pub(crate) struct Access {
     pub(crate) write: bool,
+    /// Whether what is written means nothing afterwards.
+    pub(crate) is_workspace: bool,
     storage: Storage,
     /// Whether the operand may be one that is written, element for element.
     in_place: bool,
@@ -39,7 +41,8 @@ enum Storage {
 }
 
 impl Access {
-    const READ: Access = Access { write: false, storage: Storage::Any, in_place: false, group: 0 };
+    const READ: Access =
+        Access { write: false, is_workspace: false, storage: Storage::Any, in_place: false, group: 0 };
     const READ_IN_PLACE: Access = Access { in_place: true, ..Access::READ };
     const WRITE: Access = Access { write: true, ..Access::READ };
 }
@@ -226,6 +229,7 @@ pub(crate) struct Stated<'a, P> {
     exact: bool,
     in_place: bool,
     keep: bool,
+    is_workspace: bool,
     marker: PhantomData<P>,
 }
 
@@ -238,7 +242,14 @@ pub(crate) type Write<'a, T> = Stated<'a, Dst<T>>;
 impl<'a> View<'a> {
     #[inline(always)]
     fn stated<P: Pointer>(self) -> Stated<'a, P> {
-        Stated { view: self, exact: false, in_place: false, keep: false, marker: PhantomData }
+        Stated {
+            view: self,
+            exact: false,
+            in_place: false,
+            keep: false,
+            is_workspace: false,
+            marker: PhantomData,
+        }
     }
 
     /// To be read in the type that is computed in.
@@ -267,7 +278,7 @@ impl<'a> View<'a> {
         let offset = given.map_or(0, |memory| memory.layout.offset() * memory.dtype.size_bytes());
         let value = format_args!("at byte {offset} of its buffer");
         Error::require(offset.is_multiple_of(16), op, "workspace", "at a multiple of 16 bytes", value)?;
-        Ok(given.map(|memory| memory.write::<T>().exact()))
+        Ok(given.map(|memory| Stated { is_workspace: true, ..memory.write::<T>().exact() }))
     }
 }
 
@@ -320,7 +331,8 @@ impl<P: Pointer> Operands for Stated<'_, P> {
             Some(dtype) if self.exact => Storage::Exactly(dtype),
             Some(dtype) => Storage::ComputedIn(dtype),
         };
-        show(&self.view, Access { write: P::WRITE, storage, in_place: self.in_place, group: 0 })
+        let Stated { is_workspace, in_place, .. } = *self;
+        show(&self.view, Access { write: P::WRITE, is_workspace, storage, in_place, group: 0 })
     }
 }
 

@@ -171,7 +171,13 @@ fn parse<T>(
                 let missing = || wrong(format!(": {field:?} is a missing value"));
                 inputs.push(options.missing_value.ok_or_else(missing)?);
             } else {
-                inputs.push(number(field).map_err(wrong)? * options.scale);
+                let scaled = number(field).map_err(wrong)? * options.scale;
+                let is_finite = scaled.is_finite();
+                inputs.push(
+                    is_finite
+                        .then_some(scaled)
+                        .ok_or_else(|| wrong(format!(": {field} times the scale is {scaled}")))?,
+                );
             }
         }
     }
@@ -297,6 +303,11 @@ mod tests {
             (b"\xef\xbb\xbf1,2,0\n1,NaN,0", default, "line 2: column 2 is NaN"),
             (b"1,2,0\n1,,0", default, "line 2: column 2: \"\" is a missing value"),
             (b"1,2,0\n1,0", default, "line 2: 2 columns, the rows above have 3"),
+            (
+                b"1,3e38,0",
+                CsvOptions { scale: 10.0, ..default },
+                "line 1: column 2: 3e38 times the scale is inf",
+            ),
             (b"1,2,2", default, "line 1: column 3: label 2 is not in 0..2"),
             (b"1,2,-1", default, "line 1: column 3: label -1 is not in 0..2"),
             (b"1,2,0.5", default, "line 1: column 3: label \"0.5\" is not an integer"),

@@ -95,7 +95,7 @@ impl TensorDataset {
     /// ```
     ///
     /// # Errors
-    /// As [`load`]; `Format` for labels of another rank than 1; `ShapeMismatch` for another number of labels than of images;
+    /// As [`load`]; `Format` for labels of another rank than 1 or that are floats; `ShapeMismatch` for another number of labels than of images;
     /// `InvalidArgument` for no images.
     pub fn read_idx(images: impl AsRef<Path>, labels: impl AsRef<Path>) -> Result<Self> {
         let (labels, host) = (labels.as_ref(), Device::cpu());
@@ -103,6 +103,12 @@ impl TensorDataset {
         if classes.rank() != 1 {
             let detail = format_args!("shape {:?}, where labels have one axis", classes.shape());
             return Err(malformed(labels.display(), detail));
+        }
+        if classes.dtype().is_float() {
+            return Err(malformed(
+                labels.display(),
+                format_args!("{}, where labels are integers", classes.dtype()),
+            ));
         }
         Self::new(&images, &classes.to_dtype(DType::I64)?)
     }

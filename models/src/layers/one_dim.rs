@@ -114,6 +114,11 @@ impl<const TRANSPOSED: bool> Convolution1d<TRANSPOSED> {
     ) -> Result<Self> {
         let Conv1dOptions { stride, padding, dilation, groups, output_padding, bias, dtype, key } = options;
         let [stride, padding, dilation] = [[1, stride], [0, padding], [1, dilation]];
+        let (op, largest, expected) = match TRANSPOSED {
+            true => ("conv_transpose1d", stride[1].max(dilation[1]), "below the stride or the dilation"),
+            false => ("conv1d", 1, "0 in a layer that is not transposed"),
+        };
+        Error::require(output_padding < largest, op, "output_padding", expected, output_padding)?;
         let two = [0, output_padding];
         let two = Conv2dOptions { stride, padding, dilation, groups, output_padding: two, bias, dtype, key };
         let layer = Conv::<TRANSPOSED>::with_options(channels, filters, [1, kernel], two, device)?;

@@ -116,7 +116,7 @@ fn a_transposed_convolution_adds_its_kernel_at_each_element() {
     let error = ConvTranspose1d::with_options(1, 1, 3, options, &dev).map(drop).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "conv_transpose2d: output_padding must be below the stride or the dilation, got [0, 1]"
+        "conv_transpose1d: output_padding must be below the stride or the dilation, got 1"
     );
     let error = bias.forward(&ones(&[2, 4])).unwrap_err();
     assert_eq!(error.to_string(), "conv_transpose1d: input must be [n, c, l], got shape [2, 4]");

@@ -80,6 +80,9 @@ def train(epochs, path):
 
 
 def main():
+    # Else convolutions on a GPU may add in any order.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
     with tempfile.TemporaryDirectory() as folder:
         accuracy, whole = train(range(EPOCHS), os.path.join(folder, "whole.pt"))
         train(range(EPOCHS // 2), os.path.join(folder, "halves.pt"))

@@ -55,7 +55,7 @@ impl PrivatePool {
     /// `DeviceMismatch` if the stream is another device's, `OutOfMemory` if too many streams and pools
     /// have memory of their own.
     pub fn serve<'a>(&'a self, stream: &Stream) -> Result<Serving<'a>> {
-        Error::require_same_device("serve", &self.device, stream.device())?;
+        Error::require_same_device("serve", "stream", &self.device, stream.device())?;
         let allocator = CachingAllocator::of(&self.device).ok_or_else(crate::other_pool)?;
         let number = {
             let mut arenas = self.arenas.lock();

@@ -259,7 +259,13 @@ impl Base {
     fn changes(&self, outputs: &[Var]) -> Result<Vec<f64>> {
         let now = all_numbers(outputs.iter().map(Var::value))?;
         let expected = self.outputs.len();
-        Error::require_shapes(now.len() == expected, OP, &[expected], &[now.len()])?;
+        Error::require_shapes(
+            now.len() == expected,
+            OP,
+            "the function must return as many numbers each time",
+            &[expected],
+            &[now.len()],
+        )?;
         let change = |(now, old): (&f64, &f64)| if now == old { 0.0 } else { now - old };
         Ok(now.iter().zip(&self.outputs).map(change).collect())
     }

@@ -204,15 +204,15 @@ impl fmt::Debug for Gradients {
 /// A gradient of the shape, type and device of `value`.
 pub(crate) fn check_like(op: &'static str, value: &Var, gradient: &Var) -> Result<()> {
     check_form(op, value.shape(), value.dtype(), gradient)?;
-    Error::require_same_device(op, value.device(), gradient.device())
+    Error::require_same_device(op, "gradient", value.device(), gradient.device())
 }
 
 pub(crate) fn check_form(op: &'static str, shape: &[usize], dtype: DType, gradient: &Var) -> Result<()> {
     let given = gradient.shape();
     // Shapes are short, and `==` makes a call.
     let is_same = given.len() == shape.len() && given.iter().zip(shape).all(|(a, b)| a == b);
-    Error::require_shapes(is_same, op, shape, given)?;
-    gradient.dtype().require(op, dtype)
+    Error::require_shapes(is_same, op, "gradient", shape, given)?;
+    gradient.dtype().require(op, "gradient", dtype)
 }
 
 /// A gradient on the device of `place`; `known` is another place and its device.
@@ -227,7 +227,7 @@ pub(crate) fn check_place(
         return Ok(());
     }
     let lhs = format!("the device of stream {}", place.id()).into();
-    Err(Error::new(ErrorKind::DeviceMismatch { op, lhs, rhs: device.name().into() }))
+    Err(Error::new(ErrorKind::DeviceMismatch { op, operand: "gradient", lhs, rhs: device.name().into() }))
 }
 
 /// Whether `gradient` can be added where `sum` is: nobody else can see it, and nothing is recorded.

@@ -149,7 +149,12 @@ impl Module for EncoderDecoder {
 /// Those of [`Var::cross_entropy`]; `ShapeMismatch` for scores of another rank.
 pub fn pixel_cross_entropy(scores: &Var, labels: &Tensor) -> Result<Var> {
     let &[n, _, height, width] = scores.shape() else {
-        return Err(Error::shape_mismatch("cross_entropy", scores.shape(), labels.shape()));
+        return Err(Error::shape_mismatch(
+            "cross_entropy",
+            "scores must be [n, c, h, w]",
+            scores.shape(),
+            labels.shape(),
+        ));
     };
     scores.cross_entropy(&labels.reshape(&[n, height, width])?, Reduction::Mean)
 }

@@ -249,7 +249,7 @@ impl Communicator {
         if let Some(failure) = backend.failure(collective) {
             return Err(met_by(op, failure));
         }
-        Error::require_same_device(op, device, stream.device())?;
+        Error::require_same_device(op, "stream", device, stream.device())?;
         let (dtype, shape) = checked(op, collective, x, out)?;
         let call = Call { collective, dtype, shape, order: options.order };
         if let Some(launched) = backend.launch(&call, stream, x, out) {

@@ -120,7 +120,7 @@ pub(crate) fn expect_rank(op: &'static str, rank: usize, size: usize) -> Result<
         return Ok(());
     }
     let index = i64::try_from(rank).unwrap_or(i64::MAX);
-    Err(Error::new(ErrorKind::IndexOutOfRange { op, index, size }))
+    Err(Error::new(ErrorKind::IndexOutOfRange { op, operand: "rank", index, size }))
 }
 
 /// Checks that there are devices, and that they differ.

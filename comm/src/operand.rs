@@ -41,7 +41,7 @@ pub(crate) fn checked(
     for view in [x, out].into_iter().flatten() {
         expect_dense(op, &view)?;
     }
-    out.map_or(Ok(()), |out| out.dtype.require(op, view.dtype))?;
+    out.map_or(Ok(()), |out| out.dtype.require(op, "out", view.dtype))?;
     if let (Some(x), Some(out)) = (x, out) {
         expect_apart(op, collective, Operand::new(x), Operand::new(out))?;
     }
@@ -79,5 +79,5 @@ pub(crate) fn expect_shape(op: &'static str, view: View<'_>, shape: &[usize]) ->
     if view.shape() == shape {
         return Ok(());
     }
-    Err(Error::shape_mismatch(op, shape, view.shape()))
+    Err(Error::shape_mismatch(op, "", shape, view.shape()))
 }

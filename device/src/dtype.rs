@@ -59,8 +59,8 @@ impl DType {
     /// `DTypeMismatch` unless it is.
     #[inline]
     #[track_caller]
-    pub fn require(self, op: &'static str, expected: DType) -> Result<()> {
-        if self == expected { Ok(()) } else { Err(Error::dtype_mismatch(op, expected, self)) }
+    pub fn require(self, op: &'static str, operand: &'static str, expected: DType) -> Result<()> {
+        if self == expected { Ok(()) } else { Err(Error::dtype_mismatch(op, operand, expected, self)) }
     }
 
     /// Checks that it is a type of numbers.

@@ -58,20 +58,24 @@ impl fmt::Debug for Error {
 #[non_exhaustive]
 pub enum ErrorKind {
     /// Two shapes that do not fit together.
-    #[error("{op}: shapes {lhs:?} and {rhs:?} do not fit")]
+    #[error("{op}: {}", shapes(.fit, .lhs, .rhs))]
     ShapeMismatch {
         /// The op that was asked for.
         op: &'static str,
+        /// The operand that has to be of shape `lhs`, or else a rule for both shapes, of several words.
+        fit: &'static str,
         /// Shape of the first operand, or the shape that was expected.
         lhs: Box<[usize]>,
         /// Shape of the second operand, or the shape that was given.
         rhs: Box<[usize]>,
     },
     /// Two element types that do not fit together.
-    #[error("{op}: expected {expected}, got {got}")]
+    #[error("{op}: {operand} must be {expected}, got {got}")]
     DTypeMismatch {
         /// The op that was asked for.
         op: &'static str,
+        /// Which operand.
+        operand: &'static str,
         /// The type that the op needs here.
         expected: DType,
         /// The type that it was given.
@@ -86,13 +90,15 @@ pub enum ErrorKind {
         dtype: DType,
     },
     /// Operands that live on different devices, see [`device_mismatch`](Error::device_mismatch).
-    #[error("{op}: operands are on {lhs} and {rhs}")]
+    #[error("{op}: {operand} must be on {lhs}, got {rhs}")]
     DeviceMismatch {
         /// The op that was asked for.
         op: &'static str,
-        /// The first operand's device.
+        /// Which operand.
+        operand: &'static str,
+        /// The device of the operands before it.
         lhs: Box<str>,
-        /// The second operand's device.
+        /// The operand's device.
         rhs: Box<str>,
     },
     /// An axis that the tensor does not have.
@@ -106,10 +112,12 @@ pub enum ErrorKind {
         rank: usize,
     },
     /// An index or label outside `0..size`.
-    #[error("{op}: index {index} is out of range for size {size}")]
+    #[error("{op}: {operand} {index} is out of range for size {size}")]
     IndexOutOfRange {
         /// The op that was asked for.
         op: &'static str,
+        /// What it is: an index, a label, a row.
+        operand: &'static str,
         /// The index as it was given.
         index: i64,
         /// The number of valid indices.
@@ -242,7 +250,9 @@ pub enum ErrorKind {
         op: &'static str,
     },
     /// A tensor that the backward pass needs was changed in place.
-    #[error("backward: a tensor saved by {op} at version {saved} is now at version {now}")]
+    #[error(
+        "backward: a tensor that {op} saved at version {saved} was changed in place since, to version {now}; change a copy of it"
+    )]
     VersionMismatch {
         /// The op that saved the tensor.
         op: &'static str,
@@ -422,6 +432,15 @@ fn at_element(element: Option<usize>) -> String {
     element.map_or("along a random direction".into(), |element| format!("at element {element}"))
 }
 
+/// What is wrong with two shapes, see [`ErrorKind::ShapeMismatch`].
+fn shapes(fit: &str, lhs: &[usize], rhs: &[usize]) -> String {
+    match fit {
+        "" => format!("shapes {lhs:?} and {rhs:?} do not fit"),
+        rule if rule.contains(' ') => format!("shapes {lhs:?} and {rhs:?} do not fit: {rule}"),
+        operand => format!("{operand} must be of shape {lhs:?}, got {rhs:?}"),
+    }
+}
+
 fn at_place(place: Option<&'static Location<'static>>) -> String {
     place.map(|place| format!(" at {place}")).unwrap_or_default()
 }
@@ -511,12 +530,12 @@ impl Error {
         Error::new(ErrorKind::Deadlock { op, within: within.into() })
     }
 
-    /// Two shapes that do not fit together.
+    /// Two shapes that do not fit together; for `fit` see [`ShapeMismatch`](ErrorKind::ShapeMismatch).
     #[cold]
     #[inline(never)]
     #[track_caller]
-    pub fn shape_mismatch(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Error {
-        Error::new(ErrorKind::ShapeMismatch { op, lhs: lhs.into(), rhs: rhs.into() })
+    pub fn shape_mismatch(op: &'static str, fit: &'static str, lhs: &[usize], rhs: &[usize]) -> Error {
+        Error::new(ErrorKind::ShapeMismatch { op, fit, lhs: lhs.into(), rhs: rhs.into() })
     }
 
     /// [`shape_mismatch`](Self::shape_mismatch) unless the shapes fit.
@@ -525,16 +544,22 @@ impl Error {
     /// As it says.
     #[inline]
     #[track_caller]
-    pub fn require_shapes(fit: bool, op: &'static str, lhs: &[usize], rhs: &[usize]) -> Result<(), Error> {
-        if fit { Ok(()) } else { Err(Error::shape_mismatch(op, lhs, rhs)) }
+    pub fn require_shapes(
+        is_fit: bool,
+        op: &'static str,
+        fit: &'static str,
+        lhs: &[usize],
+        rhs: &[usize],
+    ) -> Result<(), Error> {
+        if is_fit { Ok(()) } else { Err(Error::shape_mismatch(op, fit, lhs, rhs)) }
     }
 
     /// An element type other than the one needed.
     #[cold]
     #[inline(never)]
     #[track_caller]
-    pub fn dtype_mismatch(op: &'static str, expected: DType, got: DType) -> Error {
-        Error::new(ErrorKind::DTypeMismatch { op, expected, got })
+    pub fn dtype_mismatch(op: &'static str, operand: &'static str, expected: DType, got: DType) -> Error {
+        Error::new(ErrorKind::DTypeMismatch { op, operand, expected, got })
     }
 
     /// An element type that the op is not defined for.
@@ -545,16 +570,18 @@ impl Error {
         Error::new(ErrorKind::DTypeUnsupported { op, dtype })
     }
 
-    /// Operands on two devices. Where their names are the same, their default streams tell them apart.
+    /// An operand on another device than those before it. Where the names are the same, the default streams tell them apart.
     #[cold]
     #[track_caller]
-    pub fn device_mismatch(op: &'static str, lhs: &Device, rhs: &Device) -> Error {
+    pub fn device_mismatch(op: &'static str, operand: &'static str, lhs: &Device, rhs: &Device) -> Error {
         let alike = lhs.name() == rhs.name();
         let name = |device: &Device| match alike {
-            true => format!("{device} (default stream {})", device.default_stream().id()).into(),
+            true => format!("{device} (default stream {})", device.default_stream().id()).into_boxed_str(),
             false => device.name().into(),
         };
-        Error::new(ErrorKind::DeviceMismatch { op, lhs: name(lhs), rhs: name(rhs) })
+        let hint = if alike { ", which is another device; clone the first one" } else { "" };
+        let rhs = format!("{}{hint}", name(rhs)).into();
+        Error::new(ErrorKind::DeviceMismatch { op, operand, lhs: name(lhs), rhs })
     }
 
     /// [`device_mismatch`](Self::device_mismatch) unless the devices are one.
@@ -563,8 +590,13 @@ impl Error {
     /// As it says.
     #[inline]
     #[track_caller]
-    pub fn require_same_device(op: &'static str, lhs: &Device, rhs: &Device) -> Result<()> {
-        if lhs == rhs { Ok(()) } else { Err(Error::device_mismatch(op, lhs, rhs)) }
+    pub fn require_same_device(
+        op: &'static str,
+        operand: &'static str,
+        lhs: &Device,
+        rhs: &Device,
+    ) -> Result<()> {
+        if lhs == rhs { Ok(()) } else { Err(Error::device_mismatch(op, operand, lhs, rhs)) }
     }
 
     /// What went wrong.

@@ -114,7 +114,7 @@ impl Event {
     pub fn elapsed_ms(&self, end: &Event) -> Result<f64> {
         const OP: &str = "elapsed_ms";
         if self.0.gpu() != end.0.gpu() {
-            return Err(Error::device_mismatch(OP, &self.0.device(), &end.0.device()));
+            return Err(Error::device_mismatch(OP, "end", &self.0.device(), &end.0.device()));
         }
         if self.0.captured || end.0.captured {
             return Err(Error::captured(OP, "an event recorded there marks nothing that runs"));

@@ -30,7 +30,9 @@ impl Stream {
     pub(crate) fn owns(&self, op: &'static str, uses: &[Use<'_>]) -> Result<()> {
         let core = self.core();
         match uses.iter().find(|used| !Arc::ptr_eq(used.buffer.device().core(), core)) {
-            Some(foreign) => Err(Error::device_mismatch(op, self.device(), foreign.buffer.device())),
+            Some(foreign) => {
+                Err(Error::device_mismatch(op, "buffer", self.device(), foreign.buffer.device()))
+            }
             None => Ok(()),
         }
     }

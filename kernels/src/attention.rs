@@ -144,7 +144,7 @@ pub fn kept_weights(stream: &Stream, dropout: Dropout, out: View<'_>) -> Result<
     const OP: &str = "kept_weights";
     dropout.check(OP)?;
     let &[.., queries, keys] = out.shape() else {
-        return Err(Error::shape_mismatch(OP, out.shape(), &[1, 1]));
+        return Err(Error::shape_mismatch(OP, "", out.shape(), &[1, 1]));
     };
     let sizes = ScoreSizes { queries, keys, width: 0, value_width: 0 };
     let kind = AttentionKind { causal: false, scale: 1.0, dropout: Some(dropout) };
@@ -180,7 +180,7 @@ fn sizes(
     let (&[ref leading @ .., queries, width], &[.., keys, _], &[.., value_width]) =
         (q.shape(), k.shape(), v.shape())
     else {
-        return Err(Error::shape_mismatch(op, q.shape(), k.shape()));
+        return Err(Error::shape_mismatch(op, "", q.shape(), k.shape()));
     };
     let expect = |view: &View<'_>, last: &[usize]| {
         let shape: SmallVec<[usize; 6]> = leading.iter().chain(last).copied().collect();

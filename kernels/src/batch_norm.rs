@@ -145,7 +145,7 @@ pub fn follow_statistics(
 ) -> Result<()> {
     const OP: &str = "follow_statistics";
     let &[channels] = running[0].shape() else {
-        return Err(Error::shape_mismatch(OP, running[0].shape(), &[]));
+        return Err(Error::shape_mismatch(OP, "", running[0].shape(), &[]));
     };
     running.iter().chain(&batch).try_for_each(|view| {
         view.expect_shape(OP, &[channels])?;
@@ -182,7 +182,7 @@ fn channels<const N: usize, const M: usize>(
     vectors: [Option<&View<'_>>; M],
 ) -> Result<Channels> {
     let &[count, channels, ref rest @ ..] = images[0].shape() else {
-        return Err(Error::shape_mismatch(op, images[0].shape(), &[]));
+        return Err(Error::shape_mismatch(op, "", images[0].shape(), &[]));
     };
     images.iter().try_for_each(|view| view.expect_shape_of(op, images[0]))?;
     vectors.iter().flatten().try_for_each(|view| view.expect_shape(op, &[channels]))?;

@@ -15,6 +15,9 @@ use crate::geometry::ConvGeometry;
 use crate::layout::{Dst, View};
 use crate::window::Window;
 
+/// How the shapes of images and filters fit.
+const FIT: &str = "input [n, c, h, w] takes weight [f, c / groups, kh, kw]";
+
 /// From the shapes of images `[n, c, h, w]`, filters `[f, c / groups, kh, kw]` and results `[n, f, oh, ow]`.
 fn geometry(
     op: &'static str,
@@ -22,10 +25,10 @@ fn geometry(
     (window, groups): (Window, usize),
 ) -> Result<ConvGeometry> {
     let (&[n, c, h, w], &[f, per_group, kh, kw]) = (images, filters) else {
-        return Err(Error::shape_mismatch(op, images, filters));
+        return Err(Error::shape_mismatch(op, FIT, images, filters));
     };
     let &[results_n, results_f, oh, ow] = results else {
-        return Err(Error::shape_mismatch(op, images, results));
+        return Err(Error::shape_mismatch(op, "", images, results));
     };
     if groups == 0
         || c % groups != 0
@@ -33,11 +36,11 @@ fn geometry(
         || c / groups != per_group
         || window.kernel != [kh, kw]
     {
-        return Err(Error::shape_mismatch(op, images, filters));
+        return Err(Error::shape_mismatch(op, FIT, images, filters));
     }
     let all = window.places(op, [h, w])?;
     if results_n != n || results_f != f || oh > all[0] || ow > all[1] {
-        return Err(Error::shape_mismatch(op, &[n, f, all[0], all[1]], results));
+        return Err(Error::shape_mismatch(op, "", &[n, f, all[0], all[1]], results));
     }
     Ok(ConvGeometry {
         images: n,

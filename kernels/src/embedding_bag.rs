@@ -170,11 +170,11 @@ impl<'a> Bags<'a> {
         members: Option<&View<'_>>,
     ) -> Result<BagSizes> {
         let &[rows, width] = table.shape() else {
-            return Err(Error::shape_mismatch(op, &[0, 0], table.shape()));
+            return Err(Error::shape_mismatch(op, "", &[0, 0], table.shape()));
         };
         sums.expect_shape(op, &[self.count, width])?;
         let &[len] = self.indices.shape() else {
-            return Err(Error::shape_mismatch(op, &[0], self.indices.shape()));
+            return Err(Error::shape_mismatch(op, "", &[0], self.indices.shape()));
         };
         // The step of an optional vector of so many elements.
         let step = |view: Option<&View<'_>>, len: usize| {

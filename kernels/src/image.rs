@@ -11,7 +11,7 @@ use crate::layout::View;
 /// The sizes of images that lie one after another in row-major order.
 fn images(op: &'static str, view: &View<'_>) -> Result<Images> {
     let &[samples, channels, rows, columns] = view.shape() else {
-        return Err(Error::shape_mismatch(op, &[0; 4], view.shape()));
+        return Err(Error::shape_mismatch(op, "", &[0; 4], view.shape()));
     };
     view.expect_contiguous(op, "operands")?;
     let is_counted = view.layout.elements() <= i32::MAX as usize;
@@ -77,7 +77,7 @@ pub fn blur(
     out.expect_shape(OP, x.shape())?;
     out.expect_contiguous(OP, "operands")?;
     let &[_, taps] = weights.shape() else {
-        return Err(Error::shape_mismatch(OP, &[sizes.samples, 0], weights.shape()));
+        return Err(Error::shape_mismatch(OP, "", &[sizes.samples, 0], weights.shape()));
     };
     weights.expect_shape(OP, &[sizes.samples, taps])?;
     weights.expect_contiguous(OP, "operands")?;

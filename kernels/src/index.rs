@@ -144,7 +144,7 @@ fn rows(op: &'static str, axis: isize, [part, whole, indices]: [&View<'_>; 3]) -
         && (0..rank)
             .all(|i| part.shape()[i] == if i == axis { indices.shape()[0] } else { whole.shape()[i] });
     if !alike {
-        return Err(Error::shape_mismatch(op, whole.shape(), part.shape()));
+        return Err(Error::shape_mismatch(op, "", whole.shape(), part.shape()));
     }
     let along = |i: usize| LoopAxis {
         size: part.shape()[i],
@@ -198,7 +198,7 @@ fn elements(op: &'static str, axis: isize, [part, whole, indices]: [&View<'_>; 3
         && part.layout.rank() == rank
         && (0..rank).all(|i| shape[i] <= part.shape()[i] && (i == axis || shape[i] <= whole.shape()[i]));
     if !fits {
-        return Err(Error::shape_mismatch(op, whole.shape(), shape));
+        return Err(Error::shape_mismatch(op, "", whole.shape(), shape));
     }
     let at = |i: usize| LoopAxis {
         size: shape[i],

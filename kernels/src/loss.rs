@@ -93,7 +93,7 @@ fn classes<const N: usize>(
     log_sums: &View<'_>,
 ) -> Result<Classes<N>> {
     let &[rows, classes] = scores[0].shape() else {
-        return Err(Error::shape_mismatch(op, &[0, 0], scores[0].shape()));
+        return Err(Error::shape_mismatch(op, "", &[0, 0], scores[0].shape()));
     };
     scores.iter().try_for_each(|view| view.expect_shape(op, &[rows, classes]))?;
     of_rows.iter().chain([&log_sums]).try_for_each(|view| view.expect_shape(op, &[rows]))?;

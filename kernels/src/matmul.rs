@@ -90,16 +90,16 @@ impl<'a> MatrixProduct<'a> {
     ) -> Result<Self> {
         let (left, right, shape) = (lhs.shape(), rhs.shape(), out.shape());
         let (&[ref leading @ .., m, k], &[ref right_leading @ .., right_k, n]) = (left, right) else {
-            return Err(Error::shape_mismatch(op, left, right));
+            return Err(Error::shape_mismatch(op, "", left, right));
         };
         // The right operand of `linear` has no leading axes.
         let shared = (bias.is_some() || relu) && right_leading.is_empty();
         if k != right_k || !(shared || leading == right_leading) {
-            return Err(Error::shape_mismatch(op, left, right));
+            return Err(Error::shape_mismatch(op, "", left, right));
         }
         let rank = left.len();
         if shape.len() != rank || shape[..rank - 2] != *leading || shape[rank - 2..] != [m, n] {
-            return Err(Error::shape_mismatch(op, left, shape));
+            return Err(Error::shape_mismatch(op, "", left, shape));
         }
         bias.map_or(Ok(()), |bias| bias.expect_shape(op, &[n]))?;
         let batch = MatrixBatch::of(&out, &lhs, &rhs);

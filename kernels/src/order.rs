@@ -36,7 +36,7 @@ pub fn argsort(
     let at = normalize_axis(OP, axis, shape.len())?;
     let is_part = |i: usize| out.shape()[i] == shape[i] || i == at && out.shape()[i] < shape[i];
     if out.shape().len() != shape.len() || !(0..shape.len()).all(is_part) {
-        return Err(Error::shape_mismatch(OP, shape, out.shape()));
+        return Err(Error::shape_mismatch(OP, "", shape, out.shape()));
     }
     Error::require(elements < 1 << 31, OP, "x", "fewer than 2^31 elements", elements)?;
     let layouts = [out.layout, x.layout];

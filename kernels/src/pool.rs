@@ -18,7 +18,7 @@ fn planes(op: &'static str, image: &View<'_>, pooled: &View<'_>) -> Result<Plane
         (&[ref leading @ .., h, w], &[ref made_leading @ .., oh, ow]) if leading == made_leading => {
             Ok(Planes { count: leading.iter().product(), image: [h, w], places: [oh, ow] })
         }
-        _ => Err(Error::shape_mismatch(op, shape, made)),
+        _ => Err(Error::shape_mismatch(op, "", shape, made)),
     }
 }
 

@@ -154,7 +154,7 @@ fn split_axes(op: &'static str, x: &Layout, axes: &[isize], out: &View<'_>) -> R
     let with_ones = (0..x.rank()).map(|i| if is_reduced[i] { 1 } else { x.shape()[i] });
     let shape = out.shape().iter().copied();
     if !(kept.eq(shape.clone()) || with_ones.eq(shape)) {
-        return Err(Error::shape_mismatch(op, x.shape(), out.shape()));
+        return Err(Error::shape_mismatch(op, "", x.shape(), out.shape()));
     }
     out.expect_contiguous(op, "out")?;
     Ok(axes_of(x, &is_reduced))

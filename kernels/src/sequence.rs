@@ -80,7 +80,7 @@ pub fn rotary(
     out: View<'_>,
 ) -> Result<()> {
     const OP: &str = "rotary";
-    let mismatch = || Error::shape_mismatch(OP, x.shape(), cos.shape());
+    let mismatch = || Error::shape_mismatch(OP, "", x.shape(), cos.shape());
     x.expect_shape(OP, out.shape())?;
     sin.expect_shape_of(OP, &cos)?;
     let (&[ref leading @ .., width], &[ref angles_leading @ .., half]) = (x.shape(), cos.shape()) else {

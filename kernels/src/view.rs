@@ -32,7 +32,11 @@ impl<'a> View<'a> {
     /// Checks the element type.
     #[inline]
     pub(crate) fn expect_dtype(&self, op: &'static str, expected: DType) -> Result<()> {
-        if self.dtype == expected { Ok(()) } else { Err(Error::dtype_mismatch(op, expected, self.dtype)) }
+        if self.dtype == expected {
+            Ok(())
+        } else {
+            Err(Error::dtype_mismatch(op, "each operand", expected, self.dtype))
+        }
     }
 
     /// Checks the shape.
@@ -41,7 +45,7 @@ impl<'a> View<'a> {
         if same_shape(self.shape(), shape) {
             Ok(())
         } else {
-            Err(Error::shape_mismatch(op, shape, self.shape()))
+            Err(Error::shape_mismatch(op, "", shape, self.shape()))
         }
     }
 
@@ -57,7 +61,7 @@ impl<'a> View<'a> {
         if self.layout.same_shape(other.layout) {
             Ok(())
         } else {
-            Err(Error::shape_mismatch(op, other.shape(), self.shape()))
+            Err(Error::shape_mismatch(op, "", other.shape(), self.shape()))
         }
     }
 

@@ -313,8 +313,10 @@ struct Training {
 }
 
 fn training(file: &Contents, device: &Device) -> Result<Training> {
-    let text =
-        file.metadata.get(METADATA).ok_or_else(|| wrong("optimizer", "no training state in the file"))?;
+    let text = file
+        .metadata
+        .get(METADATA)
+        .ok_or_else(|| wrong("optimizer", "no training state in the file; `load` reads a model alone"))?;
     let (mut state, mut extra) = (OptimizerState::default(), Extra::default());
     let mut entries = BTreeMap::new();
     for entry in text.split_whitespace() {

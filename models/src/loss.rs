@@ -35,8 +35,8 @@ pub fn mse(prediction: &Var, target: &Var) -> Result<Var> {
 #[derive::located]
 pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     let fit = logits.rank() == 2 && labels.shape() == &logits.shape()[..1];
-    Error::require_shapes(fit, "accuracy", logits.shape(), labels.shape())?;
-    labels.dtype().require("accuracy", DType::I64)?;
+    Error::require_shapes(fit, "accuracy", "logits [n, c] takes labels [n]", logits.shape(), labels.shape())?;
+    labels.dtype().require("accuracy", "labels", DType::I64)?;
     logits.argmax(1, false)?.eq(labels)?.to_dtype(DType::I64)?.sum(&[], false)
 }
 

@@ -13,10 +13,10 @@ use crate::data::check_below;
 #[track_caller]
 fn classes(op: &'static str, logits: &Tensor, labels: &Tensor) -> Result<Vec<i64>> {
     let fit = logits.rank() == 2 && labels.shape() == &logits.shape()[..1];
-    Error::require_shapes(fit, op, logits.shape(), labels.shape())?;
-    labels.dtype().require(op, DType::I64)?;
+    Error::require_shapes(fit, op, "logits [n, c] takes labels [n]", logits.shape(), labels.shape())?;
+    labels.dtype().require(op, "labels", DType::I64)?;
     let classes = labels.to_vec()?;
-    check_below(op, &classes, logits.shape()[1])?;
+    check_below(op, "label", &classes, logits.shape()[1])?;
     Ok(classes)
 }
 
@@ -139,11 +139,17 @@ impl ConfusionMatrix {
             _ => predictions,
         };
         let fit = predictions.rank() == 1 && predictions.shape() == labels.shape();
-        Error::require_shapes(fit, OP, predictions.shape(), labels.shape())?;
+        Error::require_shapes(
+            fit,
+            OP,
+            "predictions [n] or [n, c] takes labels [n]",
+            predictions.shape(),
+            labels.shape(),
+        )?;
         let classes = |tensor: &Tensor| -> Result<Vec<i64>> {
-            tensor.dtype().require(OP, DType::I64)?;
+            tensor.dtype().require(OP, "predictions and labels", DType::I64)?;
             let classes = tensor.to_vec()?;
-            check_below(OP, &classes, self.classes)?;
+            check_below(OP, "class", &classes, self.classes)?;
             Ok(classes)
         };
         let (predictions, labels) = (classes(predictions)?, classes(labels)?);
@@ -227,16 +233,19 @@ impl Regression {
     /// Shapes: two that are equal, `[n]` or `[n, columns]`, the same columns in each batch.
     ///
     /// # Errors
-    /// `ShapeMismatch`.
+    /// `ShapeMismatch`; `InvalidArgument` for other shapes.
     pub fn update(&mut self, predictions: &Tensor, targets: &Tensor) -> Result<()> {
         let (own, other) = (predictions.shape(), targets.shape());
+        const OP: &str = "Regression::update";
+        Error::require_shapes(own == other, OP, "targets", own, other)?;
         let columns = match own {
             [_] => 1,
             &[_, columns] => columns,
             _ => 0,
         };
-        let is_fit = own == other && columns > 0 && [0, columns].contains(&self.columns.len());
-        Error::require_shapes(is_fit, "Regression::update", own, other)?;
+        let is_fit = columns > 0 && [0, columns].contains(&self.columns.len());
+        let expected = "[n] or [n, columns], with as many columns in each batch";
+        Error::require(is_fit, OP, "predictions", expected, format_args!("{own:?}"))?;
         self.columns.resize_with(columns, TargetColumn::default);
         let values = |tensor: &Tensor| tensor.to_dtype(DType::F64)?.to_vec::<f64>();
         for (at, (prediction, target)) in values(predictions)?.into_iter().zip(values(targets)?).enumerate() {
@@ -404,7 +413,7 @@ mod tests {
             .unwrap();
         assert_eq!((errors.r2(), errors.mae(), errors.mse()), (0.5, 0.5, 0.5));
         let refused = errors.update(&floats(&[1.0; 3], &[1, 3]), &floats(&[1.0; 3], &[1, 3])).unwrap_err();
-        assert!(matches!(refused.kind(), device::ErrorKind::ShapeMismatch { .. }), "{refused}");
+        assert!(matches!(refused.kind(), device::ErrorKind::InvalidArgument { .. }), "{refused}");
         let none = of(&[]);
         assert!(none.mae().is_nan() && none.mse().is_nan() && none.r2().is_nan());
     }
@@ -449,9 +458,15 @@ mod tests {
             result
         };
         let cases = [
-            (accuracy(1, &two, &labels(&[0])), "Accuracy::update: shapes [2, 2] and [1] do not fit"),
-            (accuracy(1, &three, &labels(&[0; 3])), "Accuracy::update: shapes [3] and [3] do not fit"),
-            (accuracy(1, &two, &labels(&[0, 2])), "Accuracy::update: index 2 is out of range for size 2"),
+            (
+                accuracy(1, &two, &labels(&[0])),
+                "Accuracy::update: shapes [2, 2] and [1] do not fit: logits [n, c] takes labels [n]",
+            ),
+            (
+                accuracy(1, &three, &labels(&[0; 3])),
+                "Accuracy::update: shapes [3] and [3] do not fit: logits [n, c] takes labels [n]",
+            ),
+            (accuracy(1, &two, &labels(&[0, 2])), "Accuracy::update: label 2 is out of range for size 2"),
             (
                 accuracy(3, &two, &labels(&[0, 1])),
                 "Accuracy::update: k must be 1 to the number of classes, got 3 of 2 classes",
@@ -460,27 +475,30 @@ mod tests {
                 accuracy(0, &two, &labels(&[0, 1])),
                 "Accuracy::update: k must be 1 to the number of classes, got 0 of 2 classes",
             ),
-            (matrix(&three, &labels(&[0; 3])), "ConfusionMatrix::update: expected i64, got f32"),
+            (
+                matrix(&three, &labels(&[0; 3])),
+                "ConfusionMatrix::update: predictions and labels must be i64, got f32",
+            ),
             (
                 matrix(&labels(&[0, 2]), &labels(&[0, 1])),
-                "ConfusionMatrix::update: index 2 is out of range for size 2",
+                "ConfusionMatrix::update: class 2 is out of range for size 2",
             ),
             (
                 matrix(&labels(&[0, 1]), &labels(&[0, -1])),
-                "ConfusionMatrix::update: index -1 is out of range for size 2",
+                "ConfusionMatrix::update: class -1 is out of range for size 2",
             ),
             (
                 matrix(&labels(&[0]), &labels(&[0, 1])),
-                "ConfusionMatrix::update: shapes [1] and [2] do not fit",
+                "ConfusionMatrix::update: shapes [1] and [2] do not fit: predictions [n] or [n, c] takes labels [n]",
             ),
             (ConfusionMatrix::new(0).map(drop), "ConfusionMatrix::new: classes must be 1 to 32768, got 0"),
             (
                 Regression::default().update(&two, &three),
-                "Regression::update: shapes [2, 2] and [3] do not fit",
+                "Regression::update: targets must be of shape [2, 2], got [3]",
             ),
             (
                 Perplexity::default().update(&two, &labels(&[0, 5])),
-                "cross_entropy: index 5 is out of range for size 2",
+                "cross_entropy: label 5 is out of range for size 2",
             ),
         ];
         for (result, expected) in cases {

@@ -308,6 +308,9 @@ total                                82    920    336
             );
         }
         let error = summary(&weight, x.value(), |x| weight.matmul(x)).unwrap_err();
-        assert_eq!(error.to_string(), "matmul: shapes [4, 6] and [5, 4] do not fit");
+        assert_eq!(
+            error.to_string(),
+            "matmul: shapes [4, 6] and [5, 4] do not fit: lhs [.., m, k] takes rhs [.., k, n]"
+        );
     }
 }

@@ -8,6 +8,8 @@ use crate::check::{same_device, same_kind};
 use crate::elementwise::inverse;
 
 const OP: &str = "scaled_dot_product_attention";
+/// How queries, keys and values fit.
+const FIT: &str = "q [.., s, d] takes k [.., t, d] and v [.., t, e]";
 
 /// Options of attention.
 #[derive(Clone, Debug, Default)]
@@ -58,13 +60,13 @@ impl Attention {
     /// `ShapeMismatch`, `DTypeMismatch` unless the mask is Bool or of the queries' type, `DeviceMismatch`.
     pub fn added_mask(&self, q: &Tensor, k: &Tensor) -> Result<Option<Tensor>> {
         let Some(mask) = &self.mask else { return Ok(None) };
-        same_device(OP, q, mask)?;
+        same_device(OP, q, mask, "mask")?;
         let shape = scores(q, k)?;
         let mask = if mask.dtype() == DType::Bool {
             let of = |value: f64| Tensor::full(&[], value, q.dtype(), q.device());
             Tensor::where_cond(mask, &of(0.0)?, &of(f64::NEG_INFINITY)?)?
         } else {
-            mask.dtype().require(OP, q.dtype())?;
+            mask.dtype().require(OP, "mask", q.dtype())?;
             mask.clone()
         };
         Ok(Some(mask.expand(&shape)?))
@@ -81,7 +83,7 @@ impl Attention {
     pub fn forward(&self, qkv: [&Tensor; 3]) -> Result<Attended> {
         let [q, _, v] = qkv;
         let (&[.., queries, _], &[.., value_width]) = (q.shape(), v.shape()) else {
-            return Err(Error::shape_mismatch(OP, q.shape(), v.shape()));
+            return Err(Error::shape_mismatch(OP, FIT, q.shape(), v.shape()));
         };
         let mut shape = Dims::from_slice(&q.shape()[..q.rank() - 2]);
         shape.extend([queries, value_width]);
@@ -95,8 +97,9 @@ impl Attention {
     fn forward_to(&self, qkv: [&Tensor; 3], out: &Tensor) -> Result<Tensor> {
         let [q, k, v] = qkv;
         q.dtype().require_float(OP)?;
-        same_kind(OP, q, k)?;
-        same_kind(OP, q, v)?;
+        same_kind(OP, q, k, "k")?;
+        same_kind(OP, q, v, "v")?;
+        Error::require_shapes(q.shape().last() == k.shape().last(), OP, FIT, q.shape(), k.shape())?;
         let is_valid = !self.is_causal || self.mask.is_none();
         Error::require(is_valid, OP, "mask", "none, for a causal attention", "a mask")?;
         let mask = self.added_mask(q, k)?;
@@ -139,7 +142,7 @@ impl Attention {
         g: &Tensor,
         to: &[Tensor; 3],
     ) -> Result<()> {
-        same_kind(OP, qkv[0], g)?;
+        same_kind(OP, qkv[0], g, "gradient")?;
         let mask = self.added_mask(qkv[0], qkv[1])?;
         Stream::with_current(g.device(), |stream| {
             let products = Tensor::allocate(stream, attended.log_sums.shape(), attended.log_sums.dtype)?;
@@ -159,7 +162,7 @@ impl Attention {
     pub fn forward_packed(&self, qkv: &Tensor, heads: usize) -> Result<Attended> {
         let parts = unpack(qkv, heads)?;
         let (&[ref leading @ .., sequence, packed], &[.., width]) = (qkv.shape(), parts[0].shape()) else {
-            return Err(Error::shape_mismatch(OP, qkv.shape(), parts[0].shape()));
+            return Err(Error::shape_mismatch(OP, "", qkv.shape(), parts[0].shape()));
         };
         let shape: Dims = leading.iter().copied().chain([sequence, heads, width]).collect();
         let out = Tensor::empty(&shape, qkv.dtype(), qkv.device())?;
@@ -191,7 +194,7 @@ impl Attention {
 /// The shape of the products of queries and keys, `[.., s, t]`.
 fn scores(q: &Tensor, k: &Tensor) -> Result<Dims> {
     let (&[ref leading @ .., queries, _], &[.., keys, _]) = (q.shape(), k.shape()) else {
-        return Err(Error::shape_mismatch(OP, q.shape(), k.shape()));
+        return Err(Error::shape_mismatch(OP, FIT, q.shape(), k.shape()));
     };
     Ok(leading.iter().copied().chain([queries, keys]).collect())
 }

@@ -37,7 +37,7 @@ impl BatchStatistics {
     ) -> Result<()> {
         const OP: &str = "follow_statistics";
         for other in [mean, var, count, &self.var] {
-            same_device(OP, &self.mean, other)?;
+            same_device(OP, &self.mean, other, "statistics")?;
         }
         Stream::with_current(self.mean.device(), |stream| {
             let (running, batch) = ([mean.view(), var.view()], [self.mean.view(), self.var.view()]);
@@ -71,20 +71,24 @@ fn channels(op: &'static str, x: &Tensor) -> Result<usize> {
 }
 
 /// Weight and bias in the type that is computed in.
-fn vectors(op: &'static str, x: &Tensor, affine: [Option<&Tensor>; 2]) -> Result<[Option<Tensor>; 2]> {
-    let vector = |given: &Tensor| {
-        has_shape(op, &x.shape()[1..2], given)?;
-        expect_parameter(op, x, given)?;
+fn vectors(
+    op: &'static str,
+    x: &Tensor,
+    [weight, bias]: [Option<&Tensor>; 2],
+) -> Result<[Option<Tensor>; 2]> {
+    let vector = |name: &'static str, given: &Tensor| {
+        has_shape(op, &x.shape()[1..2], given, name)?;
+        expect_parameter(op, x, given, name)?;
         given.to_dtype(x.dtype.compute_dtype())?.contiguous()
     };
-    let [weight, bias] = affine.map(|given| given.map(vector).transpose());
-    Ok([weight?, bias?])
+    let of = |name, given: Option<&Tensor>| given.map(|given| vector(name, given)).transpose();
+    Ok([of("weight", weight)?, of("bias", bias)?])
 }
 
 fn statistic(op: &'static str, x: &Tensor, given: &Tensor) -> Result<Tensor> {
-    same_device(op, x, given)?;
-    given.dtype().require(op, x.dtype.compute_dtype())?;
-    has_shape(op, &x.shape()[1..2], given)?;
+    same_device(op, x, given, "statistics")?;
+    given.dtype().require(op, "statistics", x.dtype.compute_dtype())?;
+    has_shape(op, &x.shape()[1..2], given, "statistics")?;
     given.contiguous()
 }
 
@@ -213,8 +217,8 @@ pub fn batch_norm_grad(
 ) -> Result<[Tensor; 3]> {
     let op = activation.op("batch_norm_grad", "batch_norm_relu_grad");
     let c = channels(op, x)?;
-    same_kind(op, x, g)?;
-    has_shape(op, x.shape(), g)?;
+    same_kind(op, x, g, "gradient")?;
+    has_shape(op, x.shape(), g, "gradient")?;
     if let Some(x_pixels) = pixels(x)? {
         let g = g.channels_last()?.permute(&[0, 2, 3, 1])?.reshape(x_pixels.shape())?;
         let [grad, weight, bias] = batch_norm_grad(&x_pixels, &g, affine, statistics, eps, activation)?;

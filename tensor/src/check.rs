@@ -5,24 +5,29 @@ use kernels::Dims;
 
 use crate::Tensor;
 
-/// Same device and same element type.
+/// Same device and same element type; errors call the second one `name`.
 #[inline]
-pub(crate) fn same_kind(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
-    same_device(op, lhs, rhs)?;
-    rhs.dtype().require(op, lhs.dtype())
+pub(crate) fn same_kind(op: &'static str, lhs: &Tensor, rhs: &Tensor, name: &'static str) -> Result<()> {
+    same_device(op, lhs, rhs, name)?;
+    rhs.dtype().require(op, name, lhs.dtype())
 }
 
 /// A parameter of an op on `x` is of the elements' type, or of the one that is computed in.
-pub(crate) fn expect_parameter(op: &'static str, x: &Tensor, parameter: &Tensor) -> Result<()> {
-    same_device(op, x, parameter)?;
+pub(crate) fn expect_parameter(
+    op: &'static str,
+    x: &Tensor,
+    parameter: &Tensor,
+    name: &'static str,
+) -> Result<()> {
+    same_device(op, x, parameter, name)?;
     let is_wide = parameter.dtype() == x.dtype().compute_dtype();
-    if is_wide { Ok(()) } else { parameter.dtype().require(op, x.dtype()) }
+    if is_wide { Ok(()) } else { parameter.dtype().require(op, name, x.dtype()) }
 }
 
 /// Same device.
 #[inline]
-pub(crate) fn same_device(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
-    Error::require_same_device(op, lhs.device(), rhs.device())
+pub(crate) fn same_device(op: &'static str, lhs: &Tensor, rhs: &Tensor, name: &'static str) -> Result<()> {
+    Error::require_same_device(op, name, lhs.device(), rhs.device())
 }
 
 /// The first of several tensors, which there have to be.
@@ -58,8 +63,8 @@ pub(crate) fn same_shape(lhs: &[usize], rhs: &[usize]) -> bool {
 
 /// Exactly this shape.
 #[inline]
-pub(crate) fn has_shape(op: &'static str, expected: &[usize], x: &Tensor) -> Result<()> {
-    Error::require_shapes(same_shape(x.shape(), expected), op, expected, x.shape())
+pub(crate) fn has_shape(op: &'static str, expected: &[usize], x: &Tensor, name: &'static str) -> Result<()> {
+    Error::require_shapes(same_shape(x.shape(), expected), op, name, expected, x.shape())
 }
 
 /// `shape` with another size along one axis, whose elements fit in memory.
@@ -77,7 +82,7 @@ pub(crate) fn elements_of(op: &'static str, shape: &[usize]) -> Result<usize> {
     match bytes {
         Some(bytes) if isize::try_from(bytes).is_ok() => Ok(if shape.contains(&0) { 0 } else { bytes / 8 }),
         _ => {
-            let expected = "a shape whose elements fit in memory";
+            let expected = "of elements that fit in memory";
             Err(Error::invalid(op, "shape", expected, format_args!("{shape:?}")))
         }
     }

@@ -20,7 +20,7 @@ use crate::elementwise::dense_order;
 pub fn total_norm(tensors: &[Tensor], max_norm: f64) -> Result<(Tensor, Tensor)> {
     const OP: &str = "total_norm";
     let first = first_of(OP, "tensors", tensors)?;
-    tensors.iter().try_for_each(|tensor| same_device(OP, first, tensor))?;
+    tensors.iter().try_for_each(|tensor| same_device(OP, first, tensor, "tensor"))?;
     let tensors = tensors.iter().map(in_memory_order).collect::<Result<Vec<Tensor>>>()?;
     Stream::with_current(first.device(), |stream| {
         let dtype = first.dtype.compute_dtype();
@@ -69,7 +69,7 @@ fn in_place<R>(
     scale: &Tensor,
     launch: impl FnOnce(&Stream, &[(View<'_>, View<'_>)]) -> Result<R>,
 ) -> Result<R> {
-    tensors.iter().try_for_each(|tensor| same_device(op, scale, tensor))?;
+    tensors.iter().try_for_each(|tensor| same_device(op, scale, tensor, "tensor"))?;
     if let Some(gaps) = tensors.iter().find(|tensor| !tensor.layout().is_dense()) {
         let strides = format_args!("shape {:?}, strides {:?}", gaps.shape(), gaps.strides());
         return Err(Error::invalid(op, "tensors", "tensors without gaps in memory", strides));

@@ -4,7 +4,7 @@ use device::{Error, Result, Stream};
 use kernels::{Activation, Conv2d, ConvPass, Layout, Window, conv2d_wants_channels_last};
 
 use crate::Tensor;
-use crate::check::{elements_of, same_kind};
+use crate::check::{elements_of, has_shape, same_kind};
 
 /// Options of a convolution; every pair is for the axes `[h, w]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,9 @@ impl ConvOptions {
 }
 
 fn rank_4<'a>(op: &'static str, x: &'a Tensor, other: &Tensor) -> Result<&'a [usize; 4]> {
-    x.shape().try_into().map_err(|_| Error::shape_mismatch(op, x.shape(), other.shape()))
+    x.shape()
+        .try_into()
+        .map_err(|_| Error::shape_mismatch(op, "both must have 4 axes", x.shape(), other.shape()))
 }
 
 /// The two sizes of a window.
@@ -155,6 +157,8 @@ pub fn conv_transpose2d(
 ) -> Result<Tensor> {
     const OP: &str = "conv_transpose2d";
     let (&[_, _, h, w], kernel) = (rank_4(OP, x, weight)?, kernel_of(OP, weight, x)?);
+    let fit = "input [n, c, h, w] takes weight [c, f / groups, kh, kw]";
+    Error::require_shapes(x.shape()[1] == weight.shape()[0], OP, fit, x.shape(), weight.shape())?;
     let image = options.transposed_size([h, w], kernel, output_padding)?;
     let op = activation.op("conv2d_input_grad", "conv_transpose2d_relu");
     images(op, x, weight, bias, image, options, activation)
@@ -174,8 +178,11 @@ impl ConvCall {
     fn make(&self, shape: [usize; 4], [x, y]: [&Tensor; 2], bias: Option<&Tensor>) -> Result<Tensor> {
         let ConvCall { op, pass, how, activation } = *self;
         x.dtype().require_float(op)?;
-        same_kind(op, x, y)?;
-        bias.map_or(Ok(()), |bias| same_kind(op, x, bias))?;
+        same_kind(op, x, y, "weight")?;
+        if let Some(bias) = bias {
+            same_kind(op, x, bias, "bias")?;
+            has_shape(op, &shape[1..2], bias, "bias")?;
+        }
         elements_of(op, &shape)?;
         let (a, b) = (*rank_4(op, x, y)?, *rank_4(op, y, x)?);
         let shapes = match pass {

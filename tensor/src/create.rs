@@ -79,7 +79,8 @@ impl Tensor {
     /// `ShapeMismatch` if the shape does not have as many elements; `OutOfMemory`.
     pub fn from_slice<T: Element>(values: &[T], shape: &[usize], device: &Device) -> Result<Tensor> {
         const OP: &str = "from_slice";
-        Error::require_shapes(elements_of(OP, shape)? == values.len(), OP, shape, &[values.len()])?;
+        const FIT: &str = "there must be one value for each element";
+        Error::require_shapes(elements_of(OP, shape)? == values.len(), OP, FIT, shape, &[values.len()])?;
         Tensor::from_bytes(as_bytes(values), shape, T::DTYPE, device)
     }
 

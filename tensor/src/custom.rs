@@ -53,8 +53,8 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
     let op = kernel.name();
     let first = *first_of(op, "inputs", &inputs)?;
     for input in inputs {
-        same_device(op, first, input)?;
-        input.dtype().require(op, K::Element::DTYPE)?;
+        same_device(op, first, input, "input")?;
+        input.dtype().require(op, "input", K::Element::DTYPE)?;
     }
     let dense = inputs.iter().map(|input| input.contiguous()).collect::<Result<Vec<Tensor>>>()?;
     Stream::with_current(first.device(), |stream| {

@@ -159,7 +159,7 @@ impl Tensor {
         if self.dtype != rhs.dtype {
             return self.promoted(rhs, |lhs, rhs| lhs.arithmetic(name, op, rhs));
         }
-        same_device(name, self, rhs)?;
+        same_device(name, self, rhs, "rhs")?;
         if self.dtype == DType::Bool {
             match op {
                 BinaryOp::Mul | BinaryOp::Minimum => return self.logical_and(rhs),
@@ -175,7 +175,7 @@ impl Tensor {
         if self.dtype != rhs.dtype {
             return self.promoted(rhs, |lhs, rhs| lhs.comparison(name, op, rhs));
         }
-        same_device(name, self, rhs)?;
+        same_device(name, self, rhs, "rhs")?;
         self.zip_to(name, rhs, DType::Bool, |stream, a, b, out| kernels::compare(stream, op, a, b, out))
     }
 
@@ -271,7 +271,7 @@ impl Tensor {
     /// # Errors
     /// `DTypeMismatch` for other types.
     pub fn logical_not(&self) -> Result<Tensor> {
-        self.dtype().require("logical_not", DType::Bool)?;
+        self.dtype().require("logical_not", "input", DType::Bool)?;
         self.map_to("logical_not", DType::Bool, kernels::logical_not)
     }
 
@@ -282,9 +282,9 @@ impl Tensor {
     /// `ShapeMismatch`, `DeviceMismatch`; `DTypeMismatch` unless `cond` is bool.
     pub fn where_cond(cond: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         const OP: &str = "where_cond";
-        same_device(OP, cond, a)?;
-        cond.dtype().require(OP, DType::Bool)?;
-        same_device(OP, a, b)?;
+        same_device(OP, cond, a, "a")?;
+        cond.dtype().require(OP, "cond", DType::Bool)?;
+        same_device(OP, a, b, "b")?;
         if a.dtype != b.dtype {
             return a.promoted(b, |a, b| Tensor::where_cond(cond, a, b));
         }
@@ -407,8 +407,8 @@ pairs! {
 pub fn binary_grad(op: BinaryGradOp, lhs: &Tensor, rhs: &Tensor, g: &Tensor) -> Result<Tensor> {
     let name = op.name();
     g.dtype().require_float(name)?;
-    same_kind(name, g, lhs)?;
-    same_kind(name, g, rhs)?;
+    same_kind(name, g, lhs, "lhs")?;
+    same_kind(name, g, rhs, "rhs")?;
     let (lhs, rhs) = (lhs.expand(g.shape())?, rhs.expand(g.shape())?);
     g.produce_like(g.shape(), |s, out| kernels::binary_grad(s, op, lhs.view(), rhs.view(), g.view(), out))
 }

@@ -47,17 +47,17 @@ impl Bags {
     /// Checks types, devices and, as far as the host knows them, the numbers.
     fn check(&self, op: &'static str, like: &Tensor, rows: usize) -> Result<()> {
         like.dtype().require_float(op)?;
-        same_device(op, like, &self.indices)?;
-        self.indices.dtype().require(op, DType::I64)?;
-        check_indices(op, &self.indices, rows)?;
+        same_device(op, like, &self.indices, "indices")?;
+        self.indices.dtype().require(op, "indices", DType::I64)?;
+        check_indices(op, "index", &self.indices, rows)?;
         if let Some(offsets) = &self.offsets {
-            same_device(op, like, offsets)?;
-            offsets.dtype().require(op, DType::I64)?;
-            has_shape(op, &[self.count], offsets)?;
-            check_indices(op, &offsets.narrow(0, 0, self.count.min(1))?, 1)?;
-            check_indices(op, offsets, self.indices.elements() + 1)?;
+            same_device(op, like, offsets, "offsets")?;
+            offsets.dtype().require(op, "offsets", DType::I64)?;
+            has_shape(op, &[self.count], offsets, "offsets")?;
+            check_indices(op, "offset", &offsets.narrow(0, 0, self.count.min(1))?, 1)?;
+            check_indices(op, "offset", offsets, self.indices.elements() + 1)?;
         }
-        self.weights.as_ref().map_or(Ok(()), |weights| same_kind(op, like, weights))
+        self.weights.as_ref().map_or(Ok(()), |weights| same_kind(op, like, weights, "weights"))
     }
 
     fn view(&self) -> kernels::Bags<'_> {
@@ -124,8 +124,8 @@ pub fn embedding_bag_grad(g: &Tensor, bags: &Bags, members: Option<&Tensor>, row
     let (_, width) = matrix(OP, "table", g)?;
     bags.check(OP, g, rows)?;
     if let Some(members) = members {
-        same_device(OP, g, members)?;
-        members.dtype().require(OP, g.dtype.compute_dtype())?;
+        same_device(OP, g, members, "members")?;
+        members.dtype().require(OP, "members", g.dtype.compute_dtype())?;
     }
     Tensor::fresh(OP, &[rows, width], g.dtype, g.device(), |stream, out| {
         let bytes = kernels::embedding_bag_grad_workspace(stream, g.view(), &bags.view(), out)?;
@@ -145,7 +145,7 @@ pub fn embedding_bag_grad(g: &Tensor, bags: &Bags, members: Option<&Tensor>, row
 pub fn embedding_bag_weights_grad(g: &Tensor, table: &Tensor, bags: &Bags) -> Result<Tensor> {
     const OP: &str = "embedding_bag_weights_grad";
     let (rows, _) = matrix(OP, "table", table)?;
-    same_kind(OP, g, table)?;
+    same_kind(OP, g, table, "table")?;
     bags.check(OP, g, rows)?;
     g.produce_like(bags.indices.shape(), |stream, out| {
         kernels::embedding_bag_weights_grad(stream, g.view(), table.view(), &bags.view(), out)

@@ -474,7 +474,7 @@ impl Input {
     /// `ShapeMismatch` for another shape than the captured one, which takes a capture of its own; those of
     /// [`Tensor::copy_`].
     pub fn set(&self, value: &Tensor) -> Result<()> {
-        has_shape("Graph::input", self.0.shape(), value)?;
+        has_shape("Graph::input", self.0.shape(), value, "value")?;
         self.0.copy_(value)
     }
 }

@@ -30,7 +30,7 @@ impl Tensor {
     /// them; `OutOfMemory`.
     pub fn warp(&self, matrices: &Tensor, size: [usize; 2], sampling: Sampling) -> Result<Tensor> {
         const OP: &str = "warp";
-        same_device(OP, self, matrices)?;
+        same_device(OP, self, matrices, "matrices")?;
         let &[samples, channels, ..] = self.shape() else {
             return Err(wrong_shape(OP, "images", "of rank 4", self));
         };
@@ -57,7 +57,7 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::blur`].
     pub fn blur_normalized(&self, weights: &Tensor, mean: f64, std: f64) -> Result<Tensor> {
-        same_device("blur", self, weights)?;
+        same_device("blur", self, weights, "weights")?;
         let (x, weights) = (self.contiguous()?, weights.contiguous()?);
         self.produce_like(self.shape(), |stream, out| {
             kernels::blur(stream, x.view(), weights.view(), (mean as f32, std as f32), out)

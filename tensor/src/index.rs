@@ -9,22 +9,50 @@ use crate::check::{elements_of, first_of, has_shape, resized_axis, same_device, 
 /// An index or label that the axis does not have.
 #[cold]
 #[inline(never)]
-pub(crate) fn out_of_range(op: &'static str, index: i64, size: usize) -> Error {
-    Error::new(ErrorKind::IndexOutOfRange { op, index, size })
+pub(crate) fn out_of_range(op: &'static str, operand: &'static str, index: i64, size: usize) -> Error {
+    Error::new(ErrorKind::IndexOutOfRange { op, operand, index, size })
+}
+
+/// Checks the indices of an op that picks from `x` by another op: each `operand`, such as "label", is below `size`.
+///
+/// # Errors
+/// As [`Tensor::index_select`].
+pub fn check_picked(
+    op: &'static str,
+    operand: &'static str,
+    x: &Tensor,
+    indices: &Tensor,
+    size: usize,
+) -> Result<()> {
+    same_device(op, x, indices, operand)?;
+    indices.dtype().require(op, operand, DType::I64)?;
+    check_indices(op, operand, indices, size)
 }
 
 /// Checks indices on the host where that waits for nothing; elsewhere the kernel checks them itself.
-pub(crate) fn check_indices(op: &'static str, indices: &Tensor, size: usize) -> Result<()> {
+pub(crate) fn check_indices(
+    op: &'static str,
+    operand: &'static str,
+    indices: &Tensor,
+    size: usize,
+) -> Result<()> {
     if indices.is_empty() {
         return Ok(());
     }
-    crate::bytes::first_outside(indices, size).map_or(Ok(()), |index| Err(out_of_range(op, index, size)))
+    crate::bytes::first_outside(indices, size)
+        .map_or(Ok(()), |index| Err(out_of_range(op, operand, index, size)))
 }
 
 /// Refuses an axis of `x`, other than `except`, that is shorter than in `shape`; the ranks agree.
 fn covers(op: &'static str, x: &Tensor, shape: &[usize], except: Option<usize>) -> Result<()> {
     let short = |axis: usize| Some(axis) != except && x.shape()[axis] < shape[axis];
-    Error::require_shapes(!(0..shape.len()).any(short), op, x.shape(), shape)
+    Error::require_shapes(
+        !(0..shape.len()).any(short),
+        op,
+        "indices may have no larger axis",
+        x.shape(),
+        shape,
+    )
 }
 
 #[derive::located]
@@ -45,11 +73,11 @@ impl Tensor {
         let at = normalize_axis(op, axis, first.rank())?;
         let (mut shape, mut dtype) = (Dims::from_slice(first.shape()), first.dtype);
         for &x in &tensors[1..] {
-            same_device(op, first, x)?;
+            same_device(op, first, x, "tensor")?;
             dtype = dtype.promote(x.dtype);
             let agree = |i: usize| i == at || x.shape()[i] == shape[i];
             let fit = x.rank() == first.rank() && (0..x.rank()).all(agree);
-            Error::require_shapes(fit, op, first.shape(), x.shape())?;
+            Error::require_shapes(fit, op, "the other axes must be equal", first.shape(), x.shape())?;
             // What does not fit is refused below.
             shape[at] = shape[at].saturating_add(x.shape()[at]);
         }
@@ -74,7 +102,7 @@ impl Tensor {
         const OP: &str = "stack";
         let first = *first_of(OP, "tensors", tensors)?;
         let raise = |x: &&Tensor| {
-            has_shape(OP, first.shape(), x)?;
+            has_shape(OP, first.shape(), x, "tensor")?;
             Ok(x.with_layout(x.layout.unsqueeze(OP, axis)?))
         };
         let raised = tensors.iter().map(raise).collect::<Result<Vec<Tensor>>>()?;
@@ -84,8 +112,8 @@ impl Tensor {
 
     /// Checks the operands of an op by a vector of indices and gives the axis.
     fn vector_index(&self, op: &'static str, axis: isize, indices: &Tensor) -> Result<usize> {
-        same_device(op, self, indices)?;
-        indices.dtype().require(op, DType::I64)?;
+        same_device(op, self, indices, "indices")?;
+        indices.dtype().require(op, "indices", DType::I64)?;
         let at = normalize_axis(op, axis, self.rank())?;
         if indices.rank() != 1 {
             return Err(wrong_shape(op, "indices", "of rank 1", indices));
@@ -117,7 +145,7 @@ impl Tensor {
     pub fn index_select(&self, axis: isize, indices: &Tensor) -> Result<Tensor> {
         const OP: &str = "index_select";
         let at = self.vector_index(OP, axis, indices)?;
-        check_indices(OP, indices, self.shape()[at])?;
+        check_indices(OP, "index", indices, self.shape()[at])?;
         let shape = resized_axis(OP, self, at, indices.elements())?;
         self.produce_like(&shape, |stream, out| {
             kernels::index_select(stream, self.view(), at as isize, indices.view(), out)
@@ -134,16 +162,22 @@ impl Tensor {
     /// `IndexOutOfRange` or `Async` as for [`Tensor::index_select`].
     pub fn gather(&self, axis: isize, indices: &Tensor) -> Result<Tensor> {
         const OP: &str = "gather";
-        same_device(OP, self, indices)?;
-        indices.dtype().require(OP, DType::I64)?;
+        same_device(OP, self, indices, "indices")?;
+        indices.dtype().require(OP, "indices", DType::I64)?;
         if self.rank() == 0 || indices.rank() == 0 {
             let taken = self.as_vector()?.gather(axis, &indices.as_vector()?)?;
             return taken.reshape(indices.shape());
         }
         let at = normalize_axis(OP, axis, self.rank())?;
-        Error::require_shapes(indices.rank() == self.rank(), OP, self.shape(), indices.shape())?;
+        Error::require_shapes(
+            indices.rank() == self.rank(),
+            OP,
+            "indices must have as many axes",
+            self.shape(),
+            indices.shape(),
+        )?;
         covers(OP, self, indices.shape(), Some(at))?;
-        check_indices(OP, indices, self.shape()[at])?;
+        check_indices(OP, "index", indices, self.shape()[at])?;
         self.produce_like(indices.shape(), |stream, out| {
             kernels::gather(stream, self.view(), at as isize, indices.view(), out)
         })
@@ -174,10 +208,10 @@ impl Tensor {
         src: &Tensor,
         begins_with_self: bool,
     ) -> Result<Tensor> {
-        same_kind(op, self, src)?;
+        same_kind(op, self, src, "src")?;
         self.dtype().require_number(op)?;
-        has_shape(op, &resized_axis(op, self, at, indices.elements())?, src)?;
-        check_indices(op, indices, self.shape()[at])?;
+        has_shape(op, &resized_axis(op, self, at, indices.elements())?, src, "src")?;
+        check_indices(op, "index", indices, self.shape()[at])?;
         let base = begins_with_self.then(|| self.view());
         src.produce_like(self.shape(), |stream, out| {
             let sums = kernels::index_add(stream, out, base, at as isize, indices.view(), src.view())?;
@@ -235,18 +269,18 @@ impl Tensor {
         src: &Tensor,
         begins_with_self: bool,
     ) -> Result<Tensor> {
-        same_kind(op, self, src)?;
+        same_kind(op, self, src, "src")?;
         self.dtype().require_number(op)?;
-        same_device(op, self, indices)?;
-        indices.dtype().require(op, DType::I64)?;
+        same_device(op, self, indices, "indices")?;
+        indices.dtype().require(op, "indices", DType::I64)?;
         let (target, indices, src) = (self.as_vector()?, &indices.as_vector()?, &src.as_vector()?);
         let at = normalize_axis(op, axis, target.rank())?;
         if let Some(other) = [indices, src].into_iter().find(|other| other.rank() != target.rank()) {
-            return Err(Error::shape_mismatch(op, self.shape(), other.shape()));
+            return Err(Error::shape_mismatch(op, "all must have as many axes", self.shape(), other.shape()));
         }
         covers(op, src, indices.shape(), None)?;
         covers(op, &target, indices.shape(), Some(at))?;
-        check_indices(op, indices, target.shape()[at])?;
+        check_indices(op, "index", indices, target.shape()[at])?;
         let base = begins_with_self.then(|| target.view());
         let out = src.produce_like(target.shape(), |stream, out| {
             let sums = kernels::scatter_add(stream, out, base, at as isize, indices.view(), src.view())?;
@@ -276,10 +310,10 @@ impl Tensor {
         of: &Tensor,
         [rows, classes]: [usize; 2],
     ) -> Result<()> {
-        same_device(op, of, self)?;
-        self.dtype().require(op, DType::I64)?;
-        has_shape(op, &[rows], self)?;
-        check_indices(op, self, classes)
+        same_device(op, of, self, "labels")?;
+        self.dtype().require(op, "labels", DType::I64)?;
+        has_shape(op, &[rows], self, "labels")?;
+        check_indices(op, "label", self, classes)
     }
 }
 

@@ -52,7 +52,7 @@ impl Tensor {
     }
 
     fn arithmetic_(&self, name: &'static str, op: BinaryOp, rhs: &Tensor) -> Result<()> {
-        same_kind(name, self, rhs)?;
+        same_kind(name, self, rhs, "rhs")?;
         self.dtype().require_number(name)?;
         // The way of gradient accumulation: nothing to broadcast, to reorder or to copy.
         let flat = self.is_contiguous() && rhs.is_contiguous() && self.layout.same_shape(&rhs.layout);

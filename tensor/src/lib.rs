@@ -86,6 +86,7 @@ pub use device::{
 pub use embedding_bag::Bags;
 pub use graph::{EachReplay, Graph, Input, Tensors, each_replay, fresh_slot};
 pub use graphs::{GraphCache, Graphs};
+pub use index::check_picked;
 pub use kernels::{
     Arg, BinaryGradOp, BinaryOp, CompareOp, CustomKernel, Dropout, Grid, KernelLaunch, Layout, NormRows,
     Program, RandomKey, Rule, RuleStep, RuleValue, Sampling, Saves, Scalar, StepNumbers, UnaryOp, View,

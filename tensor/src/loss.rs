@@ -58,10 +58,10 @@ pub fn cross_entropy_grad(logits: &Tensor, log_sums: &Tensor, labels: &Tensor, g
     const OP: &str = "cross_entropy_grad";
     let (n, c) = logits.rows(OP)?;
     labels.check_labels(OP, logits, [n, c])?;
-    same_device(OP, logits, g)?;
-    has_shape(OP, &[n], g)?;
-    same_kind(OP, g, log_sums)?;
-    has_shape(OP, &[n], log_sums)?;
+    same_device(OP, logits, g, "gradient")?;
+    has_shape(OP, &[n], g, "gradient")?;
+    same_kind(OP, g, log_sums, "log_sums")?;
+    has_shape(OP, &[n], log_sums, "log_sums")?;
     let log_sums = log_sums.contiguous()?;
     logits.produce_like(&[n, c], |stream, out| {
         kernels::cross_entropy_grad(stream, logits.view(), log_sums.view(), labels.view(), g.view(), out)

@@ -6,6 +6,9 @@ use kernels::{Accumulate, Activation, Dims, Layout, broadcast_shapes};
 use crate::Tensor;
 use crate::check::{elements_of, has_shape, same_kind};
 
+/// How the operands of a product fit.
+const FIT: &str = "lhs [.., m, k] takes rhs [.., k, n]";
+
 #[derive::located]
 impl Tensor {
     /// The matrix product, by torch's rules. Transposed views are not copied.
@@ -29,14 +32,14 @@ impl Tensor {
     pub fn matmul(&self, rhs: &Tensor) -> Result<Tensor> {
         const OP: &str = "matmul";
         self.dtype().require_float(OP)?;
-        same_kind(OP, self, rhs)?;
+        same_kind(OP, self, rhs, "rhs")?;
         let (left, right) = (self.shape(), rhs.shape());
         let (Some(k), false) = (left.last(), right.is_empty()) else {
             let shapes = format_args!("{left:?} and {right:?}");
             return Err(Error::invalid(OP, "operands", "of rank 1 at least", shapes));
         };
         // The only axis of a vector, the last but one of others.
-        Error::require_shapes(right[right.len().saturating_sub(2)] == *k, OP, left, right)?;
+        Error::require_shapes(right[right.len().saturating_sub(2)] == *k, OP, FIT, left, right)?;
         match (left, right) {
             (&[m, _], &[_, n]) => self.product(rhs, &[m, n]),
             ([_], _) => {
@@ -70,7 +73,7 @@ impl Tensor {
             }
         }
         let batch = broadcast_shapes(OP, &lhs_shape[..self.rank() - 2], &rhs_shape[..rhs.rank() - 2])
-            .map_err(|_| Error::shape_mismatch(OP, lhs_shape, rhs_shape))?;
+            .map_err(|_| Error::shape_mismatch(OP, FIT, lhs_shape, rhs_shape))?;
         let with = |tail: [usize; 2]| {
             let mut shape = batch.clone();
             shape.extend_from_slice(&tail);
@@ -112,17 +115,24 @@ impl Tensor {
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
     let op = activation.op("linear", "linear_relu");
     x.dtype().require_float(op)?;
-    same_kind(op, x, weight)?;
+    same_kind(op, x, weight, "weight")?;
     let Some((&k, lead)) = x.shape().split_last() else {
         return Err(Error::invalid(op, "input", "of rank 1 at least", "a scalar"));
     };
     let n = match *weight.shape() {
         [n, inner] if inner == k => n,
-        _ => return Err(Error::shape_mismatch(op, x.shape(), weight.shape())),
+        _ => {
+            return Err(Error::shape_mismatch(
+                op,
+                "input [.., in] takes weight [out, in]",
+                x.shape(),
+                weight.shape(),
+            ));
+        }
     };
     if let Some(bias) = bias {
-        same_kind(op, x, bias)?;
-        has_shape(op, &[n], bias)?;
+        same_kind(op, x, bias, "bias")?;
+        has_shape(op, &[n], bias, "bias")?;
     }
     let mut shape = Dims::from_slice(lead);
     shape.push(n);

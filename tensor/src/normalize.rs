@@ -91,7 +91,7 @@ impl Norm {
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
     pub fn forward(&self, x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>) -> Result<Normalized> {
         let x = x.contiguous()?;
-        let [weight, bias] = [self.parameter(&x, weight)?, self.parameter(&x, bias)?];
+        let [weight, bias] = [self.parameter(&x, weight, "weight")?, self.parameter(&x, bias, "bias")?];
         let rows = x.elements().checked_div(self.rows.row()).unwrap_or(0);
         Stream::with_current(x.device(), |stream| {
             let statistic = || Tensor::allocate(stream, &[rows], x.dtype.compute_dtype());
@@ -122,9 +122,9 @@ impl Norm {
         rstd: &Tensor,
         wanted: [bool; 3],
     ) -> Result<NormGradients> {
-        same_kind(self.op, x, g)?;
-        has_shape(self.op, x.shape(), g)?;
-        let (g, weight, x) = (g.contiguous()?, self.parameter(x, weight)?, x.contiguous()?);
+        same_kind(self.op, x, g, "gradient")?;
+        has_shape(self.op, x.shape(), g, "gradient")?;
+        let (g, weight, x) = (g.contiguous()?, self.parameter(x, weight, "weight")?, x.contiguous()?);
         let of_weights = weight.as_ref().map_or(x.dtype.compute_dtype(), |weight| weight.dtype);
         Stream::with_current(x.device(), |stream| {
             let of_x = || Tensor::allocate(stream, x.shape(), x.dtype);
@@ -150,11 +150,16 @@ impl Norm {
         })
     }
 
-    fn parameter(&self, x: &Tensor, parameter: Option<&Tensor>) -> Result<Option<Tensor>> {
+    fn parameter(
+        &self,
+        x: &Tensor,
+        parameter: Option<&Tensor>,
+        name: &'static str,
+    ) -> Result<Option<Tensor>> {
         let Some(parameter) = parameter else { return Ok(None) };
-        expect_parameter(self.op, x, parameter)?;
+        expect_parameter(self.op, x, parameter, name)?;
         let fits = parameter.elements() == self.rows.weights();
-        Error::require_shapes(fits, self.op, x.shape(), parameter.shape())?;
+        Error::require_shapes(fits, self.op, name, &[self.rows.weights()], parameter.shape())?;
         parameter.contiguous().map(Some)
     }
 }
@@ -163,7 +168,13 @@ impl Norm {
 fn trailing(op: &'static str, x: &Tensor, normalized_shape: &[usize]) -> Result<NormRows> {
     x.dtype().require_float(op)?;
     Error::require(!normalized_shape.is_empty(), op, "normalized_shape", "of one axis or more", "[]")?;
-    Error::require_shapes(x.shape().ends_with(normalized_shape), op, x.shape(), normalized_shape)?;
+    Error::require_shapes(
+        x.shape().ends_with(normalized_shape),
+        op,
+        "input must end with normalized_shape",
+        x.shape(),
+        normalized_shape,
+    )?;
     Ok(NormRows { groups: 1, channels: normalized_shape.iter().product(), inner: 1 })
 }
 

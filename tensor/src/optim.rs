@@ -99,7 +99,7 @@ pub fn optimizer_step(updates: &[Update<'_>]) -> Result<()> {
             .iter()
             .chain([*grad])
             .chain(*master)
-            .try_for_each(|other| same_device(step.op(), param, other))?;
+            .try_for_each(|other| same_device(step.op(), param, other, "gradient or state"))?;
     }
     let mut rest: Vec<&Update<'_>> = updates.iter().collect();
     while let Some(first) = rest.first() {

@@ -143,8 +143,8 @@ impl Tensor {
     #[doc(hidden)]
     pub fn masked_places(&self, mask: &Tensor) -> Result<Tensor> {
         const OP: &str = "masked_select";
-        mask.dtype().require(OP, DType::Bool)?;
-        same_device(OP, self, mask)?;
+        mask.dtype().require(OP, "mask", DType::Bool)?;
+        same_device(OP, self, mask, "mask")?;
         let mask =
             if same_shape(mask.shape(), self.shape()) { mask.clone() } else { mask.expand(self.shape())? };
         mask.places()

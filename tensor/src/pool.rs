@@ -235,7 +235,7 @@ fn averaged(
 pub fn max_pool2d_grad(g: &Tensor, index: &Tensor, pool: &MaxPool, image: [usize; 2]) -> Result<Tensor> {
     const OP: &str = "max_pool2d_grad";
     image_of(OP, g)?;
-    same_device(OP, g, index)?;
+    same_device(OP, g, index, "index")?;
     let shape = resized(g, image);
     elements_of(OP, &shape)?;
     let (g, index) = (g.contiguous()?, index.contiguous()?);
@@ -249,7 +249,7 @@ pub fn max_pool2d_grad(g: &Tensor, index: &Tensor, pool: &MaxPool, image: [usize
 pub fn max_pool2d_pick(x: &Tensor, index: &Tensor, pool: &MaxPool) -> Result<Tensor> {
     const OP: &str = "max_pool2d_pick";
     image_of(OP, x)?;
-    same_device(OP, x, index)?;
+    same_device(OP, x, index, "index")?;
     let (x, index) = (x.contiguous()?, index.contiguous()?);
     x.produce_like(index.shape(), |stream, out| {
         kernels::max_pool2d_pick(stream, x.view(), index.view(), pool.window(), out)
@@ -263,7 +263,7 @@ pub fn max_pool2d_pick(x: &Tensor, index: &Tensor, pool: &MaxPool) -> Result<Ten
 pub fn avg_pool2d_grad(g: &Tensor, pool: &AvgPool, image: [usize; 2]) -> Result<Tensor> {
     const OP: &str = "avg_pool2d_grad";
     image_of(OP, g)?;
-    has_shape(OP, &resized(g, places(OP, &pool.window(), image, pool.ceil_mode)?), g)?;
+    has_shape(OP, &resized(g, places(OP, &pool.window(), image, pool.ceil_mode)?), g, "gradient")?;
     averaged(OP, g, pool.means(), &resized(g, image), kernels::avg_pool2d_grad)
 }
 

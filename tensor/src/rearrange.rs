@@ -107,7 +107,8 @@ impl Tensor {
     /// # Errors
     /// `DTypeMismatch` unless the indices are I64; `IndexOutOfRange` or `Async` as for [`Tensor::index_select`].
     pub fn one_hot(&self, classes: usize) -> Result<Tensor> {
-        self.dtype().require("one_hot", DType::I64)?;
+        self.dtype().require("one_hot", "input", DType::I64)?;
+        crate::index::check_indices("one_hot", "class", self, classes)?;
         let mut shape = Dims::from_slice(self.shape());
         shape.push(classes);
         let index = self.unsqueeze(-1)?;

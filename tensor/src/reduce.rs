@@ -213,18 +213,19 @@ impl Tensor {
     /// `ShapeMismatch` if `shape` does not broadcast to this shape.
     pub fn sum_to(&self, shape: &[usize]) -> Result<Tensor> {
         const OP: &str = "sum_to";
+        const FIT: &str = "axes from the last must be equal or become 1";
         if shape == self.shape() {
             return Ok(self.clone());
         }
         let Some(extra) = self.rank().checked_sub(shape.len()) else {
-            return Err(Error::shape_mismatch(OP, self.shape(), shape));
+            return Err(Error::shape_mismatch(OP, FIT, self.shape(), shape));
         };
         let mut axes: Dims = (0..extra).collect();
         for (axis, (&have, &want)) in self.shape()[extra..].iter().zip(shape).enumerate() {
             if have == want {
                 continue;
             }
-            Error::require_shapes(want == 1, OP, self.shape(), shape)?;
+            Error::require_shapes(want == 1, OP, FIT, self.shape(), shape)?;
             axes.push(extra + axis);
         }
         let mut sum = self.reduce(ReduceOp::Sum, &axes, true)?;
@@ -293,8 +294,8 @@ fn along_with(
     axis: isize,
     launch: fn(&Stream, View<'_>, View<'_>, isize, View<'_>) -> Result<()>,
 ) -> Result<Tensor> {
-    same_kind(op, y, g)?;
-    has_shape(op, y.shape(), g)?;
+    same_kind(op, y, g, "gradient")?;
+    has_shape(op, y.shape(), g, "gradient")?;
     y.along(op, axis, |stream, y, axis, out| {
         let g = g.with_layout(g.layout.expand(op, y.layout.shape())?);
         launch(stream, y, g.view(), axis, out)

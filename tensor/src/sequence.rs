@@ -71,8 +71,8 @@ impl Tensor {
     ) -> Result<Tensor> {
         const OP: &str = "rotary_embedding";
         self.dtype().require_float(OP)?;
-        same_kind(OP, self, cos)?;
-        same_kind(OP, self, sin)?;
+        same_kind(OP, self, cos, "cos")?;
+        same_kind(OP, self, sin, "sin")?;
         let mut shape = Dims::from_slice(self.shape());
         match shape.last_mut() {
             Some(width) if width.is_multiple_of(2) => *width /= 2,

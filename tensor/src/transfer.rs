@@ -14,7 +14,7 @@ impl Tensor {
     /// # Errors
     /// `DTypeMismatch` unless `T` is the tensor's type; `Async` if a command that led here failed.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        self.dtype().require("to_vec", T::DTYPE)?;
+        T::DTYPE.require("to_vec", "the type of the values", self.dtype())?;
         read(&self.contiguous()?, from_bytes)
     }
 
@@ -40,9 +40,9 @@ impl Tensor {
     /// As [`Tensor::to_vec`], and `InvalidArgument` unless there is exactly one element.
     pub fn item<T: Element>(&self) -> Result<T> {
         const OP: &str = "item";
-        self.dtype().require(OP, T::DTYPE)?;
+        T::DTYPE.require(OP, "the type of the values", self.dtype())?;
         let first = if self.elements() == 1 { read(self, from_bytes::<T>)?.first().copied() } else { None };
-        first.ok_or_else(|| wrong_shape(OP, "self", "exactly one element", self))
+        first.ok_or_else(|| wrong_shape(OP, "input", "exactly one element", self))
     }
 
     /// The same values in another element type; `self` if it has that type already. Dense tensors keep the order of
@@ -151,7 +151,7 @@ impl Tensor {
     /// step.
     pub fn update_<T: Element, R>(&self, update: impl FnOnce(&mut [T]) -> R) -> Result<R> {
         const OP: &str = "update_";
-        self.dtype().require(OP, T::DTYPE)?;
+        T::DTYPE.require(OP, "the type of the values", self.dtype())?;
         let strides = format_args!("strides {:?}", self.strides());
         Error::require(self.is_contiguous(), OP, "self", "contiguous", strides)?;
         let range = self.byte_range();
@@ -234,7 +234,13 @@ impl Tensor {
     pub fn from_bytes(bytes: &[u8], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
         const OP: &str = "from_bytes";
         let (size, elements) = (dtype.size_bytes(), elements_of(OP, shape)?);
-        Error::require_shapes(elements * size == bytes.len(), OP, shape, &[bytes.len() / size])?;
+        Error::require_shapes(
+            elements * size == bytes.len(),
+            OP,
+            "bytes",
+            &[elements * size],
+            &[bytes.len()],
+        )?;
         if dtype == DType::Bool
             && let Some(other) = bytes.iter().find(|byte| **byte > 1)
         {

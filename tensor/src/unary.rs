@@ -82,7 +82,7 @@ impl Tensor {
 pub fn unary_grad(saved: &Tensor, op: UnaryOp, g: &Tensor) -> Result<Tensor> {
     let name = op.grad_name();
     saved.dtype().require_float(name)?;
-    same_kind(name, saved, g)?;
-    has_shape(name, saved.shape(), g)?;
+    same_kind(name, saved, g, "gradient")?;
+    has_shape(name, saved.shape(), g, "gradient")?;
     saved.zip_to(name, g, saved.dtype, |stream, saved, g, out| kernels::unary_grad(stream, op, saved, g, out))
 }

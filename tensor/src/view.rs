@@ -227,7 +227,12 @@ impl Tensor {
         let at = normalize_axis(OP, axis, self.rank())?;
         let size = self.shape()[at];
         if index >= size {
-            return Err(crate::index::out_of_range(OP, i64::try_from(index).unwrap_or(i64::MAX), size));
+            return Err(crate::index::out_of_range(
+                OP,
+                "index",
+                i64::try_from(index).unwrap_or(i64::MAX),
+                size,
+            ));
         }
         let layout = self.layout.narrow(OP, axis, index, 1)?.squeeze(OP, axis)?;
         Ok(self.with_layout(layout))

@@ -21,7 +21,7 @@ fn misfits() -> Result<[(Var, bool); 2]> {
 #[track_caller]
 fn refused<T>(expected: &'static str, of_dtype: bool, result: Result<T>) {
     match result.err().map(Error::into_kind) {
-        Some(ErrorKind::DTypeMismatch { op, expected: DType::F64, got: DType::F32 }) if of_dtype => {
+        Some(ErrorKind::DTypeMismatch { op, expected: DType::F64, got: DType::F32, .. }) if of_dtype => {
             assert_eq!(op, expected);
         }
         Some(ErrorKind::DeviceMismatch { op, .. }) if !of_dtype => assert_eq!(op, expected),

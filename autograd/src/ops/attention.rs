@@ -163,7 +163,14 @@ fn grouped([q, k, v]: [&Var; 3], options: &AttentionOptions) -> Result<Var> {
             let each = match mask.shape()[mask.rank() - 3] {
                 1 => 1,
                 heads if heads == all => all / groups,
-                _ => return Err(Error::shape_mismatch(OP, q.shape(), mask.shape())),
+                _ => {
+                    return Err(Error::shape_mismatch(
+                        OP,
+                        "attn_mask [.., s, t] must broadcast to query [.., s, d]",
+                        q.shape(),
+                        mask.shape(),
+                    ));
+                }
             };
             Some(mask.reshape(&split(mask.shape(), each))?)
         }
@@ -183,7 +190,7 @@ fn grouped([q, k, v]: [&Var; 3], options: &AttentionOptions) -> Result<Var> {
 fn broadcast([q, k, v]: [&Var; 3]) -> Result<[Var; 3]> {
     let leading = |x: &Var| x.shape().len().checked_sub(2);
     let (Some(of_q), Some(of_k), Some(of_v)) = (leading(q), leading(k), leading(v)) else {
-        return Err(Error::shape_mismatch(OP, q.shape(), k.shape()));
+        return Err(Error::shape_mismatch(OP, "query [.., s, d] takes key [.., t, d]", q.shape(), k.shape()));
     };
     let (q_axes, k_axes, v_axes) = (&q.shape()[..of_q], &k.shape()[..of_k], &v.shape()[..of_v]);
     if q_axes == k_axes && k_axes == v_axes {

@@ -104,10 +104,11 @@ impl CrossEntropy {
         // A label that is ignored becomes class 0 with a factor of 0.
         let ignored = flat.eq(&Tensor::full(&[], self.ignore_index, flat.dtype(), flat.device())?)?;
         let safe = Tensor::where_cond(&ignored, &flat.zeros_like()?, &flat)?;
+        tensor::check_picked(OP, "label", rows.value(), &safe, classes)?;
         let counted = ignored.logical_not()?.to_dtype(rows.dtype())?;
         let factors = match &self.weight {
             Some(weight) if weight.shape() != [classes] => {
-                return Err(Error::shape_mismatch(OP, logits.shape(), weight.shape()));
+                return Err(Error::shape_mismatch(OP, "weight", &[classes], weight.shape()));
             }
             Some(weight) => Tensor::where_cond(&ignored, &zero, &weight.index_select(0, &safe)?)?,
             None => counted.clone(),
@@ -149,7 +150,13 @@ impl CrossEntropy {
         autocast!("cross_entropy", [logits, target, self.weight.as_ref()], |logits, target, weight| {
             CrossEntropy { weight, ..self.clone() }.loss_of_probabilities(&logits, &target)
         });
-        Error::require_shapes(logits.shape() == target.shape(), OP, logits.shape(), target.shape())?;
+        Error::require_shapes(
+            logits.shape() == target.shape(),
+            OP,
+            "target",
+            logits.shape(),
+            target.shape(),
+        )?;
         let is_valid = (0.0..=1.0).contains(&self.label_smoothing);
         Error::require(is_valid, OP, "label_smoothing", "between 0 and 1", self.label_smoothing)?;
         not_empty(OP, "input", logits.value(), self.reduction)?;
@@ -160,7 +167,7 @@ impl CrossEntropy {
             let share = self.label_smoothing / classes as f64;
             let mut target = target.mul_scalar(1.0 - self.label_smoothing)?.add_scalar(share)?;
             if let Some(weight) = &self.weight {
-                Error::require_shapes(weight.shape() == [classes], OP, logits.shape(), weight.shape())?;
+                Error::require_shapes(weight.shape() == [classes], OP, "weight", &[classes], weight.shape())?;
                 let mut shape = smallvec::SmallVec::<[usize; 4]>::from_elem(1, logits.rank() - axis);
                 shape[0] = classes;
                 target = target.mul(&Var::constant(weight.to_dtype(target.dtype())?.reshape(&shape)?))?;
@@ -182,7 +189,8 @@ fn mean(sum: &Var, total: &Tensor) -> Result<Var> {
 /// A loss by label wants one row for each label: the classes' axis comes last, the others are joined.
 pub(super) fn rows(op: &'static str, x: &Var, labels: &Tensor) -> Result<(Var, Tensor)> {
     let shape = x.shape();
-    let mismatch = || Error::shape_mismatch(op, shape, labels.shape());
+    let mismatch =
+        || Error::shape_mismatch(op, "input [n, c, ..] takes labels [n, ..]", shape, labels.shape());
     // The classes are the only axis, or the second one.
     let at = usize::from(shape.len() > 1);
     let mut expected = Dims::from_slice(shape);

@@ -21,6 +21,7 @@ impl Var {
         let weight = &wide(self)?;
         let (rows, width) = table(OP, weight)?;
         let padding = padding_idx.map(|index| padding_row(OP, index, rows)).transpose()?;
+        tensor::check_picked(OP, "index", weight.value(), indices, rows)?;
         let flat = indices.reshape(&[indices.elements()])?;
         let mut shape = Dims::from_slice(indices.shape());
         shape.push(width);

@@ -59,7 +59,12 @@ impl Var {
                 return Err(Error::invalid(OP, "per_sample_weights", "none, for a mean", "weights"));
             }
             Some(weights) if weights.shape() != indices.shape() => {
-                return Err(Error::shape_mismatch(OP, indices.shape(), weights.shape()));
+                return Err(Error::shape_mismatch(
+                    OP,
+                    "per_sample_weights",
+                    indices.shape(),
+                    weights.shape(),
+                ));
             }
             Some(weights) => Some(weights.reshape(bags.indices.shape())?),
             None => None,

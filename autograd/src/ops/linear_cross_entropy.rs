@@ -46,7 +46,12 @@ impl Var {
             let (inputs, rows) = match x.shape() {
                 [rows @ .., inputs] if rows == labels.shape() => (*inputs, labels.elements()),
                 shape => {
-                    return Err(Error::shape_mismatch(OP, shape, labels.shape()));
+                    return Err(Error::shape_mismatch(
+                        OP,
+                        "input [.., in] takes labels [..]",
+                        shape,
+                        labels.shape(),
+                    ));
                 }
             };
             Error::require(chunk > 0, OP, "chunk", "at least 1", 0)?;

@@ -30,7 +30,7 @@ pub(super) fn loss_by_element(
     reduction: Reduction,
     losses: impl FnOnce(&Var, &Var) -> Result<Var>,
 ) -> Result<Var> {
-    Error::require_shapes(x.shape() == target.shape(), op, x.shape(), target.shape())?;
+    Error::require_shapes(x.shape() == target.shape(), op, "target", x.shape(), target.shape())?;
     not_empty(op, "input", x.value(), reduction)?;
     computed(x, target, |x, target| reduction.apply(losses(x, target)?))
 }

@@ -20,6 +20,7 @@ impl Var {
         const OP: &str = "nll_loss";
         let (log_probs, flat) = rows(OP, self, labels)?;
         not_empty(OP, "labels", labels, reduction)?;
+        tensor::check_picked(OP, "label", log_probs.value(), &flat, log_probs.shape()[1])?;
         let losses = log_probs.gather(1, &flat.unsqueeze(1)?)?.neg()?.reshape(labels.shape())?;
         reduction.apply(losses)
     }

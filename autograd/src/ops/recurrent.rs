@@ -172,7 +172,7 @@ pub fn recurrent<C: Cell>(
     Error::require(state.len() == C::State::PARTS, OP, "state", "as many tensors as the cell has", value)?;
     let expected = [batch, of_output.shape().last().copied().unwrap_or(0)];
     for part in state {
-        Error::require_shapes(part.shape() == expected, OP, &expected, part.shape())?;
+        Error::require_shapes(part.shape() == expected, OP, "state", &expected, part.shape())?;
     }
     let products = input.linear(of_input, biases.map(|[bias, _]| bias))?;
     let bias = biases.map(|[_, bias]| bias);

@@ -300,7 +300,7 @@ impl Executable {
         replaced: &[(Shared<Buffer>, Shared<Buffer>)],
         prepare: impl FnOnce(&mut Kept<'_>) + Send + 'static,
     ) -> Result<()> {
-        Error::require_same_device(OP, &self.device, stream.device())?;
+        Error::require_same_device(OP, "stream", &self.device, stream.device())?;
         Capture::none(OP)?;
         // A replay that this thread prepares holds the lock.
         may_wait(OP)?;

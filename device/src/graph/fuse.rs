@@ -142,7 +142,7 @@ impl Plan {
         buffer: &Shared<Buffer>,
         in_use: &mut FxHashSet<*const Buffer>,
     ) -> Result<()> {
-        Error::require_same_device(op, &self.device, buffer.device())?;
+        Error::require_same_device(op, "buffer", &self.device, buffer.device())?;
         let (is_real, len) = (!buffer.is_planned(), buffer.len_bytes());
         Error::require(is_real, op, "buffer", "memory of the device", "memory of a captured step")?;
         let value = format_args!("{len} bytes for {bytes}");
@@ -187,7 +187,7 @@ impl Plan {
         if let Some(unknown) = commands.iter().find(|&&at| at >= self.len()) {
             return Err(Error::invalid(OP, "commands", "commands of the plan", unknown));
         }
-        Error::require_same_device(OP, &self.device, stream.device())?;
+        Error::require_same_device(OP, "stream", &self.device, stream.device())?;
         let mut used: Vec<usize> =
             commands.iter().flat_map(|&at| &self.commands[at].uses).map(|&(memory, _)| memory).collect();
         used.sort_unstable();

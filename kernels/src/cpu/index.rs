@@ -24,7 +24,7 @@ pub(super) fn checked(op: &'static str, index: i64, size: usize) -> Option<isize
 #[cold]
 #[inline(never)]
 fn out_of_range(op: &'static str, index: i64, size: usize) -> Option<isize> {
-    failure::report(Error::new(ErrorKind::IndexOutOfRange { op, index, size }));
+    failure::report(Error::new(ErrorKind::IndexOutOfRange { op, operand: "index", index, size }));
     None
 }
 

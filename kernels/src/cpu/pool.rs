@@ -283,7 +283,7 @@ unsafe fn for_taps<I: Tap>(
 #[inline(never)]
 fn outside(op: &'static str, tap: usize, size: usize) {
     let index = i64::try_from(tap).unwrap_or(i64::MAX);
-    failure::report(Error::new(ErrorKind::IndexOutOfRange { op, index, size }));
+    failure::report(Error::new(ErrorKind::IndexOutOfRange { op, operand: "index", index, size }));
 }
 
 /// Adds each place's element to the pixel that the index names.

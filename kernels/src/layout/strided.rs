@@ -244,7 +244,7 @@ impl Layout {
         // A shape with a 0 has no elements, however large its other axes are.
         let elements = if shape.contains(&0) { Some(0) } else { elements };
         if elements != Some(self.elements()) {
-            return Err(Error::shape_mismatch(op, self.shape(), shape));
+            return Err(Error::shape_mismatch(op, "the elements must be as many", self.shape(), shape));
         }
         if self.is_contiguous() {
             let mut layout = Layout::contiguous(shape);
@@ -369,7 +369,12 @@ impl Layout {
             && aligned.all(|(&have, &want)| have == want || have == 1)
             && shape.iter().try_fold(1_isize, |n, &size| step(n, size.max(1))).is_some();
         if !fits {
-            return Err(Error::shape_mismatch(op, self.shape(), shape));
+            return Err(Error::shape_mismatch(
+                op,
+                "axes, counted from the last, must be equal or 1",
+                self.shape(),
+                shape,
+            ));
         }
         let new_axes = shape.len() - self.rank();
         let mut strides = Strides::from_elem(0, shape.len());
@@ -458,7 +463,12 @@ pub fn broadcast_shapes(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Resul
         if *size == 1 {
             *size = other;
         } else if other != 1 && other != *size {
-            return Err(Error::shape_mismatch(op, lhs, rhs));
+            return Err(Error::shape_mismatch(
+                op,
+                "axes, counted from the last, must be equal or 1",
+                lhs,
+                rhs,
+            ));
         }
     }
     Ok(shape)

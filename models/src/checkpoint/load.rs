@@ -159,6 +159,8 @@ fn check(mismatches: &[Mismatch], report: &LoadReport) -> Result<()> {
     };
     if let Some(prefix) = report.missing.first().and_then(prefix) {
         let _ = write!(detail, "; names in the file begin with {prefix:?}, see `LoadOptions::prefix`");
+    } else if !report.missing.is_empty() && report.loaded.is_empty() {
+        detail.push_str("; no name is in both, as in a file of another model");
     }
     Err(wrong(name, detail))
 }

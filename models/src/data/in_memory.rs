@@ -82,8 +82,14 @@ impl InMemory {
         let rows = labels.len() / labels_per_row;
         let is_whole = labels.len().is_multiple_of(labels_per_row);
         let fit = is_whole && Some(inputs.len()) == rows.checked_mul(features);
-        Error::require_shapes(fit, "data set", &[rows, features], &[inputs.len()])?;
-        check_below("data set: labels", &labels, classes)?;
+        Error::require_shapes(
+            fit,
+            "data set",
+            "inputs must be [rows, features]",
+            &[rows, features],
+            &[inputs.len()],
+        )?;
+        check_below("data set", "label", &labels, classes)?;
         let shape = [labels_per_row];
         let shape = if labels_per_row == 1 { &[][..] } else { &shape };
         let (inputs, labels) = (Rows::new(inputs, rows, &[features]), Rows::new(labels, rows, shape));
@@ -96,7 +102,7 @@ impl InMemory {
     /// `ShapeMismatch` if one has another number of rows.
     pub fn with_bags(self, bags: Vec<Ragged>) -> Result<Self> {
         match bags.iter().find(|bags| bags.len() != self.len()) {
-            Some(bags) => Err(Error::shape_mismatch("data set: bags", &[self.len()], &[bags.len()])),
+            Some(bags) => Err(Error::shape_mismatch("data set", "bags", &[self.len()], &[bags.len()])),
             None => Ok(InMemory { bags: bags.into(), ..self }),
         }
     }
@@ -217,11 +223,14 @@ mod tests {
             message(&[f32::INFINITY, 1.0], 2, &[0], 2),
             "data set: inputs must be finite, got inf at row 0, column 0"
         );
-        assert_eq!(message(&[0.0], 1, &[2], 2), "data set: labels: index 2 is out of range for size 2");
-        assert_eq!(message(&[0.0], 1, &[-1], 2), "data set: labels: index -1 is out of range for size 2");
+        assert_eq!(message(&[0.0], 1, &[2], 2), "data set: label 2 is out of range for size 2");
+        assert_eq!(message(&[0.0], 1, &[-1], 2), "data set: label -1 is out of range for size 2");
         assert_eq!(message(&[], 1, &[], 2), "data set: rows must be at least 1, got 0");
         assert_eq!(message(&[], 0, &[1], 2), "data set: features must be at least 1, got 0");
-        assert_eq!(message(&[1.0, 2.0, 3.0], 2, &[1], 2), "data set: shapes [1, 2] and [3] do not fit");
+        assert_eq!(
+            message(&[1.0, 2.0, 3.0], 2, &[1], 2),
+            "data set: shapes [1, 2] and [3] do not fit: inputs must be [rows, features]"
+        );
         assert_eq!(
             message(&[f32::NAN], 0, &[1], 2),
             "data set: inputs must be finite, got NaN at row 0, column 0"

@@ -175,7 +175,7 @@ impl<D: Dataset> BatchPlan<D> {
     fn new(data: D, options: LoaderOptions) -> Result<Self> {
         let LoaderOptions { batch, workers, prefetch, rank, ranks, drop_last, .. } = options;
         let weights = options.sampler.as_ref().map_or(data.len(), WeightedSampler::rows);
-        Error::require_shapes(weights == data.len(), "data loader: sampler", &[data.len()], &[weights])?;
+        Error::require_shapes(weights == data.len(), OP, "sampler", &[data.len()], &[weights])?;
         let rows = options.sampler.as_ref().map_or(data.len(), WeightedSampler::draws);
         Error::require(rows > 0, OP, "rows", "at least 1", rows)?;
         Error::require(batch > 0, OP, "batch", "at least 1", batch)?;

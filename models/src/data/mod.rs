@@ -54,13 +54,23 @@ pub(crate) fn malformed(path: impl Display, detail: impl Display) -> Error {
 #[cold]
 #[track_caller]
 fn no_row(op: &'static str, index: usize, size: usize) -> Error {
-    Error::new(ErrorKind::IndexOutOfRange { op, index: i64::try_from(index).unwrap_or(i64::MAX), size })
+    Error::new(ErrorKind::IndexOutOfRange {
+        op,
+        operand: "row",
+        index: i64::try_from(index).unwrap_or(i64::MAX),
+        size,
+    })
 }
 
 /// Refuses numbers outside `0..size`.
 #[track_caller]
-pub(crate) fn check_below(op: &'static str, numbers: &[i64], size: usize) -> Result<()> {
+pub(crate) fn check_below(
+    op: &'static str,
+    operand: &'static str,
+    numbers: &[i64],
+    size: usize,
+) -> Result<()> {
     let is_outside = |&&number: &&i64| usize::try_from(number).map_or(true, |number| number >= size);
-    let outside = |&index| Err(Error::new(ErrorKind::IndexOutOfRange { op, index, size }));
+    let outside = |&index| Err(Error::new(ErrorKind::IndexOutOfRange { op, operand, index, size }));
     numbers.iter().find(is_outside).map_or(Ok(()), outside)
 }

@@ -53,7 +53,7 @@ impl Ragged {
             values.extend(row);
             ends.push(values.len());
         }
-        check_below("ragged", &values, size)?;
+        check_below("ragged", "index", &values, size)?;
         Ok(Ragged { values: values.into(), ends: ends.into(), size })
     }
 
@@ -106,7 +106,7 @@ impl Ragged {
     fn gather(&self, indices: &[usize]) -> Result<(Vec<i64>, Vec<i64>)> {
         let (mut values, mut starts) = (Vec::new(), Vec::with_capacity(indices.len()));
         for &index in indices {
-            let row = self.row(index).ok_or_else(|| no_row("ragged: rows", index, self.len()))?;
+            let row = self.row(index).ok_or_else(|| no_row("ragged", index, self.len()))?;
             starts.push(values.len() as i64);
             values.extend_from_slice(row);
         }

@@ -57,7 +57,7 @@ impl<T: Element> Rows<T> {
     fn gather(&self, rows: &[usize], to: &mut [T]) -> Result<()> {
         let width = self.width();
         for (at, &index) in rows.iter().enumerate() {
-            let row = self.row(index).ok_or_else(|| no_row("data set: rows", index, self.count))?;
+            let row = self.row(index).ok_or_else(|| no_row("data set", index, self.count))?;
             to[at * width..][..width].copy_from_slice(row);
         }
         Ok(())

@@ -35,7 +35,7 @@ impl<D: Dataset> Subset<D> {
         let rows = rows.into();
         Error::require(!rows.is_empty(), "subset", "rows", "at least 1", "0")?;
         match rows.iter().find(|&&row| row >= data.len()) {
-            Some(&row) => Err(no_row("subset: rows", row, data.len())),
+            Some(&row) => Err(no_row("subset", row, data.len())),
             None => Ok(Subset { data, rows }),
         }
     }
@@ -67,9 +67,8 @@ impl<D: Dataset> Dataset for Subset<D> {
     }
 
     fn batch(&self, rows: &[usize], key: u64, device: &Device) -> Result<D::Batch> {
-        let row = |&row: &usize| {
-            self.rows.get(row).copied().ok_or_else(|| no_row("subset: rows", row, self.rows.len()))
-        };
+        let row =
+            |&row: &usize| self.rows.get(row).copied().ok_or_else(|| no_row("subset", row, self.rows.len()));
         self.data.batch(&rows.iter().map(row).collect::<Result<Vec<_>>>()?, key, device)
     }
 }
@@ -192,7 +191,7 @@ mod tests {
         let batch = part.clone().batch(&[2, 1], 3, &Device::cpu()).unwrap();
         assert_eq!((batch.inputs.to_vec::<i64>().unwrap(), batch.key), (vec![7, 0], 3));
         let error = part.batch(&[3], 0, &Device::cpu()).unwrap_err();
-        assert_eq!(error.to_string(), "subset: rows: index 3 is out of range for size 3");
+        assert_eq!(error.to_string(), "subset: row 3 is out of range for size 3");
     }
 
     #[test]
@@ -215,6 +214,6 @@ mod tests {
         }
         let message = |rows: &[usize]| Subset::new(numbered(4), rows).map(drop).unwrap_err().to_string();
         assert_eq!(message(&[]), "subset: rows must be at least 1, got 0");
-        assert_eq!(message(&[1, 4]), "subset: rows: index 4 is out of range for size 4");
+        assert_eq!(message(&[1, 4]), "subset: row 4 is out of range for size 4");
     }
 }

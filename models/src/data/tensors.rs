@@ -46,7 +46,12 @@ impl TensorDataset {
             (Some(&rows), Some(&others)) if rows == others => {
                 Ok(TensorDataset { rows, inputs: column(inputs)?, labels: column(labels)? })
             }
-            _ => Err(Error::shape_mismatch(OP, inputs.shape(), labels.shape())),
+            _ => Err(Error::shape_mismatch(
+                OP,
+                "inputs [n, ..] takes labels [n, ..]",
+                inputs.shape(),
+                labels.shape(),
+            )),
         }
     }
 }

@@ -137,7 +137,12 @@ impl Text {
         let size = self.vocabulary.len();
         let character = |&token: &i64| {
             let found = usize::try_from(token).ok().and_then(|place| self.vocabulary.get(place));
-            found.copied().ok_or(Error::new(ErrorKind::IndexOutOfRange { op: "text", index: token, size }))
+            found.copied().ok_or(Error::new(ErrorKind::IndexOutOfRange {
+                op: "text",
+                operand: "token",
+                index: token,
+                size,
+            }))
         };
         tokens.iter().map(character).collect()
     }

@@ -82,7 +82,9 @@ impl Linear {
     /// `ShapeMismatch` unless the weight is `[out, in]` and the bias `[out]`; `DTypeMismatch` if they differ.
     pub fn from_parts(weight: Var, bias: Option<Var>) -> Result<Self> {
         let shape = weight.shape();
-        let mismatch = |other: &[usize]| Error::shape_mismatch("linear: weight and bias", shape, other);
+        let mismatch = |other: &[usize]| {
+            Error::shape_mismatch("linear", "weight [out, in] takes bias [out]", shape, other)
+        };
         if shape.len() != 2 {
             return Err(mismatch(&[]));
         }
@@ -90,7 +92,7 @@ impl Linear {
             if bias.shape() != &shape[..1] {
                 return Err(mismatch(bias.shape()));
             }
-            bias.dtype().require("linear: weight and bias", weight.dtype())?;
+            bias.dtype().require("linear", "bias", weight.dtype())?;
         }
         Ok(Linear { weight, bias })
     }

@@ -147,8 +147,14 @@ impl<C: Cell> Recurrent<C> {
         let value = format_args!("{} of {}", parameters.len(), own.len());
         Error::require(parameters.len() == own.len(), C::NAME, "parameters", "all of the layer's", value)?;
         for (own, new) in own.into_iter().zip(parameters) {
-            Error::require_shapes(own.shape() == new.shape(), C::NAME, own.shape(), new.shape())?;
-            new.dtype().require(C::NAME, own.dtype())?;
+            Error::require_shapes(
+                own.shape() == new.shape(),
+                C::NAME,
+                "parameter",
+                own.shape(),
+                new.shape(),
+            )?;
+            new.dtype().require(C::NAME, "parameter", own.dtype())?;
             *own = new.clone();
         }
         Ok(self)
@@ -177,7 +183,7 @@ impl<C: Cell> Recurrent<C> {
             }
         };
         if let Some(other) = before.iter().find(|part| part.shape() != shape) {
-            return Err(Error::shape_mismatch(C::NAME, &shape, other.shape()));
+            return Err(Error::shape_mismatch(C::NAME, "state", &shape, other.shape()));
         }
         let ways = self.options.ways();
         let mut behind: Vec<Vec<Var>> = vec![Vec::new(); before.len()];

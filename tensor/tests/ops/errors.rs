@@ -23,8 +23,8 @@ macro_rules! refused {
 #[test]
 fn shapes_that_do_not_fit() -> Result<()> {
     let (a, b) = (zeros(&[2, 3], DType::F32)?, zeros(&[2, 4], DType::F32)?);
-    refused!(a.add(&b), ErrorKind::ShapeMismatch { op: "add", lhs, rhs } if **lhs == [2, 3] && **rhs == [2, 4]);
-    refused!(a.matmul(&b), ErrorKind::ShapeMismatch { op: "matmul", lhs, rhs } if **lhs == [2, 3] && **rhs == [2, 4]);
+    refused!(a.add(&b), ErrorKind::ShapeMismatch { op: "add", lhs, rhs, .. } if **lhs == [2, 3] && **rhs == [2, 4]);
+    refused!(a.matmul(&b), ErrorKind::ShapeMismatch { op: "matmul", lhs, rhs, .. } if **lhs == [2, 3] && **rhs == [2, 4]);
     refused!(a.lt(&b), ErrorKind::ShapeMismatch { op: "lt", .. });
     refused!(a.reshape(&[5]), ErrorKind::ShapeMismatch { op: "reshape", .. });
     refused!(a.expand(&[3, 3]), ErrorKind::ShapeMismatch { op: "expand", .. });
@@ -66,12 +66,12 @@ fn types_that_do_not_fit() -> Result<()> {
     let matrices = (zeros(&[2, 2], DType::F32)?, zeros(&[2, 2], DType::F64)?);
     refused!(
         matrices.0.matmul(&matrices.1),
-        ErrorKind::DTypeMismatch { op: "matmul", expected: DType::F32, got: DType::F64 }
+        ErrorKind::DTypeMismatch { op: "matmul", operand: "rhs", expected: DType::F32, got: DType::F64 }
     );
     refused!(a.add_(&b), ErrorKind::DTypeMismatch { op: "add_", .. });
     refused!(
         a.to_vec::<f64>(),
-        ErrorKind::DTypeMismatch { op: "to_vec", expected: DType::F64, got: DType::F32 }
+        ErrorKind::DTypeMismatch { op: "to_vec", expected: DType::F32, got: DType::F64, .. }
     );
     refused!(a.logical_not(), ErrorKind::DTypeMismatch { op: "logical_not", .. });
     refused!(
@@ -139,7 +139,7 @@ fn axes_that_do_not_exist() -> Result<()> {
     refused!(x.squeeze(2), ErrorKind::AxisOutOfRange { op: "squeeze", .. });
     refused!(x.narrow(0, 1, 2), ErrorKind::InvalidArgument { op: "narrow", .. });
     refused!(x.narrow(0, usize::MAX, 2), ErrorKind::InvalidArgument { op: "narrow", .. });
-    refused!(x.select(1, 3), ErrorKind::IndexOutOfRange { op: "select", index: 3, size: 3 });
+    refused!(x.select(1, 3), ErrorKind::IndexOutOfRange { op: "select", index: 3, size: 3, .. });
     refused!(x.pad_narrow(0, 2, 3), ErrorKind::InvalidArgument { op: "pad_narrow", .. });
     refused!(Tensor::stack(&[&x], 3), ErrorKind::AxisOutOfRange { op: "stack", axis: 3, .. });
     Ok(())
@@ -151,13 +151,13 @@ fn indices_out_of_range() -> Result<()> {
     let out = |i: i64| ints(&[0, i]);
     refused!(
         x.index_select(0, &out(2)?),
-        ErrorKind::IndexOutOfRange { op: "index_select", index: 2, size: 2 }
+        ErrorKind::IndexOutOfRange { op: "index_select", index: 2, size: 2, .. }
     );
     refused!(x.index_select(1, &out(-1)?), ErrorKind::IndexOutOfRange { index: -1, size: 3, .. });
     refused!(x.gather(0, &out(5)?.unsqueeze(0)?), ErrorKind::IndexOutOfRange { op: "gather", index: 5, .. });
     refused!(
         x.cross_entropy(&out(3)?),
-        ErrorKind::IndexOutOfRange { op: "cross_entropy", index: 3, size: 3 }
+        ErrorKind::IndexOutOfRange { op: "cross_entropy", operand: "label", index: 3, size: 3 }
     );
     refused!(x.cross_entropy(&out(i64::MIN)?), ErrorKind::IndexOutOfRange { index: i64::MIN, .. });
     refused!(x.index_add(0, &out(9)?, &x), ErrorKind::IndexOutOfRange { op: "index_add", index: 9, .. });

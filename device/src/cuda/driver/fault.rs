@@ -161,7 +161,7 @@ impl FaultWord {
         let (value, bound) = (record.value.load(Ordering::Relaxed), record.bound.load(Ordering::Relaxed));
         record.set.store(0, Ordering::Release);
         let size = usize::try_from(bound).unwrap_or(0);
-        let source = Error::new(ErrorKind::IndexOutOfRange { op, index: value, size });
+        let source = Error::new(ErrorKind::IndexOutOfRange { op, operand: "index", index: value, size });
         Some(Error::of_command(op, stream, source))
     }
 }

@@ -91,7 +91,12 @@ impl DriverEvent {
             return Ok(());
         }
         let lhs = format!("cuda:{}", self.context.ordinal).into();
-        Err(Error::new(ErrorKind::DeviceMismatch { op, lhs, rhs: device.to_string().into() }))
+        Err(Error::new(ErrorKind::DeviceMismatch {
+            op,
+            operand: "handle",
+            lhs,
+            rhs: device.to_string().into(),
+        }))
     }
 
     /// An event for other processes that comes when this one has.

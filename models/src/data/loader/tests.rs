@@ -84,7 +84,7 @@ fn a_sampler_draws_the_rows_of_each_epoch() {
     let error = DataLoader::new(numbered(3), LoaderOptions { sampler: Some(sampler), ..options(2) });
     assert_eq!(
         error.map(drop).unwrap_err().to_string(),
-        "data loader: sampler: shapes [3] and [4] do not fit"
+        "data loader: sampler must be of shape [3], got [4]"
     );
 }
 

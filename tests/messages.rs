@@ -15,8 +15,8 @@ use streamgrad::optim::*;
 use streamgrad::prelude::*;
 use streamgrad::tensor::{CustomKernel, KernelLaunch, custom};
 use streamgrad::{
-    AvgPool, BackwardOptions, ConvOptions, CpuConfig, Error, GradOptions, Graph, LoaderOptions, MaxPool,
-    PadMode, Ragged, Reduction, Result, Subset, WeightedSampler, metrics,
+    AvgPool, BackwardOptions, ConvOptions, CpuConfig, Error, GradOptions, Graph, LoaderOptions, PadMode,
+    Ragged, Reduction, Result, Subset, WeightedSampler, metrics,
 };
 
 /// A mistake, the line that makes it and the message.
@@ -291,7 +291,7 @@ fn layers() {
         row!(s => Sequential::new().push(LayerNorm::new(&[4], &s.d)?).forward(&s.v(&[2, 3])), "0", "layer_norm: shapes [2, 3] and [4] do not fit: input must end with normalized_shape"),
         row!(s => Sequential::new().push(BatchNorm2d::new(3, &s.d)?).forward(&s.v(&[2, 4, 2, 2])), "0", "batch_norm: weight must be of shape [4], got [3]"),
         row!(s => Sequential::new().push(Gru::new(3, 4, &s.d)?).forward(&s.v(&[2, 2, 5])), "0", "gru: input must be a sequence of the layer's width, got [2, 2, 5], where [time, batch, 3] is expected"),
-        row!(s => Sequential::new().push(Flatten::default()).push(s.linear(3, 4)).forward(&s.v(&[2, 2, 2])), "1", "linear: shapes [2, 4] and [4, 3] do not fit: input [.., in] takes weight [out, in]"),
+        row!(s => Sequential::new().push(Flatten).push(s.linear(3, 4)).forward(&s.v(&[2, 2, 2])), "1", "linear: shapes [2, 4] and [4, 3] do not fit: input [.., in] takes weight [out, in]"),
         row!(s => Sequential::new().push(s.linear(3, 4)).forward(&s.wide(&[2, 3])), "0", "linear: weight must be f64, got f32"),
         row!(s => Sequential::new().push(s.linear(3, 4)).forward(&s.foreign(&[2, 3])), "0", "linear: weight must be on cpu (default stream OTHER), got cpu (default stream MAIN), which is another device; clone the first one"),
         row!(s => Linear::from_parts(s.v(&[4, 3]), Some(s.v(&[3]))), "linear: shapes [4, 3] and [3] do not fit: weight [out, in] takes bias [out]"),

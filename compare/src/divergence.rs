@@ -44,9 +44,12 @@ struct Command {
     /// Of each operand that it writes, if that is known.
     hashes: Vec<Option<u64>>,
     place: Box<str>,
-    /// Type and bytes of each operand, if they are kept.
-    values: Vec<Option<(Option<DType>, Box<[u8]>)>>,
+    /// Of each operand that it writes, if they are kept.
+    values: Vec<Option<Values>>,
 }
+
+/// The type of an operand's elements, and their bytes.
+type Values = (Option<DType>, Box<[u8]>);
 
 /// The first command whose inputs are equal in two traces, and whose outputs differ.
 #[derive(Clone, Debug, PartialEq, Eq)]

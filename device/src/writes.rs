@@ -221,9 +221,10 @@ impl WriteLog {
         if outputs.peek().is_none() {
             return;
         }
-        // SAFETY: the caller promises it of the outputs' elements.
         let hashed = |output: &Output| {
-            (output.command, output.number, unsafe { output.operand.written(replay.keep_values) })
+            // SAFETY: the caller promises it of the outputs' elements.
+            let written = unsafe { output.operand.written(replay.keep_values) };
+            (output.command, output.number, written)
         };
         let written = outputs.map(hashed).collect();
         self.traced.lock().wrote(replay, written);

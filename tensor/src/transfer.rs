@@ -78,12 +78,16 @@ impl Tensor {
     /// # Errors
     /// `OutOfMemory`; `Async` if a command that led here failed.
     pub fn to_device(&self, device: &Device) -> Result<Tensor> {
+        self.moved("to_device", device)
+    }
+
+    fn moved(&self, op: &'static str, device: &Device) -> Result<Tensor> {
         if device == self.device() {
             return Ok(self.clone());
         }
         let x = self.contiguous()?;
         let copy = Tensor::empty(x.shape(), x.dtype, device)?;
-        copy.write_across("to_device", &x)?;
+        copy.write_across(op, &x)?;
         Ok(copy)
     }
 
@@ -195,7 +199,7 @@ impl Tensor {
             return Tensor::from_slice(&values, shape, device);
         }
         host.update_(fill)??;
-        host.to_device(device)
+        host.moved("upload", device)
     }
 
     /// Starts a copy to memory of the host, on the current stream: the host goes on, and reads it when it is there.

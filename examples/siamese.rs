@@ -33,7 +33,7 @@ fn distances(model: &Sequential, pairs: &Var) -> Result<Var> {
     (model.forward(&images[0])? - model.forward(&images[1]))?.norm(2.0, &[1], false)
 }
 
-/// Trains for so many epochs, and returns the share of held-out pairs that are told apart.
+/// Trains for `epochs` epochs, and returns the accuracy on held-out pairs.
 pub(crate) fn train(epochs: u64) -> Result<f64> {
     let dev = Device::best();
     let model = mlp(&[64, 128, 16], 7, &dev)?;

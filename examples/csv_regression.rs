@@ -22,7 +22,7 @@ fn write_table(path: &Path) -> Result<()> {
     file::write(path, table.as_bytes())
 }
 
-/// Trains on the table at `path` for so many epochs, and returns the share of the prices' variance that is explained.
+/// Trains on the table at `path` for `epochs` epochs, and returns the R² of the prices.
 pub(crate) fn train(path: &Path, epochs: u64) -> Result<f32> {
     let dev = Device::best();
     streamgrad::seed(7);

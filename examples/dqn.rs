@@ -24,7 +24,7 @@ fn places(dev: &Device, places: impl Iterator<Item = usize>) -> Result<Var> {
     Ok(Var::constant(hot.to_dtype(DType::F32)?))
 }
 
-/// Values of the actions at each place, after so many steps.
+/// Values of the actions at each place, after `steps` steps.
 pub(crate) fn train(steps: usize) -> Result<Vec<f32>> {
     let dev = Device::best();
     let (online, target) = (mlp(&[LENGTH, 32, ACTIONS], 1, &dev)?, mlp(&[LENGTH, 32, ACTIONS], 2, &dev)?);

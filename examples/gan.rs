@@ -34,7 +34,7 @@ fn loss(scores: &Var, label: f64) -> Result<Var> {
     scores.bce_with_logits(&Var::constant(scores.value().full_like(label)?), Reduction::Mean)
 }
 
-/// Trains for so many steps, and returns the mean and standard deviation of the distances of drawn points from the origin.
+/// Trains for `steps` steps, and returns the mean and standard deviation of the distances of drawn points from the origin.
 pub(crate) fn train(steps: usize) -> Result<(f32, f32)> {
     let dev = Device::best();
     streamgrad::seed(7);

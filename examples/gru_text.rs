@@ -21,7 +21,7 @@ impl Model {
     }
 }
 
-/// Trains for so many steps, and returns the last loss and what the model writes.
+/// Trains for `steps` steps, and returns the last loss and what the model writes.
 pub(crate) fn train(steps: usize) -> Result<(f64, String)> {
     let dev = Device::best();
     streamgrad::seed(7);

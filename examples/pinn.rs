@@ -19,7 +19,7 @@ fn exact(t: &Tensor) -> Result<Tensor> {
     (-DAMPING * t)?.exp()? * (phase.cos()? + DAMPING / own * &phase.sin()?)
 }
 
-/// Trains for so many steps, and returns the largest error.
+/// Trains for `steps` steps, and returns the largest error.
 pub(crate) fn train(steps: usize) -> Result<f32> {
     let dev = Device::best();
     streamgrad::seed(7);

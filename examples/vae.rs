@@ -38,7 +38,7 @@ impl Vae {
     }
 }
 
-/// Trains for so many epochs, and returns the last loss per image.
+/// Trains for `epochs` epochs, and returns the last loss per image.
 pub(crate) fn train(epochs: u64) -> Result<f32> {
     let dev = Device::best();
     streamgrad::seed(7);

@@ -51,7 +51,7 @@ impl Forward for Vit {
     }
 }
 
-/// Trains for so many epochs, and returns the share of held-out digits that are classified correctly.
+/// Trains for `epochs` epochs, and returns the accuracy on held-out digits.
 pub(crate) fn train(epochs: u64) -> Result<f64> {
     let dev = Device::best();
     streamgrad::seed(7);

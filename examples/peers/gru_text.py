@@ -21,7 +21,7 @@ class Model(nn.Module):
 
 
 def train(steps):
-    """Trains for so many steps, and returns the last loss and what the model writes."""
+    """Trains for `epochs` steps, and returns the last loss and what the model writes."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(7)
     vocabulary = sorted(set(TEXT))

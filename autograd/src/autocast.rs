@@ -77,6 +77,8 @@ pub fn autocast<R>(dtype: impl Into<Option<DType>>, f: impl FnOnce() -> Result<R
         Some(half) if half.is_half() => Some(half),
         Some(dtype) => return Err(Error::dtype_unsupported("autocast", dtype)),
     };
+    // A check of gradients in F64 remains one.
+    let half = HALF.get().filter(|outer| *outer == DType::F64).or(half);
     let f = || AtCaller::user(f);
     let outermost = current_cache(|cache| cache.is_none());
     if outermost { with_cache(Cache::default(), || with(half, f)) } else { with(half, f) }

@@ -101,6 +101,23 @@ fn a_function_of_f32_is_checked_in_f64() -> Result<()> {
     Ok(())
 }
 
+/// The loss of a mixed precision step is checked without its rounding.
+#[test]
+fn a_function_under_an_autocast_is_checked_in_f64() -> Result<()> {
+    let (weight, x) =
+        (Var::leaf(randn(&[3, 4], DType::F32, 0)?), Var::constant(randn(&[2, 4], DType::F32, 1)?));
+    let leaves = [("weight".to_owned(), weight.clone())];
+    let loss = |factor| {
+        let loss = || autocast(DType::BF16, || off(&x.linear(&weight, None)?.tanh()?, factor)?.sum_all());
+        gradcheck_leaves(loss, &leaves, GradCheck::default())
+    };
+    let report = loss(1.0)?;
+    assert_eq!((report.checked, report.undecided), (12, 0));
+    let found = loss(1.0001);
+    assert!(matches!(kind(&found), Some(ErrorKind::GradientMismatch { .. })), "{found:?}");
+    Ok(())
+}
+
 /// Rounding within a function is measured, although it takes and returns F64.
 #[test]
 fn rounding_within_a_function_is_noticed() -> Result<()> {

@@ -351,7 +351,9 @@ impl<'a, M: Module> Pass<'a, M> {
         let parallel = self.parallel;
         let mut here = vec![false; parallel.parameters.len()];
         self.arrived.iter().for_each(|&parameter| here[parameter] = true);
-        let unused = trained(&parallel.parameters).into_iter().rfind(|&parameter| !here[parameter]);
+        // Of a frozen one, every rank's gradient is 0.
+        let is_unused = |&at: &usize| !here[at] && parallel.parameters[at].1.requires_grad();
+        let unused = trained(&parallel.parameters).into_iter().rfind(is_unused);
         if let (Some(unused), false) = (unused, parallel.options.find_unused) {
             let name = &parallel.parameters[unused].0;
             let expected = "one that depends on every parameter, or `find_unused`";

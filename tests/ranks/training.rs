@@ -267,6 +267,36 @@ fn parameters_that_are_not_trained() {
     }
 }
 
+/// A parameter that is frozen after the model was spread over the ranks has no gradient to wait for, until it is unfrozen.
+#[test]
+fn parameters_that_are_frozen_for_a_while() {
+    for bucket_bytes in [1, 25 << 20] {
+        for result in on_ranks(2, |comm| {
+            let options = DataParallelOptions { bucket_bytes, ..DataParallelOptions::default() };
+            let layer = Linear::keyed(2, 1, RandomKey { seed: 1, op: 1 }, comm.device())?;
+            let model = DataParallel::with_options(layer, comm, options)?;
+            let (weight, x) = (&model.parameters()[0], Tensor::ones(&[1, 2], DType::F32, comm.device())?);
+            let mut found = Vec::new();
+            for frozen in [true, false, true] {
+                if frozen {
+                    weight.freeze()
+                } else {
+                    weight.unfreeze()
+                }
+                let y = model.model().forward(&x.mul_scalar(comm.rank() as f64)?.into())?;
+                let gradients = model.backward(&y.sum(&[], false)?)?;
+                let of =
+                    |at: usize| gradients.get(&model.parameters()[at]).map(|g| g.to_vec::<f32>()).transpose();
+                found.push([of(0)?, of(1)?]);
+            }
+            Ok(found)
+        }) {
+            let (weight, bias) = (Some(vec![0.5; 2]), Some(vec![1.0]));
+            assert_eq!(result.unwrap(), [[None, bias.clone()], [weight, bias.clone()], [None, bias]]);
+        }
+    }
+}
+
 /// Layers by number.
 struct Layers(Vec<Linear>);
 

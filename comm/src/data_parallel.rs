@@ -38,7 +38,8 @@ impl Default for DataParallelOptions {
 /// became complete in the first step, and each full bucket but the last is one all-reduce on a stream of its own. With
 /// [`ReduceOrder::Ranks`](crate::ReduceOrder) a mean has the bits of `(g0 + g1 + ..) / ranks`.
 ///
-/// A parameter that requires no gradient, as a constant, takes part in none of this.
+/// A parameter that is a constant takes part in none of this. One that is frozen has no gradient, but its bucket has zeros in its
+/// place; it is frozen on every rank or on none.
 ///
 /// Buffers that the forward pass changes, such as running statistics, are those that rank 0's part of the batches gives: each step
 /// broadcasts them once it has averaged, so that all ranks have the same ones.

@@ -50,7 +50,7 @@ macro_rules! unary_functions {
                 of_argument, |x, g| g.neg().div(x).div(x), "-g / x / x";
             /// The logarithm to the base 2; NaN below 0.
             Log2, log2, 16, Narrow, close, |x| x.log2(), "log2_of(x)",
-                of_argument, |x, g| g.div(x.mul(T::LN_2)), "g / (x * (T)0.693147180559945309)";
+                of_argument, |x, g| g.div(x).mul(T::LOG2_E), "g / x * (T)1.44269504088896341";
             /// `ln(1 + x)`, without cancellation near 0; NaN below -1.
             Log1p, log1p, 8, Wide, close, |x| x.log1p(), "log1p_of(x)",
                 of_argument, |x, g| g.div(T::ONE.add(x)), "g / (1 + x)";

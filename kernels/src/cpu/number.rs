@@ -50,7 +50,7 @@ pub(crate) struct Pair<T>(pub(crate) T, pub(crate) T);
 /// A floating-point element.
 pub(crate) trait Real: Number {
     const HALF: Self;
-    const LN_2: Self;
+    const LOG2_E: Self;
     /// A quarter of the largest number.
     const LARGE: Self;
     /// A number so far above the smallest normal one that products of few are normal.

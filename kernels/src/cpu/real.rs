@@ -14,7 +14,7 @@ const FRAC_1_SQRT_2_LOW: f64 = -4.833_646_656_726_457e-17;
 
 impl Real for f32 {
     const HALF: Self = 0.5;
-    const LN_2: Self = std::f32::consts::LN_2;
+    const LOG2_E: Self = std::f32::consts::LOG2_E;
     const LARGE: Self = f32::MAX / 4.0;
     const SMALL: Self = f32::MIN_POSITIVE * 1024.0;
     const SHRINK: Self = f32::from_bits((127 - 80) << 23);
@@ -66,7 +66,7 @@ fn normal_cdf_pair(x: f64) -> Pair<f64> {
 
 impl Real for f64 {
     const HALF: Self = 0.5;
-    const LN_2: Self = std::f64::consts::LN_2;
+    const LOG2_E: Self = std::f64::consts::LOG2_E;
     const LARGE: Self = f64::MAX / 4.0;
     const SMALL: Self = f64::MIN_POSITIVE * 1024.0;
     const SHRINK: Self = f64::from_bits((1023 - 560) << 52);

@@ -3,7 +3,7 @@
     python3 benches/peers/torch_shapes.py OURS --device cuda|cpu [--seed N] [--family F,..] [--cases A..B] [--threads N] [--table FILE]
 
 OURS is the program of `benches/shapes.rs`. Each family has a distribution over ops, shapes, strides, types and options; case I of a
-family depends on the seed, the family and I alone. Both sides get the same inputs, return all values, which are compared with those
+family depends on the seed, the family and I alone. The family `named` has 24 fixed cases instead, and is left out unless it is asked for. Both sides get the same inputs, return all values, which are compared with those
 of F64, and are timed in turn in the same rounds. PyTorch's time is that of its best way: eager, CUDA graph, channels last, compiled.
 Ours is that of the better of eager and captured. A ratio is PyTorch's time by ours: above 1 this engine is faster.
 
@@ -301,6 +301,28 @@ def recurrent(rng):
     return case(op, inputs, rng.random() < 0.7, layers=layers, hidden=hidden)
 
 
+def parameters(layers, width, hidden, gates):
+    """Weights and biases of a recurrent layer."""
+    both = [[[gates * hidden, width if layer == 0 else hidden], [gates * hidden, hidden]] for layer in range(layers)]
+    return [leaf(shape, "f32", scale=hidden**-0.5) for shapes in both for shape in [*shapes, [gates * hidden], [gates * hidden]]]
+
+
+def named():
+    """What people time first; case I is the same for all seeds."""
+    heads, weights = [4, 8, 256, 64], [4, 8, 256, 256]
+    scores = [[leaf(shape, "f32", scale=0.2) for shape in shapes] for shapes in ([heads, heads], [weights, heads])]
+    for backward in (False, True):
+        for op, gates, layers, dims, hidden in [("lstm", 4, 2, [64, 32, 256], 256), ("gru", 3, 2, [64, 32, 256], 256), ("lstm", 4, 1, [128, 1, 64], 64)]:
+            yield case(op, [leaf(dims, "f32"), *parameters(layers, dims[2], hidden, gates)], backward, layers=layers, hidden=hidden)
+        for dims in [[10**6], [1000, 1000]]:
+            yield case("sort", [leaf(dims, "f32")], backward, axes=[-1])
+            yield case("topk", [leaf(dims, "f32")], backward, axes=[-1], k=100)
+            yield case("norm", [leaf(dims, "f32")], backward, axes=[-1])
+        yield case("topk", [leaf([28, 51158], "f32")], backward, axes=[-1], k=40)
+        yield case("einsum", scores[0], backward, equation="bhqd,bhkd->bhqk")
+        yield case("einsum", scores[1], backward, equation="bhqk,bhkd->bqhd")
+
+
 FAMILIES = {
     function.__name__: function
     for function in (reductions, norms, softmaxes, scans, indexed, copies, chains, pooling, convolutions, products, attention, orders, lengths, einsums, recurrent)
@@ -310,6 +332,8 @@ CHANNELS_LAST = {"conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "bili
 
 
 def draw(seed, family, index):
+    if family == "named":
+        return list(named())[index]
     return FAMILIES[family](random.Random(f"{seed}/{family}/{index}"))
 
 
@@ -596,7 +620,7 @@ def described(line):
 
 
 def summary(lines):
-    for family in FAMILIES:
+    for family in [*FAMILIES, "named"]:
         found = [line for line in lines if line["family"] == family]
         timed = sorted((line for line in found if "ratio" in line), key=lambda line: line["ratio"])
         if timed:

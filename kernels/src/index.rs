@@ -74,6 +74,13 @@ impl<'a> IndexSums<'a> {
         IndexSums { stream, op, operands, base: None, entries, workspace }
     }
 
+    /// The same where no two indices of a line are equal, as those of a sort: a CUDA device then writes each value where it belongs. With
+    /// equal ones any of their values may remain.
+    pub fn of_distinct(self) -> IndexSums<'a> {
+        let IndexSums { stream, op, operands, base, entries, .. } = self;
+        IndexSums { base, ..IndexSums::new(stream, op, operands, Entries { distinct: true, ..entries }) }
+    }
+
     /// Bytes of the workspace.
     pub fn workspace(&self) -> usize {
         self.workspace

@@ -46,7 +46,7 @@ impl Indexed {
             }
         }
         let (lines, columns) = (Loops::from_axes(lines), Loops::from_axes(columns));
-        Entries { lines, each, steps, size: self.size, padding: -1, columns }
+        Entries { lines, each, steps, size: self.size, padding: -1, distinct: false, columns }
     }
 }
 
@@ -76,6 +76,8 @@ pub(crate) struct Entries {
     pub(crate) size: usize,
     /// An index that is left out, or -1.
     pub(crate) padding: i64,
+    /// Whether no two entries are of one row.
+    pub(crate) distinct: bool,
     /// The elements of an entry and of its row.
     pub(crate) columns: Loops<2>,
 }
@@ -111,7 +113,8 @@ impl BagSizes {
         let columns = LoopAxis { size: self.width, strides: [self.sum_steps[1], self.table_steps[1]] };
         let steps = [self.sum_steps[0], self.table_steps[0], self.index_step];
         let (lines, columns) = (Loops::from_axes([]), Loops::from_axes([columns]));
-        Entries { lines, each: self.len, steps, size: self.rows, padding: self.padding, columns }
+        let (size, padding) = (self.rows, self.padding);
+        Entries { lines, each: self.len, steps, size, padding, distinct: false, columns }
     }
 }
 

@@ -8,9 +8,9 @@ use crate::cuda::{needs, order as cuda};
 use crate::layout::{Loops, View, normalize_axis};
 use crate::loops::Rows;
 
-/// Bytes of the workspace that an [`argsort`] of so many elements, `len` of each row, needs on `stream`'s device.
-pub fn argsort_workspace(stream: &Stream, elements: usize, len: usize) -> usize {
-    needs(stream, || cuda::workspace(elements, len)).unwrap_or(0)
+/// Bytes of the workspace that an [`argsort`] needs on `stream`'s device for the first `count` of each row of `len` of so many elements.
+pub fn argsort_workspace(stream: &Stream, elements: usize, len: usize, count: usize) -> usize {
+    needs(stream, || cuda::workspace(elements, len, count)).unwrap_or(0)
 }
 
 /// The indices, of type I64, of the first elements along an axis in ascending or descending order, for floats and integers.
@@ -43,7 +43,8 @@ pub fn argsort(
     let kept = Loops::over(layouts, (0..shape.len()).filter(|&i| i != at));
     let rows = Rows { kept, len: shape[at], steps: layouts.map(|layout| layout.strides()[at]) };
     let (dtype, count) = (x.dtype, out.shape()[at]);
-    let workspace = View::workspace::<u8>(OP, workspace, argsort_workspace(stream, elements, shape[at]))?;
+    let needed = argsort_workspace(stream, elements, shape[at], count);
+    let workspace = View::workspace::<u8>(OP, workspace, needed)?;
     let depth = shape[at].max(2).ilog2() as usize;
     for_number!(OP, dtype, T => Command::new(OP, (out.write::<i64>().exact(), x.read::<T>(), workspace))
     .cost(elements, depth)

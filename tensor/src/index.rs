@@ -227,7 +227,7 @@ impl Tensor {
     /// # Errors
     /// As for [`Tensor::gather`], and `DTypeMismatch`, `DTypeUnsupported` for bool.
     pub fn scatter_add(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
-        self.scatter_add_to("scatter_add", axis, indices, src, true)
+        self.scatter_add_to("scatter_add", axis, indices, src, (true, false))
     }
 
     /// A copy with the elements of `src` at `indices` along `axis`; see [`scatter_add`](Self::scatter_add). A place that is named
@@ -248,7 +248,7 @@ impl Tensor {
         let mask = self.index_mask(axis, indices)?;
         Tensor::where_cond(
             &mask,
-            &self.zeros_like()?.scatter_add_to("scatter", axis, indices, src, true)?,
+            &self.zeros_like()?.scatter_add_to("scatter", axis, indices, src, (true, false))?,
             self,
         )
     }
@@ -258,7 +258,9 @@ impl Tensor {
     pub fn index_mask(&self, axis: isize, indices: &Tensor) -> Result<Tensor> {
         let zeros = Tensor::zeros(self.shape(), DType::F32, self.device())?;
         let ones = Tensor::ones(indices.shape(), DType::F32, self.device())?;
-        zeros.scatter_add_to("scatter", axis, indices, &ones, true)?.compare_scalar(CompareOp::Gt, 0.0)
+        zeros
+            .scatter_add_to("scatter", axis, indices, &ones, (true, false))?
+            .compare_scalar(CompareOp::Gt, 0.0)
     }
 
     fn scatter_add_to(
@@ -267,7 +269,7 @@ impl Tensor {
         axis: isize,
         indices: &Tensor,
         src: &Tensor,
-        begins_with_self: bool,
+        (begins_with_self, distinct): (bool, bool),
     ) -> Result<Tensor> {
         same_kind(op, self, src, "src")?;
         self.dtype().require_number(op)?;
@@ -284,6 +286,7 @@ impl Tensor {
         let base = begins_with_self.then(|| target.view());
         let out = src.produce_like(target.shape(), |stream, out| {
             let sums = kernels::scatter_add(stream, out, base, at as isize, indices.view(), src.view())?;
+            let sums = if distinct { sums.of_distinct() } else { sums };
             Tensor::with_workspace(stream, sums.workspace(), |memory| sums.launch(memory))
         })?;
         out.reshape(self.shape())
@@ -330,13 +333,20 @@ pub fn index_select_grad(g: &Tensor, axis: isize, indices: &Tensor, size: usize)
     target.index_add_to(OP, at, indices, g, false)
 }
 
-/// The gradient of [`Tensor::gather`] from a tensor of this shape, for `g` the result's gradient.
+/// The gradient of [`Tensor::gather`] from a tensor of this shape, for `g` the result's gradient. `distinct` says that no index comes twice
+/// in a line along the axis, as none of a sort's does: then it is faster, and wrong otherwise.
 ///
 /// # Errors
 /// As [`Tensor::scatter_add`].
-pub fn gather_grad(g: &Tensor, axis: isize, indices: &Tensor, shape: &[usize]) -> Result<Tensor> {
+pub fn gather_grad(
+    g: &Tensor,
+    axis: isize,
+    indices: &Tensor,
+    shape: &[usize],
+    distinct: bool,
+) -> Result<Tensor> {
     const OP: &str = "gather_grad";
     elements_of(OP, shape)?;
     let target = g.with_layout(Layout::contiguous(shape));
-    target.scatter_add_to(OP, axis, indices, g, false)
+    target.scatter_add_to(OP, axis, indices, g, (false, distinct))
 }

@@ -86,7 +86,7 @@ impl Tensor {
             return Tensor::empty(&shape, DType::I64, self.device());
         }
         Tensor::produce(self.device(), Layout::contiguous(&shape), DType::I64, |stream, out| {
-            let bytes = kernels::argsort_workspace(stream, self.elements(), self.shape()[at]);
+            let bytes = kernels::argsort_workspace(stream, self.elements(), self.shape()[at], count);
             Tensor::with_workspace(stream, bytes, |memory| {
                 kernels::argsort(stream, self.view(), at as isize, descending, (memory, out))
             })

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::Family;
 use super::copy::begin;
-use super::walk::{ByValue, WARP, Walk};
+use super::walk::{self, ByValue, WARP, Walk, blocks};
 use crate::command::Address;
 use crate::indexed::Entries;
 use crate::loops::{LoopAxis, Loops, Places};
@@ -24,7 +24,7 @@ const OWNED: usize = 256;
 /// Entries searched by all thread blocks together, up to which searching is faster than a sort.
 const LOOKS: usize = 1 << 22;
 /// Entries per thread block of the sort, and most bits per pass.
-const TILE: usize = 2048;
+const TILE: usize = 4096;
 const BITS: u32 = 10;
 /// Least number of threads for neighbouring vectors of a run.
 const WIDTH: usize = 4;
@@ -102,9 +102,14 @@ impl Entries {
         self.count() <= MOST && self.keys().div_ceil(OWNED).saturating_mul(self.count().max(1)) <= LOOKS
     }
 
+    /// Whether each entry is written by itself.
+    fn is_put(&self) -> bool {
+        self.distinct && self.columns.elements == 1
+    }
+
     /// Bytes of the workspace.
     pub(crate) fn workspace(&self) -> usize {
-        if self.is_few() { 0 } else { Sorter::workspace(self.count()) }
+        if self.is_few() || self.is_put() { 0 } else { Sorter::workspace(self.count()) }
     }
 
     /// The lines in two halves, with their offsets in the source, the sums and the indices; `None` for a single line.
@@ -163,7 +168,8 @@ impl Entries {
         let mut base = base.unwrap_or(Address::NULL);
         // If the kernel does not write all elements, or base and output have different strides, the base is copied first and sums are added in place.
         let is_alike = || places.loops().axes.iter().all(|axis| axis.strides[0] == axis.strides[1]);
-        let owns_all = self.is_few() && self.keys() * self.columns.elements == places.elements();
+        let owns_all =
+            !self.is_put() && self.is_few() && self.keys() * self.columns.elements == places.elements();
         if !(owns_all && (base.0.is_null() || is_alike())) && base.0 != out.0 {
             begin(queue, dtype.size_bytes(), places, [out, base])?;
             base = out;
@@ -189,6 +195,12 @@ impl Entries {
         // `EntryCounts` of the program.
         let counts = [count, of_line, source, sums, step, size, self.padding, i64::from(beside)];
         let lines = Walk::of(queue.op(), &self.lines)?;
+        if self.is_put() {
+            let args = [out.into(), values.into(), index.into(), counts.arg(), lines.arg(), Arg::Fault];
+            let grid = blocks(queue, (self.count() as u64).div_ceil(u64::from(walk::THREADS)), walk::THREADS);
+            // SAFETY: the kernel takes these arguments, and an index is checked before it is followed.
+            return unsafe { family.kernel(queue, &["index_put"], dtype, grid, &args) };
+        }
         let columns = self.walk(queue, dtype, [values, out, base])?;
         let lanes = if columns.is_vector() { 16 / dtype.size_bytes().max(4) } else { 1 };
         let vectors = self.columns.elements / lanes;

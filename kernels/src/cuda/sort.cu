@@ -2,7 +2,7 @@
 // `keys` are null.
 
 // Maximum of bits per pass.
-constexpr u32 BITS = 10, DIGITS = 1 << BITS, EACH = 4;
+constexpr u32 BITS = 10, DIGITS = 1 << BITS, EACH = 8;
 constexpr u32 TILE = THREADS * EACH;
 
 extern "C" __global__ void __launch_bounds__(THREADS) sort_count(const i64* index, const __grid_constant__ EntryCounts counts,
@@ -36,43 +36,59 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_offsets(u32* found, u
     }
 }
 
+// The tile's entries are put in order in shared memory first, so that those of a digit are written as a run.
 extern "C" __global__ void __launch_bounds__(THREADS) sort_place(const i64* index, const __grid_constant__ EntryCounts counts,
                                                                  const __grid_constant__ Walk<3> lines, const u32* order,
                                                                  const u32* keys, u32* sorted, u32* sorted_keys, const u32* found,
                                                                  u32 shift, u32 bits) {
-    __shared__ u16 ranked[WARPS][DIGITS];
-    __shared__ u32 starts[DIGITS + 1];
+    __shared__ union {
+        u16 ranked[WARPS][DIGITS];
+        struct {
+            u32 order[TILE], keys[TILE];
+        } tile;
+    } room;
+    // Where the entries of each digit begin: of all, and of the tile.
+    __shared__ u32 starts[DIGITS + 1], own_starts[DIGITS + 1];
     Entries entries{index, counts, lines};
-    u32 first = blockIdx.x * TILE + threadIdx.x / WARP * WARP * EACH + threadIdx.x % WARP;
-    u32 own[EACH], own_keys[EACH], digits[EACH], ranks[EACH];
-    for (u32 d = threadIdx.x; d >> bits == 0; d += THREADS) {
+    u32 first = blockIdx.x * TILE + threadIdx.x / WARP * WARP * EACH + threadIdx.x % WARP, mask = (1 << bits) - 1;
+    u32 own[EACH], own_keys[EACH], places[EACH];
+    for (u32 d = threadIdx.x; d <= mask; d += THREADS) {
         starts[d] = found[(gridDim.x << bits) + d];
     }
-    sum_all_before(starts, 1 << bits);
 #pragma unroll
     for (u32 k = 0; k < EACH; ++k) {
         u32 at = first + k * WARP;
         bool exists = at < entries.count();
         own[k] = exists && order ? order[at] : at;
         own_keys[k] = !exists ? 0xffffffff : keys ? keys[at] : entries.key(at, entries.index_of(at));
-        digits[k] = own_keys[k] >> shift & (1 << bits) - 1;
     }
     for (u32 d = threadIdx.x; d < WARPS << bits; d += THREADS) {
-        ranked[d >> bits][d & (1 << bits) - 1] = 0;
+        room.ranked[d >> bits][d & mask] = 0;
     }
-    __syncthreads();
-    u16* own_counts = ranked[threadIdx.x / WARP];
+    sum_all_before(starts, 1 << bits);
+    u16* own_counts = room.ranked[threadIdx.x / WARP];
     for (u32 k = 0; k < EACH; ++k) {
-        ranks[k] = count_entry(own_counts, digits[k], true);
+        places[k] = count_entry(own_counts, own_keys[k] >> shift & mask, true);
     }
     __syncthreads();
-    sum_warps(ranked, 1 << bits);
+    sum_warps(room.ranked, 1 << bits, own_starts);
+    sum_all_before(own_starts, 1 << bits);
+#pragma unroll
+    for (u32 k = 0; k < EACH; ++k) {
+        u32 digit = own_keys[k] >> shift & mask;
+        places[k] += own_starts[digit] + own_counts[digit];
+    }
     __syncthreads();
 #pragma unroll
     for (u32 k = 0; k < EACH; ++k) {
-        if (first + k * WARP < entries.count()) {
-            u32 to = starts[digits[k]] + found[digits[k] * gridDim.x + blockIdx.x] + own_counts[digits[k]] + ranks[k];
-            sorted[to] = own[k], sorted_keys[to] = own_keys[k];
-        }
+        room.tile.order[places[k]] = own[k], room.tile.keys[places[k]] = own_keys[k];
+    }
+    for (u32 d = threadIdx.x; d <= mask; d += THREADS) {
+        starts[d] += found[d * gridDim.x + blockIdx.x] - own_starts[d];
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < TILE && blockIdx.x * TILE + i < entries.count(); i += THREADS) {
+        u32 key = room.tile.keys[i], to = starts[key >> shift & mask] + i;
+        sorted[to] = room.tile.order[i], sorted_keys[to] = key;
     }
 }

@@ -174,7 +174,7 @@ fn indices_out_of_range() -> Result<()> {
     let long = ints(&[0; 8])?.reshape(&[2, 4])?;
     refused!(x.gather(0, &long), ErrorKind::ShapeMismatch { op: "gather", .. });
     refused!(x.scatter_add(1, &long, &x), ErrorKind::ShapeMismatch { op: "scatter_add", .. });
-    refused!(grad::gather(&x, 1, &long, &[2, 9]), ErrorKind::ShapeMismatch { op: "gather_grad", .. });
+    refused!(grad::gather(&x, 1, &long, &[2, 9], false), ErrorKind::ShapeMismatch { op: "gather_grad", .. });
     Ok(())
 }
 
@@ -189,7 +189,7 @@ fn indexed_sums_that_are_refused_launch_nothing() -> Result<()> {
         x.index_add(0, &rows, &x),
         x.scatter_add(0, &each, &x),
         grad::index_select(&x, 0, &rows, 2),
-        grad::gather(&x.narrow(0, 0, 1)?.narrow(1, 0, 2)?, 0, &each, &[2, 3]),
+        grad::gather(&x.narrow(0, 0, 1)?.narrow(1, 0, 2)?, 0, &each, &[2, 3], false),
     ];
     for result in refused {
         refused!(result, ErrorKind::IndexOutOfRange { index: 9, .. });

@@ -304,7 +304,8 @@ fn sums() -> Vec<Case> {
             let rows = indices(&x[0], &[3, 0, 0, 1, 0, 3])?;
             let each = rows.reshape(&[6, 1])?.expand(&[6, 3])?.contiguous()?;
             let added = [x[0].index_add(0, &rows, &x[1])?, x[0].scatter_add(0, &each, &x[1])?];
-            let grads = [grad::index_select(&x[1], 0, &rows, 4)?, grad::gather(&x[1], 0, &each, &[4, 3])?];
+            let grads =
+                [grad::index_select(&x[1], 0, &rows, 4)?, grad::gather(&x[1], 0, &each, &[4, 3], false)?];
             Ok(added.into_iter().chain(grads).collect())
         }),
         case("layer_norm", &[&[6, 33], &[33], &[33], &[6, 33]], |x| {

@@ -116,7 +116,7 @@ proptest! {
             let place = source(&index).iter().zip(&shape).fold(0, |place, (&i, &n)| place * n + i);
             grad.data[place] += g.at(&index);
         }
-        prop_assert!(grad.matches(&grad::gather(&g.f64(how)?, axis as isize, &idx, &shape)?, 1e-12)?);
+        prop_assert!(grad.matches(&grad::gather(&g.f64(how)?, axis as isize, &idx, &shape, false)?, 1e-12)?);
         let mut added = grad.clone();
         added.data.iter_mut().zip(&x.data).for_each(|(a, b)| *a += b);
         prop_assert!(added.matches(&x.f64(how)?.scatter_add(axis as isize, &idx, &g.f64(how)?)?, 1e-12)?);
@@ -168,8 +168,13 @@ fn cross_entropy_against_the_composition() -> Result<()> {
         assert!(far(&losses, &picked)? < 1e-12);
         let g = Plain::numbered(&[5], 32).f64(0)?;
         let column = g.unsqueeze(1)?;
-        let one_hot =
-            grad::gather(&Tensor::ones(&[5, 1], DType::F64, x.device())?, 1, &labels.unsqueeze(1)?, &[5, 7])?;
+        let one_hot = grad::gather(
+            &Tensor::ones(&[5, 1], DType::F64, x.device())?,
+            1,
+            &labels.unsqueeze(1)?,
+            &[5, 7],
+            true,
+        )?;
         let slope = expected.exp()?.sub(&one_hot)?.mul(&column)?;
         assert!(far(&grad::cross_entropy(&x, &log_sums, &labels, &g)?, &slope)? < 1e-12);
     }

@@ -116,6 +116,36 @@ fn places_of<T: Real>() {
     }
 }
 
+fn distinct_places_of<T: Real>() {
+    let Some(both) = both() else { return };
+    for (shape, axis) in [([1, 20_000], 1), ([37, 300], 1), ([300, 5], 0), ([2, 1], 1), ([0, 4], 1)] {
+        let len = shape[axis] as i64;
+        // 7 and 11 divide no length, so no index comes twice in a line.
+        let at = |i: usize| if axis == 1 { i % shape[1] } else { i / shape[1] } as i64;
+        let index: Vec<i64> = (0..shape[0] * shape[1]).map(|i| (at(i) * 77 + 3) % len).collect();
+        for (how, has_base) in [(Stored::Dense, false), (Stored::Transposed, true)] {
+            both.same((T::DTYPE, shape, axis, how, has_base), |stream| {
+                let (out, base) =
+                    (stored::<T>(stream, 2, shape, Stored::Narrowed), stored::<T>(stream, 4, shape, how));
+                let (index, src) = (Array::new(stream, &index, &shape), stored::<T>(stream, 3, shape, how));
+                let base = has_base.then(|| base.view());
+                let sums =
+                    crate::scatter_add(stream, out.view(), base, axis as isize, index.view(), src.view())?;
+                let sums = sums.of_distinct();
+                assert_eq!(sums.workspace(), 0);
+                sums.launch(None).map(|()| out)
+            });
+        }
+    }
+}
+
+#[test]
+fn places_at_distinct_indices() {
+    distinct_places_of::<f32>();
+    distinct_places_of::<bf16>();
+    distinct_places_of::<i64>();
+}
+
 #[test]
 fn rows_at_indices() {
     rows_of::<f32>();

@@ -10,7 +10,7 @@ use tensor::{Error, ErrorKind, Result, Tensor};
 
 use crate::autocast::suspended;
 use crate::gradcheck::perturbed;
-use crate::gradients::{Entry, add_gradients, check_form, check_like, check_place, separate};
+use crate::gradients::{Entry, Sum, add_gradients, check_form, check_like, check_place, separate};
 use crate::mode::with_recording;
 use crate::place::on;
 use crate::tape::{Claimed, Node, Vjp};
@@ -262,7 +262,7 @@ struct Sweep<'a> {
     /// The order of the pass: newest first.
     order: Vec<usize>,
     /// The sums of gradients that are not passed on yet, by stop: few at a time, even for large graphs.
-    gradients: Mutex<FxHashMap<usize, Var>>,
+    gradients: Mutex<FxHashMap<usize, Sum>>,
     /// Where it ends, besides the leaves.
     ends: Option<&'a Ends>,
 }
@@ -471,14 +471,17 @@ impl<'a> Sweep<'a> {
     ) -> Result<()> {
         let stop = &mut self.stops[at];
         let (node, Claimed { saved, hooks }) = (stop.node, std::mem::take(&mut stop.claimed));
-        let Some(mut gradient) = self.gradients.get_mut().remove(&at) else { return Ok(()) };
+        let Some(mut sum) = self.gradients.get_mut().remove(&at) else { return Ok(()) };
         let mut needed: SmallVec<[bool; 8]> = SmallVec::new();
         for &input in self.edges(at) {
             needed.push(input != NONE && self.stops[input].needed);
         }
         // Filled in place: gradients are large to move.
         let mut grads = Grads::new();
-        on(node.place.elsewhere(gradient.device()).as_ref(), || {
+        let stream = node.place.elsewhere(sum.device());
+        on(stream.as_ref(), || sum.complete().map(drop))?;
+        let mut gradient = sum.into_value();
+        on(stream.as_ref(), || {
             caught(node, || {
                 if let Some(perturbed) = perturbed(&gradient.value) {
                     gradient.value = perturbed;
@@ -524,11 +527,11 @@ impl<'a> Sweep<'a> {
     /// Keeps the first gradient of a node and adds later ones to it, on the node's stream.
     fn add(&mut self, at: usize, gradient: Var) -> Result<()> {
         let Some(sum) = self.gradients.get_mut().get_mut(&at) else {
-            self.gradients.get_mut().insert(at, gradient);
+            self.gradients.get_mut().insert(at, Sum::of(gradient));
             return Ok(());
         };
         let stream = self.stops[at].node.place.elsewhere(gradient.device());
-        on(stream.as_ref(), || add_gradients(sum, &gradient))
+        on(stream.as_ref(), || add_gradients(sum.complete()?, &gradient))
     }
 }
 

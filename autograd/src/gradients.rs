@@ -5,10 +5,12 @@ use std::ops::Range;
 
 use device::{AtCaller, Capture, Shared};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 use tensor::{DType, Device, Error, ErrorKind, Result, Tensor, Tensors, accumulate};
 
 use crate::Var;
 use crate::mode::is_recording;
+use crate::ops::position;
 use crate::place::{OpStream, on};
 use crate::tape::Node;
 
@@ -249,13 +251,94 @@ pub(crate) fn add_gradients(sum: &mut Var, gradient: &Var) -> Result<()> {
     sum.value.add_(gradient.value())
 }
 
-/// Adds to `places` of `sum` along `axis`: in place, or in a copy if somebody else can see it.
-pub(crate) fn add_to_places(sum: &mut Var, gradient: &Var, axis: isize, places: Range<usize>) -> Result<()> {
-    if !adds_in_place(sum, gradient) {
-        sum.value = sum.value.copy()?;
+/// The sum of the gradients that a value has received so far.
+pub(crate) struct Sum {
+    value: Var,
+    /// Where it is written, unless it is everywhere.
+    written: Option<Written>,
+}
+
+/// Ranges along an axis, in order and apart.
+struct Written {
+    axis: isize,
+    ranges: SmallVec<[Range<usize>; 4]>,
+}
+
+impl Sum {
+    pub(crate) fn of(gradient: Var) -> Sum {
+        Sum { value: gradient, written: None }
     }
-    sum.node = None;
-    sum.value.narrow(axis, places.start, places.len())?.add_(gradient.value())
+
+    /// The sum after the first gradient, that of a range of an axis of a value of this shape.
+    pub(crate) fn of_part(shape: &[usize], gradient: &Var, axis: isize, range: Range<usize>) -> Result<Sum> {
+        let value = Var::constant(Tensor::empty(shape, gradient.dtype(), gradient.device())?);
+        let mut sum = Sum { value, written: Some(Written { axis, ranges: SmallVec::new() }) };
+        sum.add_part(gradient, axis, range)?;
+        Ok(sum)
+    }
+
+    /// Adds the gradient of a range of an axis: it is written where nothing is yet, and otherwise added in place, or in a copy if somebody
+    /// else can see the sum.
+    pub(crate) fn add_part(&mut self, gradient: &Var, axis: isize, range: Range<usize>) -> Result<()> {
+        let part = |sum: &Var| sum.value.narrow(axis, range.start, range.len());
+        if let Some(written) = self.written.as_mut().filter(|written| written.is_apart(axis, &range)) {
+            part(&self.value)?.copy_(gradient.value())?;
+            written.insert(range);
+            return Ok(());
+        }
+        let sum = self.complete()?;
+        if !adds_in_place(sum, gradient) {
+            sum.value = sum.value.copy()?;
+        }
+        sum.node = None;
+        part(sum)?.add_(gradient.value())
+    }
+
+    /// The sum, with zeros where no gradient was written.
+    pub(crate) fn complete(&mut self) -> Result<&mut Var> {
+        if let Some(Written { axis, ranges }) = self.written.take() {
+            let value = &self.value.value;
+            let size = value.shape()[position(axis, value.rank())];
+            let starts = [0].into_iter().chain(ranges.iter().map(|range| range.end));
+            let ends = ranges.iter().map(|range| range.start).chain([size]);
+            for (start, end) in starts.zip(ends).filter(|(start, end)| start < end) {
+                value.narrow(axis, start, end - start)?.fill_(0.0)?;
+            }
+        }
+        Ok(&mut self.value)
+    }
+
+    /// What [`complete`](Self::complete) returned.
+    pub(crate) fn into_value(self) -> Var {
+        self.value
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        self.value.device()
+    }
+}
+
+impl Written {
+    /// Most ranges: what lies between them takes a command each.
+    const RANGES: usize = 4;
+
+    /// Whether nothing of a range of an axis is written, and it may be kept.
+    fn is_apart(&self, axis: isize, range: &Range<usize>) -> bool {
+        let is_apart = |written: &Range<usize>| range.end <= written.start || written.end <= range.start;
+        self.axis == axis && self.ranges.len() < Self::RANGES && self.ranges.iter().all(is_apart)
+    }
+
+    fn insert(&mut self, range: Range<usize>) {
+        let at = self.ranges.partition_point(|written| written.start < range.start);
+        self.ranges.insert(at, range);
+        self.ranges.dedup_by(|next, written| {
+            let touches = written.end == next.start;
+            if touches {
+                written.end = next.end;
+            }
+            touches
+        });
+    }
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use tensor::{DType, Error, ErrorKind, Result, Tensor};
 
 use crate::gradcheck::perturbed;
+use crate::gradients::Sum;
 use crate::mode::{Recording, next_sequence, recording};
 use crate::place::OpStream;
 
@@ -123,7 +124,7 @@ pub struct Vjp<'a> {
     /// For each input, whether its gradient is needed.
     pub(crate) needed: &'a [bool],
     /// The sums of the pass, and where those of the inputs are.
-    pub(crate) sums: (&'a Mutex<FxHashMap<usize, Var>>, &'a [usize]),
+    pub(crate) sums: (&'a Mutex<FxHashMap<usize, Sum>>, &'a [usize]),
 }
 
 impl Vjp<'_> {

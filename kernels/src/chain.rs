@@ -10,13 +10,13 @@ use crate::loops::{LoopAxis, Loops};
 use crate::reduction::{Axes, ReduceOp};
 
 /// The most operands in memory.
-pub(crate) const OPERANDS: usize = 8;
+pub(crate) const OPERANDS: usize = 32;
 
 /// Functions in the order in which they are computed.
 #[derive(Clone, Debug)]
 pub(crate) struct Chain {
     pub(crate) elements: usize,
-    /// What lies in memory: first what is written, one element after the other, and then what is read.
+    /// What lies in memory: first what is written, and then what is read.
     pub(crate) operands: Vec<Operand>,
     pub(crate) steps: Vec<Step>,
     /// What is made of all elements of a result.
@@ -68,8 +68,8 @@ impl Chain {
         self.steps.iter().filter(|step| step.output.is_some()).count()
     }
 
-    /// One nest over all operands; `None` if there is none.
-    pub(crate) fn loops(&self) -> Option<Loops<OPERANDS>> {
+    /// One nest over all operands; `None` if there is none, or more than `N` operands.
+    pub(crate) fn loops<const N: usize>(&self) -> Option<Loops<N>> {
         Loops::together(
             &self.operands.iter().map(|operand| &operand.places).collect::<SmallVec<[_; OPERANDS]>>(),
         )
@@ -105,10 +105,30 @@ impl Operand {
         self.at.0 == other.at.0 && stored(self.dtype) == stored(other.dtype) && self.places == other.places
     }
 
-    /// Whether a byte belongs to both.
+    /// Whether a byte may belong to both.
     pub(crate) fn meets(&self, other: &Operand) -> bool {
         let ((start, end), (other_start, other_end)) = (self.bytes(), other.bytes());
-        start < other_end && other_start < end
+        start < other_end && other_start < end && !self.is_beside(other)
+    }
+
+    /// Whether both consist of rows that are equally far apart, and the rows of one lie between those of the other.
+    fn is_beside(&self, other: &Operand) -> bool {
+        let (Some((step, length)), Some((other_step, other_length))) = (self.rows(), other.rows()) else {
+            return false;
+        };
+        let behind = (other.at.0.addr() as isize).wrapping_sub(self.at.0.addr() as isize).rem_euclid(step);
+        step == other_step && behind >= length && behind + other_length <= step
+    }
+
+    /// The bytes from the start of a row to the next, and of a row, if the elements are contiguous rows at one distance.
+    fn rows(&self) -> Option<(isize, isize)> {
+        let size = self.dtype.size_bytes() as isize;
+        match &self.places.axes[..] {
+            [rows, row] if row.strides == [1] && rows.strides[0] >= row.size as isize => {
+                Some((rows.strides[0] * size, row.size as isize * size))
+            }
+            _ => None,
+        }
     }
 
     fn bytes(&self) -> (usize, usize) {

@@ -150,6 +150,67 @@ fn what_is_read_at_other_elements_is_not_fused() {
     });
 }
 
+/// Parts of one tensor, whose rows lie between each other's, are written by one command; parts that overlap are not.
+#[test]
+fn parts_beside_each_other_are_written_together() {
+    each_device(&SCHEDULES, |device| {
+        let of = |values: &[f32], columns: usize| tensor(values, device)?.reshape(&[2, columns]);
+        let (x, y) = (of(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3)?, of(&[0.5, -1.0, 2.0, 4.0, -3.0, 1.0], 3)?);
+        for (middle, commands) in [(3, 1), (2, 2), (5, 2)] {
+            let to = || of(&[9.0; 20], 10);
+            let step = |to: &Tensor| {
+                let sum = x.add(&y)?;
+                let part = |start: usize| to.narrow(1, start, 3);
+                part(0)?.copy_(&sum)?;
+                part(7)?.copy_(&sum.mul(&x)?)?;
+                part(middle)?.copy_(&sum.sub(&part(0)?)?.add(&y)?)
+            };
+            let (eager, replayed) = (to()?, to()?);
+            step(&eager)?;
+            let graph = Graph::capture(device, || step(&replayed))?;
+            assert_eq!(graph.report().commands, commands, "{middle}: {:?}", ops(&graph));
+            graph.replay()?;
+            assert_eq!(values(&replayed)?, values(&eager)?, "{middle}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn chains_of_many_operands_are_one_command() {
+    each_device(&SCHEDULES, |device| {
+        let rows = |at: usize| -> Result<Tensor> {
+            let x = Tensor::arange(0.0, 2100.0, 1.0, DType::F32, device)?;
+            x.add_scalar(at as f64)?.reshape(&[3, 700])?.narrow(1, at, 600)
+        };
+        for (operands, commands) in [(7, 1), (8, 1), (9, 1), (31, 1), (32, 2)] {
+            let all = (0..operands).map(rows).collect::<Result<Vec<_>>>()?;
+            let step = || all[1..].iter().try_fold(all[0].clone(), |sum, next| sum.sub(next));
+            let graph = Graph::capture(device, step)?;
+            assert_eq!(graph.report().commands, commands, "{operands} of {:?}", ops(&graph));
+            assert_eq!(values(&graph.replay()?)?, values(&step()?)?);
+        }
+        Ok(())
+    });
+}
+
+/// Of each step the product with the weights and one command for the rest.
+#[test]
+fn a_step_of_a_recurrent_layer_is_two_commands() -> Result<()> {
+    let device = Device::cpu();
+    let lstm = Lstm::new(3, 4, &device)?;
+    let x = Var::leaf(Tensor::randn(&[8, 2, 3], DType::F32, RandomKey { seed: 1, op: 0 }, &device)?);
+    let fused = |ops: &[&str]| ops.iter().filter(|op| **op == "fused").count();
+    let forward = Graph::capture(&device, || no_grad(|| lstm.forward(&x)))?;
+    assert_eq!(fused(&ops(&forward)), 8, "{:?}", ops(&forward));
+    let backward = Graph::capture(&device, || {
+        let gradients = lstm.forward(&x)?.square()?.sum_all()?.backward()?;
+        Ok(gradients.iter().map(|gradient| gradient.value().clone()).collect::<Vec<_>>())
+    })?;
+    assert_eq!(fused(&ops(&backward)), 17, "{:?}", ops(&backward));
+    Ok(())
+}
+
 #[test]
 fn what_others_use_stays_in_memory() {
     each_device(&SCHEDULES, |device| {

@@ -188,3 +188,34 @@ fn a_seed_takes_part_in_a_recorded_pass_alone() -> Result<()> {
     }
     Ok(())
 }
+
+/// Where parts leave something out, overlap, are of another axis, or are more than are kept apart.
+#[test]
+fn gradients_of_parts_are_put_together() -> Result<()> {
+    let places = [
+        &[(1, 4, 2)][..],
+        &[(1, 2, 3), (1, 5, 3)],
+        &[(1, 0, 1), (1, 7, 1), (1, 3, 2)],
+        &[(1, 0, 4), (1, 2, 4)],
+        &[(1, 0, 3), (0, 1, 1), (1, 3, 5)],
+        &[(1, 0, 1), (1, 2, 1), (1, 4, 1), (1, 6, 1), (1, 7, 1), (1, 1, 1)],
+        &[(-1, 1, 0), (1, 1, 2)],
+        &[(1, 3, 5), (1, 3, 5), (1, 0, 3)],
+    ];
+    for parts in places {
+        let x = Var::leaf(Tensor::arange(0.0, 16.0, 1.0, DType::F64, &Device::cpu())?.reshape(&[2, 8])?);
+        let y = x.mul_scalar(1.0)?;
+        let (mut loss, mut expected) =
+            (Var::constant(Tensor::zeros(&[], DType::F64, &Device::cpu())?), [0.0; 16]);
+        for (at, &(axis, start, len)) in parts.iter().enumerate() {
+            let factor = 2.0 + at as f64;
+            loss = loss.add(&y.narrow(axis, start, len)?.mul_scalar(factor)?.sum_all()?)?;
+            for (place, sum) in expected.iter_mut().enumerate() {
+                let along = if axis == 0 { place / 8 } else { place % 8 };
+                *sum += if (start..start + len).contains(&along) { factor } else { 0.0 };
+            }
+        }
+        assert_eq!(values(loss.backward()?.get(&x))?, expected, "{parts:?}");
+    }
+    Ok(())
+}

@@ -383,7 +383,7 @@ fn reduced_elements(shape: &[usize], axes: &[isize]) -> usize {
 }
 
 /// A checked axis, counted from the front.
-fn position(axis: isize, rank: usize) -> usize {
+pub(crate) fn position(axis: isize, rank: usize) -> usize {
     let axis = if axis < 0 { axis.wrapping_add_unsigned(rank) } else { axis };
     axis.unsigned_abs()
 }

@@ -5,7 +5,7 @@ use std::ops::RangeBounds;
 use tensor::{Error, ErrorKind, Result};
 
 use super::{Dims, Draw, Sample, position, record_one};
-use crate::gradients::add_to_places;
+use crate::gradients::Sum;
 use crate::place::on;
 use crate::tape::one;
 use crate::{Grads, Var, Vjp, record};
@@ -87,16 +87,21 @@ impl Var {
     }
 }
 
-/// The gradient of an op's only input, of `size` places along `axis`, for the gradient `g` of those from `start` on. If the input has a sum of
-/// gradients, it is added there.
+/// The gradient of an op's only input, of `size` places along `axis`, for the gradient `g` of those from `start` on. Unless the pass is
+/// recorded, it goes straight into the input's sum of gradients.
 fn gradient_of_places(ctx: &Vjp<'_>, g: &Var, axis: isize, start: usize, size: usize) -> Result<Grads> {
-    let (sums, input) = (ctx.sums.0, ctx.sums.1[0]);
-    let sum = if ctx.is_recorded() { None } else { sums.lock().remove(&input) };
-    let Some(mut sum) = sum else { return g.pad_narrow(axis, start, size).map(one) };
-    let stream = ctx.node.inputs[0].as_ref().and_then(|input| input.place.elsewhere(g.device()));
-    let places = start..start + g.shape()[position(axis, g.shape().len())];
-    on(stream.as_ref(), || add_to_places(&mut sum, g, axis, places))?;
-    sums.lock().insert(input, sum);
+    let input = match &ctx.node.inputs[0] {
+        Some(input) if !ctx.is_recorded() => input,
+        _ => return g.pad_narrow(axis, start, size).map(one),
+    };
+    let (sums, at) = (ctx.sums.0, ctx.sums.1[0]);
+    let range = start..start + g.shape()[position(axis, g.shape().len())];
+    let sum = sums.lock().remove(&at);
+    let sum = on(input.place.elsewhere(g.device()).as_ref(), || match sum {
+        Some(mut sum) => sum.add_part(g, axis, range).map(|()| sum),
+        None => Sum::of_part(&input.shape, g, axis, range),
+    })?;
+    sums.lock().insert(at, sum);
     Ok([None].into_iter().collect())
 }
 

@@ -1,7 +1,7 @@
 //! Recurrent cells over a sequence: `s_t = cell(W_ih x_t + b_ih, W_hh h_{t-1} + b_hh, s_{t-1})`, of which `h` is the first tensor. In the
 //! backward pass each cell is computed again; the gradients of the weights are one product for the whole sequence.
 
-use tensor::{Error, Result};
+use tensor::{Error, Result, Tensor};
 
 use super::{Draw, Sample};
 use crate::autocast::{Cast, Operand, suspended};
@@ -18,17 +18,19 @@ pub trait Cell: Send + Sync + 'static {
     const NAME: &'static str;
     /// Rows of the weights for each hidden feature.
     const GATES: usize;
+    /// Whether the products with the input and with the output before are only added.
+    const ADDS: bool;
     /// The state of a layer: [`Var`], or a pair of them.
     type State: CellState;
 
-    /// The next state, from the products of the weights with the input and with the output before. The first tensor of a state is
-    /// the output.
+    /// The next state, whose first tensor is the output, from the products of each gate: their sums if the cell [adds](Self::ADDS) them, and
+    /// otherwise those with the input and then those with the output before.
     ///
-    /// Shapes: the products `[b, gates h]`, and each tensor of the state `[b, h]`.
+    /// Shapes: each product and each tensor of the state `[b, h]`.
     ///
     /// # Errors
     /// Those of its ops.
-    fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>>;
+    fn next(products: &[Var], state: &[Var]) -> Result<Vec<Var>>;
 }
 
 /// What a recurrent layer keeps from step to step.
@@ -92,25 +94,24 @@ fn parts_of<const N: usize>(parts: Vec<Var>) -> Result<[Var; N]> {
 impl Cell for Elman {
     const NAME: &'static str = "rnn";
     const GATES: usize = 1;
+    const ADDS: bool = true;
     type State = Var;
 
-    fn next(of_input: &Var, of_output: &Var, _: &[Var]) -> Result<Vec<Var>> {
-        Ok(vec![of_input.add(of_output)?.tanh()?])
+    fn next(sums: &[Var], _: &[Var]) -> Result<Vec<Var>> {
+        sums.iter().map(Var::tanh).collect()
     }
 }
 
 impl Cell for GruCell {
     const NAME: &'static str = "gru";
     const GATES: usize = 3;
+    const ADDS: bool = false;
     type State = Var;
 
-    fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>> {
+    fn next(products: &[Var], state: &[Var]) -> Result<Vec<Var>> {
+        let [reset, keep, new, reset_of_output, keep_of_output, new_of_output] = parts_of(products.to_vec())?;
         let [h] = parts_of(state.to_vec())?;
-        let width = h.shape()[1];
-        let both = |x: &Var| Ok((x.narrow(1, 0, 2 * width)?, x.narrow(1, 2 * width, width)?));
-        let ((gates, new), (gates_of_output, new_of_output)) = (both(of_input)?, both(of_output)?);
-        let gates = gates.add(&gates_of_output)?.sigmoid()?;
-        let (reset, keep) = (gates.narrow(1, 0, width)?, gates.narrow(1, width, width)?);
+        let (reset, keep) = (reset.add(&reset_of_output)?.sigmoid()?, keep.add(&keep_of_output)?.sigmoid()?);
         let new = new.add(&reset.mul(&new_of_output)?)?.tanh()?;
         Ok(vec![new.add(&keep.mul(&h.sub(&new)?)?)?])
     }
@@ -119,17 +120,14 @@ impl Cell for GruCell {
 impl Cell for LstmCell {
     const NAME: &'static str = "lstm";
     const GATES: usize = 4;
+    const ADDS: bool = true;
     type State = (Var, Var);
 
-    fn next(of_input: &Var, of_output: &Var, state: &[Var]) -> Result<Vec<Var>> {
+    fn next(sums: &[Var], state: &[Var]) -> Result<Vec<Var>> {
+        let [input, forget, value, read] = parts_of(sums.to_vec())?;
         let [_, c] = parts_of(state.to_vec())?;
-        let width = c.shape()[1];
-        let gates = of_input.add(of_output)?;
-        let part = |at: usize, len: usize| gates.narrow(1, at * width, len * width);
-        let (write, value, read) = (part(0, 2)?.sigmoid()?, part(2, 1)?.tanh()?, part(3, 1)?.sigmoid()?);
-        let (input, forget) = (write.narrow(1, 0, width)?, write.narrow(1, width, width)?);
-        let c = forget.mul(&c)?.add(&input.mul(&value)?)?;
-        Ok(vec![read.mul(&c.tanh()?)?, c])
+        let c = forget.sigmoid()?.mul(&c)?.add(&input.sigmoid()?.mul(&value.tanh()?)?)?;
+        Ok(vec![read.sigmoid()?.mul(&c.tanh()?)?, c])
     }
 }
 
@@ -209,6 +207,11 @@ pub fn recurrent<C: Cell>(
     Ok((outputs, last))
 }
 
+/// The parts of a product that belong to each gate.
+fn gates<C: Cell>(product: &Var) -> Result<Vec<Var>> {
+    product.chunk(C::GATES, 1)
+}
+
 fn stacked<'a>(vars: impl Iterator<Item = &'a Var>) -> Result<Var> {
     Var::stack(&vars.collect::<Vec<_>>(), 0)
 }
@@ -244,7 +247,13 @@ impl Sequence {
         let products = inputs[0].unbind(0)?;
         let (mut state, mut states) = (first.to_vec(), vec![Vec::new(); products.len()]);
         for step in self.order(products.len()) {
-            state = C::next(&products[step], &state[0].linear(weight, bias)?, &state)?;
+            let of_input = gates::<C>(&products[step])?;
+            let of_output = gates::<C>(&state[0].linear(weight, bias)?)?;
+            let products = match C::ADDS {
+                true => of_input.iter().zip(&of_output).map(|(a, b)| a.add(b)).collect::<Result<Vec<_>>>()?,
+                false => [of_input, of_output].concat(),
+            };
+            state = C::next(&products, &state)?;
             let value = format_args!("{} tensors", state.len());
             Error::require(
                 state.len() == C::State::PARTS,
@@ -295,48 +304,51 @@ impl Sequence {
             Var::cat(&front.into_iter().chain([&others]).chain(back).collect::<Vec<_>>(), 0)
         };
         let before = kept.iter().zip(first).map(before).collect::<Result<Vec<Var>>>()?;
-        let products = [inputs[0].unbind(0)?, before[0].linear(weight, bias)?.unbind(0)?];
+        let of_output = before[0].linear(weight, bias)?;
+        let products =
+            if C::ADDS { vec![inputs[0].add(&of_output)?] } else { vec![inputs[0].clone(), of_output] };
+        // Their gradients, which each step writes in place.
+        let empty = |like: &Var| Tensor::empty(like.shape(), like.dtype(), like.device()).map(Var::constant);
+        let of_products = products.iter().map(empty).collect::<Result<Vec<Var>>>()?;
+        let at_step = |all: &[Var], step: usize| -> Result<Vec<Var>> {
+            let gates = all.iter().map(|product| gates::<C>(&product.select(0, step)?));
+            Ok(gates.collect::<Result<Vec<_>>>()?.concat())
+        };
         let states = before.iter().map(|part| part.unbind(0)).collect::<Result<Vec<_>>>()?;
         let of_outputs = of_outputs.unbind(0)?;
         let mut carried: Vec<Option<Var>> = [None].into_iter().chain(outer.into_iter().map(Some)).collect();
-        let mut of_products = [vec![None; steps], vec![None; steps]];
         let needs_state = needed[inputs.len() - C::State::PARTS..].contains(&true);
         for (at, step) in self.order(steps).into_iter().enumerate().rev() {
             let leaf = |var: &Var| Var::leaf(var.value().clone());
             let state: Vec<Var> = states.iter().map(|part| leaf(&part[step])).collect();
-            let own = [leaf(&products[0][step]), leaf(&products[1][step])];
-            let next = with_recording(Recording::On, || C::next(&own[0], &own[1], &state))?;
+            let own: Vec<Var> = at_step(&products, step)?.iter().map(leaf).collect();
+            let next = with_recording(Recording::On, || C::next(&own, &state))?;
             carried[0] = Some(match carried[0].take() {
                 Some(carried) => carried.add(&of_outputs[step])?,
                 None => of_outputs[step].clone(),
             });
             let roots = next.iter().zip(&carried).map(|(part, g)| (part, g.as_ref()));
             let roots: Vec<_> = roots.filter(|(_, g)| g.is_some()).collect();
-            let ends = [own.to_vec(), state].concat();
+            let places = at_step(&of_products, step)?;
+            let ends = [own, state].concat();
             let mut found = grad_within(OP, &roots, &ends, &vec![true; ends.len()], false)?.into_iter();
-            let [of_input, of_output] = [0, 1].map(|_| found.next().flatten());
-            carried = found.collect();
-            let is_needed = at > 0 || needs_state;
-            let through = of_output.as_ref().filter(|_| is_needed).map(|g| g.matmul(weight)).transpose()?;
-            carried[0] = match (carried[0].take(), through) {
-                (Some(direct), Some(through)) => Some(direct.add(&through)?),
-                (direct, through) => direct.or(through),
-            };
-            (of_products[0][step], of_products[1][step]) = (of_input, of_output);
-        }
-        let stacked = |parts: &[Option<Var>], like: &Var| -> Result<Var> {
-            let zeros = Var::constant(like.value().zeros_like()?);
-            stacked(parts.iter().map(|part| part.as_ref().unwrap_or(&zeros)))
-        };
-        let of_input = stacked(&of_products[0], &products[0][0])?;
-        let is_same = |(a, b): (&Option<Var>, &Option<Var>)| match (a, b) {
-            (Some(a), Some(b)) => {
-                a.value().same_storage(b.value()) && a.value().layout() == b.value().layout()
+            for (place, found) in places.iter().zip(&mut found) {
+                match found {
+                    Some(g) => place.value().copy_(g.value())?,
+                    None => place.value().fill_(0.0)?,
+                }
             }
-            _ => false,
-        };
-        let same = of_products[0].iter().zip(&of_products[1]).all(is_same);
-        let of_output = if same { of_input.clone() } else { stacked(&of_products[1], &products[1][0])? };
+            carried = found.collect();
+            if at > 0 || needs_state {
+                let of_output = of_products[of_products.len() - 1].select(0, step)?;
+                let through = of_output.matmul(weight)?;
+                carried[0] = Some(match carried[0].take() {
+                    Some(direct) => direct.add(&through)?,
+                    None => through,
+                });
+            }
+        }
+        let (of_input, of_output) = (of_products[0].clone(), &of_products[of_products.len() - 1]);
         let (rows, columns) = (of_output.flatten(0, 1)?, before[0].flatten(0, 1)?);
         // In the memory order of the weight, as for `linear`.
         let of_weight = match (needed[1], weight.value().is_contiguous()) {
@@ -385,10 +397,12 @@ mod tests {
     impl Cell for Joined {
         const NAME: &'static str = "joined";
         const GATES: usize = 1;
+        const ADDS: bool = false;
         type State = Var;
 
-        fn next(of_input: &Var, of_output: &Var, _: &[Var]) -> Result<Vec<Var>> {
-            let both = Var::cat(&[of_input, &of_output.mul_scalar(3.0)?], 1)?.tanh()?;
+        fn next(products: &[Var], _: &[Var]) -> Result<Vec<Var>> {
+            let [of_input, of_output] = parts_of(products.to_vec())?;
+            let both = Var::cat(&[&of_input, &of_output.mul_scalar(3.0)?], 1)?.tanh()?;
             let width = of_input.shape()[1];
             Ok(vec![both.narrow(1, 0, width)?.add(&both.narrow(1, width, width)?)?])
         }

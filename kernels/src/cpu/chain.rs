@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::elementwise::Elements;
 use super::for_bits;
-use super::walk::collect;
+use super::walk::{collect, spread};
 use crate::chain::{Chain, OPERANDS, Operand, Value};
 use crate::functions::Function;
 use crate::layout::Dst;
@@ -25,7 +25,8 @@ const CHUNK: usize = 1 << 15;
 pub(crate) struct Blocks {
     /// For each operand, the slot that its elements are copied to if they lie neither as a run nor at one place.
     copied: Vec<Option<usize>>,
-    /// For each step, where its results are: an operand that is written, or a slot.
+    /// For each step, where its results are: an operand that is written, or a slot. From there they are copied to an operand that does not
+    /// lie as a run.
     results: Vec<Room>,
     elements: usize,
     slot_bytes: usize,
@@ -58,14 +59,17 @@ impl Blocks {
         let mut slots = Slots::default();
         let lies = |operand: &Operand| operand.places.is_run() || operand.places.axes.is_empty();
         let stands = |operand: &Operand| matches!(&operand.places.axes[..], [axis] if axis.strides == [0]);
+        let outputs = chain.outputs();
         let copied: Vec<Option<usize>> = chain
             .operands
             .iter()
-            .map(|operand| (!lies(operand) && !stands(operand)).then(|| slots.take()))
+            .enumerate()
+            .map(|(at, operand)| (at >= outputs && !lies(operand) && !stands(operand)).then(|| slots.take()))
             .collect();
         let mut results: Vec<Room> = Vec::with_capacity(chain.steps.len());
         for (at, step) in chain.steps.iter().enumerate() {
-            results.push(step.output.map_or_else(|| Room::Slot(slots.take()), Room::Operand));
+            let in_place = step.output.filter(|&output| lies(&chain.operands[output]));
+            results.push(in_place.map_or_else(|| Room::Slot(slots.take()), Room::Operand));
             // A result has a place of its own: its elements may be larger than an argument's.
             let is_last =
                 |value: &Value| !chain.steps[at + 1..].iter().any(|later| later.arguments.contains(value));
@@ -153,6 +157,17 @@ impl Blocks {
                     1 => apply::<2>(step.function, part.len(), &places),
                     2 => apply::<3>(step.function, part.len(), &places),
                     _ => apply::<4>(step.function, part.len(), &places),
+                }
+            }
+            if let (Some(output), Room::Slot(slot_of_result)) = (step.output, self.results[at]) {
+                let operand = &chain.operands[output];
+                let from = slot(slot_of_result).0.0.cast_const();
+                // SAFETY: the caller promises that the operand's elements `part` may be written, and the slot has just been
+                // filled with as many results.
+                unsafe {
+                    for_bits!(operand.dtype.size_bytes(), B => {
+                        spread::<B>(&operand.places, part.clone(), from.cast(), operand.at.0.cast());
+                    });
                 }
             }
         }

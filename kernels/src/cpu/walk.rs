@@ -304,6 +304,30 @@ pub(crate) unsafe fn collect<T: Copy>(loops: &Loops<1>, range: Range<usize>, fro
     );
 }
 
+/// Copies elements that lie one after the other to the elements `range` of a loop nest.
+///
+/// # Safety
+/// These may be written, and `from` has as many, which do not overlap them.
+#[inline(always)]
+pub(crate) unsafe fn spread<T: Copy>(loops: &Loops<1>, range: Range<usize>, mut from: *const T, to: *mut T) {
+    let [step] = loops.inner().strides;
+    loops.for_runs(
+        range,
+        inlined!(|[offset], len| {
+            let to = to.wrapping_offset(offset);
+            // SAFETY: `loops` reaches only elements that the caller promises to be writable, and the runs add up to
+            // `range`, of which `from` has all elements.
+            unsafe {
+                match step {
+                    1 => std::ptr::copy_nonoverlapping(from, to, len),
+                    _ => (0..len).for_each(inlined!(|i| *to.offset(i as isize * step) = *from.add(i))),
+                }
+            }
+            from = from.wrapping_add(len);
+        }),
+    );
+}
+
 /// `out[i] = f([x[i], y[i], ..])` for `len` elements at the given steps.
 ///
 /// # Safety

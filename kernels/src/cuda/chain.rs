@@ -19,6 +19,8 @@ use crate::loops::Loops;
 use crate::reduction::{ReduceOp, Reduction};
 
 const KERNEL: &str = "chain";
+/// Operands of the loop nest of a kernel that has no more: a nest is a parameter, and small ones are launched faster.
+const FEW: usize = 8;
 
 /// Common beginning of all chain programs.
 const PRELUDE: &str = concat!(
@@ -42,29 +44,44 @@ const FOLD: &str = concat!(
 /// The kernel of a chain, and its arguments besides the operands.
 pub(crate) struct Kernel {
     program: &'static Program,
-    loops: Loops<OPERANDS>,
-    sizes: [usize; OPERANDS],
+    nest: Nest,
     numbers: Vec<u64>,
+}
+
+/// One loop nest over all operands.
+enum Nest {
+    Few(Loops<FEW>),
+    Many(Loops<OPERANDS>),
 }
 
 impl Kernel {
     /// `None` if no common loop nest fits all operands.
     pub(crate) fn of(chain: &Chain) -> Option<Kernel> {
-        let sizes =
-            std::array::from_fn(|k| chain.operands.get(k).map_or(1, |operand| operand.dtype.size_bytes()));
         let numbers = chain.steps.iter().flat_map(|step| numbers(step.function)).collect();
-        Some(Kernel { program: program_of(source(chain)), loops: chain.loops()?, sizes, numbers })
+        let nest =
+            if chain.operands.len() <= FEW { Nest::Few(chain.loops()?) } else { Nest::Many(chain.loops()?) };
+        Some(Kernel { program: program_of(source(chain)), nest, numbers })
     }
 
     /// Enqueues the kernel on the chain's operands.
     pub(crate) fn enqueue(&self, queue: &Queue<'_>, chain: &Chain) -> Result<()> {
-        let &Kernel { program, ref loops, sizes, ref numbers } = self;
-        if let Some(fold) = &chain.fold {
-            return self.enqueue_fold(queue, &chain.operands, fold);
+        match (&chain.fold, &self.nest) {
+            (Some(fold), _) => self.enqueue_fold(queue, &chain.operands, fold),
+            (None, Nest::Few(loops)) => self.enqueue_map(queue, &chain.operands, loops),
+            (None, Nest::Many(loops)) => self.enqueue_map(queue, &chain.operands, loops),
         }
-        let operands =
-            std::array::from_fn(|k| chain.operands.get(k).map_or(Address::NULL, |operand| operand.at));
-        Map { program, kernel: KERNEL, sizes, numbers }.enqueue(queue, loops, operands)
+    }
+
+    fn enqueue_map<const N: usize>(
+        &self,
+        queue: &Queue<'_>,
+        operands: &[Operand],
+        loops: &Loops<N>,
+    ) -> Result<()> {
+        let sizes = std::array::from_fn(|k| operands.get(k).map_or(1, |operand| operand.dtype.size_bytes()));
+        let addresses = std::array::from_fn(|k| operands.get(k).map_or(Address::NULL, |operand| operand.at));
+        let map = Map { program: self.program, kernel: KERNEL, sizes, numbers: &self.numbers };
+        map.enqueue(queue, loops, addresses)
     }
 
     fn enqueue_fold(&self, queue: &Queue<'_>, operands: &[Operand], fold: &Fold) -> Result<()> {
@@ -106,13 +123,14 @@ fn source(chain: &Chain) -> String {
     match &chain.fold {
         None => {
             let body = body(chain, None, |k| (format!("p{k} + offsets.at[{k}]"), format!("walk.moves({k})")));
-            let unused = vec!["const u8*".to_owned(); OPERANDS - pointers.len()];
-            let walk = [format!("const __grid_constant__ Walk<{OPERANDS}> walk")];
+            let most = if pointers.len() <= FEW { FEW } else { OPERANDS };
+            let unused = vec!["const u8*".to_owned(); most - pointers.len()];
+            let walk = [format!("const __grid_constant__ Walk<{most}> walk")];
             let parameters = [&pointers[..], &unused, &walk, &numbers].concat().join(", ");
             let largest = chain.operands.iter().map(|operand| operand.dtype.size_bytes()).max().unwrap_or(1);
             text += &format!(
-                "struct Chain {{\n{members}    const Walk<{OPERANDS}>& walk;\n    \
-                 template <int V> __device__ void at(const Offsets<{OPERANDS}>& offsets) const {{\n{body}    }}\n}};\n\
+                "struct Chain {{\n{members}    const Walk<{most}>& walk;\n    \
+                 template <int V> __device__ void at(const Offsets<{most}>& offsets) const {{\n{body}    }}\n}};\n\
                  extern \"C\" __global__ void {KERNEL}({parameters}) {{\n    \
                  for_vectors<{}>(walk, Chain{{{values}walk}});\n}}\n",
                 16 / largest

@@ -188,7 +188,11 @@ impl<const N: usize> Map<'_, N> {
         for_parts(loops, &mut |part, at| {
             let addresses: [Address; N] = std::array::from_fn(|k| operands[k].offset(at[k], self.sizes[k]));
             let sized = std::array::from_fn(|k| (addresses[k].0.cast_const(), self.sizes[k]));
-            let walk = Walk::of(queue.op(), part)?.vectors(lanes, sized);
+            let mut walk = Walk::of(queue.op(), part)?.vectors(lanes, sized);
+            // Few elements are done sooner by more threads.
+            if part.elements <= (queue.properties().multiprocessors * THREADS) as usize {
+                walk = walk.single();
+            }
             let mut args: SmallVec<[Arg<'_>; 8]> = addresses.iter().map(|&at| at.into()).collect();
             args.push(walk.arg());
             args.extend(self.numbers.iter().map(|&number| Arg::U64(number)));

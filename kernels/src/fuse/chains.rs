@@ -18,7 +18,7 @@ use crate::par::Workers;
 /// Op name of fused chains.
 const OP: &str = "fused";
 /// Most functions of a fused chain.
-const STEPS: usize = 24;
+const STEPS: usize = 32;
 /// Costs from which a CPU command is worth a thread of its own, and from which several threads can share it.
 const LONG: usize = 1 << 17;
 

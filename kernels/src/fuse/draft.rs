@@ -4,7 +4,7 @@ use super::{Folded, Mapped};
 use crate::chain::{Chain, Fold, OPERANDS, Operand, Step, Value};
 
 /// Most cost per element of a chain, which bounds the size of kernels.
-const STEPS_COST: usize = 128;
+const STEPS_COST: usize = 192;
 
 /// A chain under construction.
 #[derive(Default)]
@@ -45,7 +45,10 @@ impl Draft {
     pub(super) fn fold(&mut self, part: &Folded) -> Option<()> {
         let Folded { op, dtype, axes, x, out, workspace } = part;
         let is_folded = |(written, ..): &&(Operand, usize, usize)| {
-            written.at.0 == x.0 && written.dtype == *dtype && written.places.elements == axes.elements()
+            written.at.0 == x.0
+                && written.dtype == *dtype
+                && written.places.is_run()
+                && written.places.elements == axes.elements()
         };
         let (x, _, of) = self.written.iter().find(is_folded)?;
         let (op, dtype, axes) = (*op, *dtype, axes.clone());
@@ -94,6 +97,6 @@ impl Draft {
         let cost: usize = chain.steps.iter().map(|step| step.function.cost()).sum();
         let fits =
             (outputs > 0 || chain.fold.is_some()) && chain.operands.len() <= OPERANDS && cost <= STEPS_COST;
-        (fits && chain.loops().is_some()).then_some(chain)
+        (fits && chain.loops::<OPERANDS>().is_some()).then_some(chain)
     }
 }

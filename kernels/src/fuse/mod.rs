@@ -81,8 +81,8 @@ impl Fusible {
         Some(Box::new(Fusible(Box::new(what))))
     }
 
-    /// Describes an elementwise command; `None` if fusing it does not pay or is not supported: the output must be dense, and the innermost axis of
-    /// arguments contiguous or constant.
+    /// Describes an elementwise command; `None` if fusing it does not pay or is not supported: the innermost axis of the output must be
+    /// contiguous, and that of arguments contiguous or constant.
     pub(crate) fn function<const N: usize>(
         function: Function,
         places: &Places<N>,
@@ -94,7 +94,8 @@ impl Fusible {
             |(k, dtype): (usize, DType)| Operand { at: operands[k], dtype, places: loops.operand(k) };
         let operands: SmallVec<[Operand; 4]> = types.enumerate().map(operand).collect();
         let is_near = |operand: &Operand| matches!(operand.places.inner().strides, [0 | 1]);
-        let fits = operands[0].places.is_run() && operands.iter().all(is_near);
+        let out = &operands[0].places;
+        let fits = (out.is_run() || out.inner().strides == [1]) && operands.iter().all(is_near);
         if fits { Fusible::of(Mapped { function, operands }) } else { None }
     }
 

@@ -75,7 +75,7 @@ pub fn autocast<R>(dtype: impl Into<Option<DType>>, f: impl FnOnce() -> Result<R
     let half = match dtype.into() {
         None | Some(DType::F32) => None,
         Some(half) if half.is_half() => Some(half),
-        Some(dtype) => return Err(Error::dtype_unsupported("autocast", dtype)),
+        Some(dtype) => return Err(Error::dtype_unsupported("autocast", dtype, "f32, bf16 and f16")),
     };
     // A check of gradients in F64 remains one.
     let half = HALF.get().filter(|outer| *outer == DType::F64).or(half);

@@ -70,7 +70,7 @@ impl DType {
     #[inline]
     #[track_caller]
     pub fn require_number(self, op: &'static str) -> Result<()> {
-        if self == DType::Bool { Err(Error::dtype_unsupported(op, self)) } else { Ok(()) }
+        if self == DType::Bool { Err(Error::dtype_unsupported(op, self, "numbers")) } else { Ok(()) }
     }
 
     /// Checks that it is a floating-point type.
@@ -80,7 +80,7 @@ impl DType {
     #[inline]
     #[track_caller]
     pub fn require_float(self, op: &'static str) -> Result<()> {
-        if self.is_float() { Ok(()) } else { Err(Error::dtype_unsupported(op, self)) }
+        if self.is_float() { Ok(()) } else { Err(Error::dtype_unsupported(op, self, "floats")) }
     }
 
     /// Whether elements are floats of 16 bits.

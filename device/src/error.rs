@@ -82,12 +82,14 @@ pub enum ErrorKind {
         got: DType,
     },
     /// An op that is not defined for this element type.
-    #[error("{op}: not defined for {dtype}")]
+    #[error("{op}: not defined for {dtype}, only for {fits}")]
     DTypeUnsupported {
         /// The op that was asked for.
         op: &'static str,
         /// The type that it was given.
         dtype: DType,
+        /// The types that it is defined for.
+        fits: &'static str,
     },
     /// Operands that live on different devices, see [`device_mismatch`](Error::device_mismatch).
     #[error("{op}: {operand} must be on {lhs}, got {rhs}")]
@@ -562,12 +564,12 @@ impl Error {
         Error::new(ErrorKind::DTypeMismatch { op, operand, expected, got })
     }
 
-    /// An element type that the op is not defined for.
+    /// An element type that the op is not defined for; `fits` says for which it is, such as "floats".
     #[cold]
     #[inline(never)]
     #[track_caller]
-    pub fn dtype_unsupported(op: &'static str, dtype: DType) -> Error {
-        Error::new(ErrorKind::DTypeUnsupported { op, dtype })
+    pub fn dtype_unsupported(op: &'static str, dtype: DType, fits: &'static str) -> Error {
+        Error::new(ErrorKind::DTypeUnsupported { op, dtype, fits })
     }
 
     /// An operand on another device than those before it. Where the names are the same, the default streams tell them apart.

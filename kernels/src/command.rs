@@ -209,7 +209,7 @@ macro_rules! for_float {
                 type $t = f64;
                 $body
             }
-            _ => Err(device::Error::dtype_unsupported($op, $dtype)),
+            _ => Err(device::Error::dtype_unsupported($op, $dtype, "floats")),
         }
     };
 }
@@ -226,6 +226,7 @@ macro_rules! for_number {
                 type $t = u8;
                 $body
             }
+            device::DType::Bool => Err(device::Error::dtype_unsupported($op, device::DType::Bool, "numbers")),
             float => $crate::command::for_float!($op, float, $t => $body),
         }
     };

@@ -71,7 +71,7 @@ impl Scalar {
             (DType::Bool, _) => Ok(u64::from(self.to_bool())),
             (DType::BF16, _) => Ok(u64::from(self.to_half::<bf16>().to_bits())),
             (DType::F16, _) => Ok(u64::from(self.to_half::<f16>().to_bits())),
-            _ => Err(Error::dtype_unsupported(op, dtype)),
+            _ => Err(Error::dtype_unsupported(op, dtype, "floats, i64, u8 and bool")),
         }
     }
 }

@@ -72,7 +72,7 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
 ) -> Result<()> {
     let (op, dtype) = (kernel.name(), K::Element::DTYPE);
     if dtype == DType::Bool {
-        return Err(Error::dtype_unsupported(op, dtype));
+        return Err(Error::dtype_unsupported(op, dtype, "numbers"));
     }
     for view in inputs.iter().chain(&outputs) {
         view.expect_dtype(op, dtype)?;

@@ -81,7 +81,7 @@ impl UnaryOp {
 pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result<()> {
     let (name, dtype) = (op.name(), out.dtype);
     if !op.supports(dtype) {
-        return Err(Error::dtype_unsupported(name, dtype));
+        return Err(Error::dtype_unsupported(name, dtype, op.fits()));
     }
     op.check_scalar(dtype)?;
     let op = op.simplified();
@@ -99,7 +99,7 @@ pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, ou
     let (name, dtype) = (op.grad_name(), out.dtype);
     Error::require(op.saves().is_some(), name, "op", "a function whose derivative is known", op.name())?;
     if !dtype.is_float() {
-        return Err(Error::dtype_unsupported(name, dtype));
+        return Err(Error::dtype_unsupported(name, dtype, "floats"));
     }
     saved.expect_dtype(name, dtype)?;
     g.expect_dtype(name, dtype)?;
@@ -120,7 +120,7 @@ pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, ou
 pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: View<'_>) -> Result<()> {
     let (name, dtype) = (op.name(), out.dtype);
     if !op.supports(dtype) {
-        return Err(Error::dtype_unsupported(name, dtype));
+        return Err(Error::dtype_unsupported(name, dtype, op.fits()));
     }
     lhs.expect_dtype(name, dtype)?;
     rhs.expect_dtype(name, dtype)?;
@@ -144,7 +144,7 @@ pub fn binary_grad(
 ) -> Result<()> {
     let (name, dtype) = (op.name(), out.dtype);
     if !dtype.is_float() {
-        return Err(Error::dtype_unsupported(name, dtype));
+        return Err(Error::dtype_unsupported(name, dtype, "floats"));
     }
     for input in [&lhs, &rhs, &g] {
         input.expect_dtype(name, dtype)?;

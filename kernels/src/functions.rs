@@ -296,6 +296,19 @@ pub enum Saves {
 
 unary_functions!(unary_op);
 
+/// The types that an op is defined for, in errors.
+macro_rules! fits {
+    ($($op:ident),+) => {
+        $(impl $op {
+            pub(crate) const fn fits(self) -> &'static str {
+                if self.supports(DType::I64) { "numbers" } else { "floats" }
+            }
+        })+
+    };
+}
+
+fits!(UnaryOp, BinaryOp);
+
 impl UnaryOp {
     /// Whether the op is defined for elements of this type.
     pub const fn supports(self, dtype: DType) -> bool {

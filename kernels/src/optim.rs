@@ -64,7 +64,7 @@ impl<'a> Update<'a> {
     fn check(&self) -> Result<()> {
         let (op, dtype, names) = (self.step.op(), self.stepped().dtype, self.step.states());
         if !matches!(dtype, DType::F32 | DType::F64) {
-            return Err(Error::dtype_unsupported(op, dtype));
+            return Err(Error::dtype_unsupported(op, dtype, "f32 and f64"));
         }
         if self.states.len() != names.len() {
             let value = format!("{} for {names:?}", self.states.len()).into();
@@ -82,7 +82,7 @@ impl<'a> Update<'a> {
         self.grad.expect_dtype(op, self.param.dtype)?;
         match self.master {
             Some(master) if self.param.dtype.is_half() => master.expect_dtype(op, DType::F32),
-            Some(_) => Err(Error::dtype_unsupported(op, self.param.dtype)),
+            Some(_) => Err(Error::dtype_unsupported(op, self.param.dtype, "bf16 and f16")),
             None => Ok(()),
         }
     }

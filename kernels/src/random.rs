@@ -86,7 +86,7 @@ pub fn randint(stream: &Stream, key: RandomKey, low: i64, high: i64, out: View<'
         return Err(invalid(OP, "low..high", "within 0..256 for u8", &(low..high)));
     }
     if out.dtype == DType::Bool {
-        return Err(Error::dtype_unsupported(OP, out.dtype));
+        return Err(Error::dtype_unsupported(OP, out.dtype, "numbers"));
     }
     generate(stream, OP, key, Distribution::Integers { low, high }, out)
 }
@@ -100,7 +100,7 @@ fn generate(
 ) -> Result<()> {
     let dtype = out.dtype;
     if !(dtype.is_float() || matches!(distribution, Distribution::Integers { .. })) {
-        return Err(Error::dtype_unsupported(op, dtype));
+        return Err(Error::dtype_unsupported(op, dtype, "floats"));
     }
     Command::new(op, (out.write::<Raw>(),)).cost(out.layout.elements(), RANDOM_COST).launch(
         stream,

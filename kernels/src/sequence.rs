@@ -41,7 +41,7 @@ pub fn cumsum(
     const OP: &str = "cumsum";
     let dtype = out.dtype;
     if dtype == DType::U8 {
-        return Err(Error::dtype_unsupported(OP, dtype));
+        return Err(Error::dtype_unsupported(OP, dtype, "floats and i64"));
     }
     let rows = rows(OP, [&out, &x], axis)?;
     let workspace =

@@ -130,7 +130,7 @@ impl Tensor {
                 let count = ((to - from) / by).ceil() as usize;
                 from_values(OP, count, |i| from + i as f64 * by, device)?.to_dtype(dtype)
             }
-            dtype => Err(Error::dtype_unsupported(OP, dtype)),
+            dtype => Err(Error::dtype_unsupported(OP, dtype, "numbers")),
         }
     }
 

@@ -31,7 +31,8 @@ impl Tensor {
     pub fn ipc_handle(&self) -> Result<IpcHandle> {
         let x = self.contiguous()?;
         let number = DTYPES.iter().position(|&dtype| dtype == x.dtype);
-        let number = number.ok_or(Error::dtype_unsupported("ipc_handle", x.dtype))?;
+        let number =
+            number.ok_or(Error::dtype_unsupported("ipc_handle", x.dtype, "floats, i64, u8 and bool"))?;
         let sizes = std::iter::once(number).chain(x.shape().iter().copied());
         let note: Vec<u8> = sizes.flat_map(|size| (size as u64).to_le_bytes()).collect();
         let start = x.layout.offset() * x.dtype.size_bytes();

@@ -139,7 +139,7 @@ fn type_of(call: &Call) -> Result<c_int> {
         DType::F32 => 7,
         DType::F64 => 8,
         DType::BF16 => 9,
-        dtype => return Err(Error::dtype_unsupported(call.op(), dtype)),
+        dtype => return Err(Error::dtype_unsupported(call.op(), dtype, "floats, i64, u8 and bool")),
     })
 }
 

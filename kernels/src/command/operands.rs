@@ -67,7 +67,7 @@ pub(super) fn check<'a>(
             Storage::ComputedIn(dtype) => {
                 view.expect_dtype(op, *stored.get_or_insert(view.dtype))?;
                 if view.dtype.compute_dtype() != dtype {
-                    return Err(Error::dtype_unsupported(op, view.dtype));
+                    return Err(Error::dtype_unsupported(op, view.dtype, dtype.name()));
                 }
             }
         }

@@ -196,7 +196,9 @@ pub(super) fn write(path: &Path, tensors: &[Named], metadata: Option<(String, St
     let mut views = Vec::with_capacity(tensors.len());
     for (name, tensor, elements) in tensors {
         let known = DTYPES.iter().find(|(_, dtype)| *dtype == tensor.dtype());
-        let (dtype, _) = *known.ok_or_else(|| Error::dtype_unsupported("checkpoint", tensor.dtype()))?;
+        let (dtype, _) = *known.ok_or_else(|| {
+            Error::dtype_unsupported("checkpoint", tensor.dtype(), "floats, i64, u8 and bool")
+        })?;
         views.push((name, Written { name, tensor, elements: *elements, dtype, failed: &failed }));
     }
     // One entry only: the order of several would differ from run to run, and so would the file.

@@ -103,7 +103,7 @@ fn descr(dtype: DType) -> Result<&'static str> {
         DType::Bool => Ok("|b1"),
         DType::U8 => Ok("|u1"),
         // NumPy has no name for BF16.
-        dtype => Err(Error::dtype_unsupported("npy", dtype)),
+        dtype => Err(Error::dtype_unsupported("npy", dtype, "f16, f32, f64, i64, u8 and bool")),
     }
 }
 

@@ -55,7 +55,7 @@ fn every_type_and_shape_comes_back() {
     let bf16 = Tensor::ones(&[2], DType::BF16, &cpu()).unwrap();
     assert!(matches!(
         to_bytes(&bf16).as_ref().map_err(Error::kind),
-        Err(ErrorKind::DTypeUnsupported { op: "npy", dtype: DType::BF16 })
+        Err(ErrorKind::DTypeUnsupported { op: "npy", dtype: DType::BF16, .. })
     ));
     let special = [f64::NAN, -0.0, f64::INFINITY, f64::MIN_POSITIVE / 8.0];
     let array = Tensor::from_slice(&special, &[4], &cpu()).unwrap();

@@ -85,6 +85,6 @@ fn column(tensor: &Tensor) -> Result<Arc<Column>> {
         DType::I64 => of::<i64>(tensor),
         DType::U8 => of::<u8>(tensor),
         DType::Bool => of::<bool>(tensor),
-        dtype => Err(Error::dtype_unsupported("tensor data set", dtype)),
+        dtype => Err(Error::dtype_unsupported("tensor data set", dtype, "floats, i64, u8 and bool")),
     }
 }

@@ -174,7 +174,7 @@ impl GradScaler {
             return Err(Error::invalid(OP, "gradients", "at least one", "none"));
         };
         if let Some(other) = gradients.iter().find(|gradient| gradient.dtype() != DType::F32) {
-            return Err(Error::dtype_unsupported(OP, other.dtype()));
+            return Err(Error::dtype_unsupported(OP, other.dtype(), "f32"));
         }
         let scale = self.scale.to_device(first.device())?;
         let all = gradients.iter().map(own).collect::<Result<Vec<Tensor>>>()?;

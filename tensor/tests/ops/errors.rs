@@ -84,10 +84,10 @@ fn types_that_do_not_fit() -> Result<()> {
     );
     refused!(a.unsqueeze(0)?.cross_entropy(&a), ErrorKind::DTypeMismatch { op: "cross_entropy", .. });
     let (int, truth) = (zeros(&[2], DType::I64)?, zeros(&[2], DType::Bool)?);
-    refused!(int.exp(), ErrorKind::DTypeUnsupported { op: "exp", dtype: DType::I64 });
+    refused!(int.exp(), ErrorKind::DTypeUnsupported { op: "exp", dtype: DType::I64, .. });
     refused!(int.softmax(0), ErrorKind::DTypeUnsupported { op: "softmax", .. });
-    refused!(int.matmul(&int), ErrorKind::DTypeUnsupported { op: "matmul", .. });
-    refused!(truth.add(&truth), ErrorKind::DTypeUnsupported { op: "add", dtype: DType::Bool });
+    refused!(truth.matmul(&truth), ErrorKind::DTypeUnsupported { op: "matmul", fits: "numbers", .. });
+    refused!(truth.add(&truth), ErrorKind::DTypeUnsupported { op: "add", dtype: DType::Bool, .. });
     refused!(truth.max(&[], false), ErrorKind::DTypeUnsupported { op: "max", .. });
     refused!(
         Tensor::arange(0, 2, 1, DType::Bool, a.device()),

@@ -110,7 +110,7 @@ fn data_type(op: &'static str, dtype: DType) -> Result<blas::cudaDataType> {
         DType::F64 => Ok(blas::cudaDataType::CUDA_R_64F),
         DType::BF16 => Ok(blas::cudaDataType::CUDA_R_16BF),
         DType::F16 => Ok(blas::cudaDataType::CUDA_R_16F),
-        dtype => Err(Error::dtype_unsupported(op, dtype)),
+        dtype => Err(Error::dtype_unsupported(op, dtype, "floats")),
     }
 }
 

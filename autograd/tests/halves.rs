@@ -58,6 +58,8 @@ const CASES: &[Case] = &[
     case("div by a row", ROWS, |x| x[0].div(&x[1])),
     case("div", TWO, |x| x[0].div(&x[1])),
     case("pow", TWO, |x| x[0].pow(&x[1])),
+    case("atan2", TWO, |x| x[0].atan2(&x[1])),
+    case("fmod", TWO, |x| x[0].fmod(&x[1])),
     case("maximum", TWO, |x| x[0].maximum(&x[1])),
     case("minimum", TWO, |x| x[0].minimum(&x[1])),
     case("add_scalar", ONE, |x| x[0].add_scalar(0.3)),

@@ -139,20 +139,28 @@ macro_rules! unary_functions {
 macro_rules! binary_functions {
     ($then:ident) => {
         $then! {
-            /// `x + y`.
-            Add, add, 1, |x, y| x.add(y), "add(x, y)";
-            /// `x - y`.
-            Sub, sub, 1, |x, y| x.sub(y), "sub(x, y)";
-            /// `x * y`.
-            Mul, mul, 1, |x, y| x.mul(y), "mul(x, y)";
-            /// `x / y`; integers round towards 0, and give 0 where they are divided by 0.
-            Div, div, 4, |x, y| x.div(y), "divide(x, y)";
-            /// `x^y`; integers round negative powers towards 0.
-            Pow, pow, 30, |x, y| x.pow(y), "power(x, y)";
-            /// The larger one; NaN if either is NaN.
-            Maximum, maximum, 1, |x, y| x.maximum(y), "maximum(x, y)";
-            /// The smaller one; NaN if either is NaN.
-            Minimum, minimum, 1, |x, y| x.minimum(y), "minimum(x, y)";
+            numbers {
+                /// `x + y`.
+                Add, add, 1, |x, y| x.add(y), "add(x, y)";
+                /// `x - y`.
+                Sub, sub, 1, |x, y| x.sub(y), "sub(x, y)";
+                /// `x * y`.
+                Mul, mul, 1, |x, y| x.mul(y), "mul(x, y)";
+                /// `x / y`; integers round towards 0, and give 0 where they are divided by 0.
+                Div, div, 4, |x, y| x.div(y), "divide(x, y)";
+                /// The remainder `x - trunc(x / y) y`, exactly, with the sign of `x`; for `y = 0` NaN, of integers `x`.
+                Fmod, fmod, 16, |x, y| x.fmod(y), "remainder_of(x, y)";
+                /// `x^y`; integers round negative powers towards 0.
+                Pow, pow, 30, |x, y| x.pow(y), "power(x, y)";
+                /// The larger one; NaN if either is NaN.
+                Maximum, maximum, 1, |x, y| x.maximum(y), "maximum(x, y)";
+                /// The smaller one; NaN if either is NaN.
+                Minimum, minimum, 1, |x, y| x.minimum(y), "minimum(x, y)";
+            }
+            floats {
+                /// The angle of the point `(y, x)` in `-pi..=pi`: the arc tangent of `x / y` in the quadrant of both signs.
+                Atan2, atan2, 30, |x, y| x.atan2(y), "angle_of(x, y)";
+            }
         }
     };
 }
@@ -166,6 +174,11 @@ macro_rules! binary_gradients {
         $then! {
             /// The gradient `-g x / y^2` of the divisor of `x / y`.
             DivDivisor, div_divisor_grad, 12, |x, y, g| x.div_slope(y, g), "div_slope(x, y, g)";
+            /// The gradient `-g trunc(x / y)` of the divisor of `fmod(x, y)`.
+            FmodDivisor, fmod_divisor_grad, 24, |x, y, g| g.neg().mul(x.sub(x.fmod(y)).div(y).nearest()),
+                "-g * rint((x - remainder_of(x, y)) / y)";
+            /// The gradient `g y / (x^2 + y^2)` of the first operand of `atan2(x, y)`.
+            Atan2First, atan2_first_grad, 12, |x, y, g| x.atan2_slope(y, g), "angle_slope(x, y, g)";
             /// The gradient `g y x^(y - 1)` of the base of `x^y`; 0 where `y = 0`.
             PowBase, pow_base_grad, 60, |x, y, g| x.pow_slope([y, T::ZERO], g), "power_slope(x, y, (T)0, g)";
             /// The gradient `g x^y ln x` of the exponent of `x^y`; 0 where `x = 0` and `y >= 0`.
@@ -330,7 +343,19 @@ impl UnaryOp {
 
 /// Makes the enum of the functions of two elements from their table.
 macro_rules! binary_op {
-    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
+        binary_op!(@enum $($numbers)* $($floats)*);
+        binary_op!(@floats $($floats)*);
+    };
+    (@floats $($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+        impl BinaryOp {
+            /// Whether the op is defined for elements of this type.
+            pub const fn supports(self, dtype: DType) -> bool {
+                dtype.is_float() || !matches!(dtype, DType::Bool) && !matches!(self, $(BinaryOp::$variant)|*)
+            }
+        }
+    };
+    (@enum $($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
         /// A function of two elements.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[non_exhaustive]
@@ -355,13 +380,6 @@ macro_rules! binary_op {
 }
 
 binary_functions!(binary_op);
-
-impl BinaryOp {
-    /// Whether the op is defined for elements of this type.
-    pub const fn supports(self, dtype: DType) -> bool {
-        !matches!(dtype, DType::Bool)
-    }
-}
 
 /// Defines the enum of the gradients of binary functions from their table.
 macro_rules! binary_grad_op {

@@ -350,6 +350,39 @@ pairs! {
     /// As [`Tensor::add`].
     pow: arithmetic BinaryOp::Pow;
 
+    /// The remainder `x - trunc(x / y) y` for `x` of `self` and `y` of `rhs`, exactly, with the sign of `x`, broadcasting; for `y = 0`
+    /// NaN, of integers `x`.
+    ///
+    /// ```
+    /// # use tensor::{Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::from_slice(&[5.5_f32, -5.5], &[2], &Device::cpu())?;
+    /// assert_eq!(x.fmod(&Tensor::scalar(2.0_f32, x.device())?)?.to_vec::<f32>()?, [1.5, -1.5]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    fmod: arithmetic BinaryOp::Fmod;
+
+    /// The angles of the points `(x, y)` with `y` of `self` and `x` of `rhs`, in `-pi..=pi`, broadcasting: the arc tangent of
+    /// `y / x` in the quadrant of both signs.
+    ///
+    /// ```
+    /// # use tensor::{Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let y = Tensor::from_slice(&[1.0_f64, 1.0], &[2], &Device::cpu())?;
+    /// let x = Tensor::from_slice(&[1.0_f64, -1.0], &[2], y.device())?;
+    /// assert_eq!(y.atan2(&x)?.mul_scalar(4.0 / std::f64::consts::PI)?.to_vec::<f64>()?, [1.0, 3.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `DeviceMismatch`, `DTypeUnsupported` unless the elements are floats, `ShapeMismatch`.
+    atan2: arithmetic BinaryOp::Atan2;
+
     /// The larger of each pair, broadcasting; NaN if either is. True is larger than false.
     ///
     /// # Errors

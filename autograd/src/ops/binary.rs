@@ -73,6 +73,13 @@ fn curvature(op: BinaryGradOp, [x, y]: [&Var; 2], g: &Var, at: usize) -> Result<
     let zero_where = |flat: &Tensor, v: &Var| Var::where_cond(flat, &scalar_like(v.value(), 0.0)?, v);
     let is_zero = |v: &Var| v.value().compare_scalar(CompareOp::Eq, 0.0);
     match (op, at) {
+        (BinaryGradOp::FmodDivisor, _) => Ok(Var::constant(g.value().zeros_like()?)),
+        // -2 x y / (x^2 + y^2)^2 and (x^2 - y^2) / (x^2 + y^2)^2
+        (BinaryGradOp::Atan2First, 0) => binary_slope(op, y, x, &slope(op, y, g)?)?.mul_scalar(-2.0),
+        (BinaryGradOp::Atan2First, _) => {
+            let twice = |x, y| binary_slope(op, x, y, &binary_slope(op, x, y, g)?);
+            twice(y, x)?.sub(&twice(x, y)?)
+        }
         (BinaryGradOp::DivDivisor, 0) => binary_slope(op, &scalar_like(g.value(), 1.0)?, y, g),
         (BinaryGradOp::DivDivisor, _) => slope(op, y, g)?.mul_scalar(-2.0)?.div(y),
         // y (y - 1) x^(y - 2)

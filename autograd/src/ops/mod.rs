@@ -32,6 +32,7 @@ macro_rules! promote {
 
 mod abs;
 mod add;
+mod atan2;
 mod attention;
 mod avg_pool2d;
 mod batch_norm;
@@ -50,6 +51,7 @@ mod einsum;
 mod embedding;
 mod embedding_bag;
 mod expand;
+mod fmod;
 mod function;
 mod functions;
 mod gather;
@@ -211,6 +213,7 @@ const OPS: &[OpEntry] = &[
     op("adaptive_avg_pool2d", Operands, avg_pool2d::adaptive_samples),
     op("add", Operands, |d| binary(d, Draw::normal, Draw::normal, Var::add)),
     op("add_scalar", Operands, |d| unary(d, Draw::normal, |x| x.add_scalar(-1.5))),
+    op("atan2", Operands, |d| binary(d, Draw::nonzero, Draw::nonzero, Var::atan2)),
     op("attention", Half, attention::samples),
     op("avg_pool2d", Operands, avg_pool2d::samples),
     op("batch_norm", Operands, |d| batch_norm::samples(d, Activation::None)),
@@ -240,6 +243,7 @@ const OPS: &[OpEntry] = &[
     op("expand", Operands, expand::samples),
     op("flatten", Operands, reshape::flatten_samples),
     op("flip", Operands, rearrange::flip_samples),
+    op("fmod", Operands, fmod::samples),
     op("gather", Operands, gather::samples),
     op("gelu", Operands, |d| unary(d, Draw::normal, |x| x.gelu(GeluKind::Erf))),
     op("gelu_tanh", Operands, |d| unary(d, Draw::normal, |x| x.gelu(GeluKind::Tanh))),

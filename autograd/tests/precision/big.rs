@@ -118,6 +118,15 @@ impl Big {
         self.call(|x, bits, constants| x.cos(bits, TO_EVEN, constants))
     }
 
+    pub(crate) fn atan(&self) -> Big {
+        self.call(|x, bits, constants| x.atan(bits, TO_EVEN, constants))
+    }
+
+    /// The integer part.
+    pub(crate) fn trunc(&self) -> Big {
+        self.with(self.value.int())
+    }
+
     pub(crate) fn pi(&self) -> Big {
         self.call(|_, bits, constants| constants.pi(bits, TO_EVEN))
     }

@@ -99,6 +99,12 @@ pub(crate) fn binary(op: BinaryOp, x: &Big, y: &Big) -> Option<Big> {
         BinaryOp::Mul => x.mul(y),
         BinaryOp::Div => x.div(y),
         BinaryOp::Pow => x.pow(y, parity(y.to_f64())),
+        BinaryOp::Fmod => x.sub(&x.div(y).trunc().mul(y)),
+        BinaryOp::Atan2 => {
+            let angle = x.div(&y.abs()).atan();
+            let half_turn = if x.is_negative() { x.pi().neg() } else { x.pi() };
+            if y.is_negative() { half_turn.sub(&angle) } else { angle }
+        }
         BinaryOp::Maximum => {
             if x.less(y) {
                 y.clone()

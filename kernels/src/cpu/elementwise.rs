@@ -197,28 +197,31 @@ unary_functions!(unary_bodies);
 
 /// Makes the bodies of the functions of two elements from their table.
 macro_rules! binary_bodies {
-    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
         impl Body<3> for BinaryOp {
-            unsafe fn of_numbers<T: Number>(
-                self,
-                places: &Places<3>,
-                workers: &Workers,
-                operands: &[Dst<u8>; 3],
-            ) {
-                let (out, inputs) = (operands[0].cast(), [operands[1].cast().src(), operands[2].cast().src()]);
-                // SAFETY: the contract is the same.
-                unsafe {
-                    match self {
-                        $(BinaryOp::$variant => {
-                            map::<false, _, _, _, _>(places, workers, out, inputs, of_two::<T, _>($cpu));
-                        })*
-                    }
+            binary_bodies!(@function of_numbers Number $($numbers)*);
+            binary_bodies!(@function of_floats Real $($numbers)* $($floats)*);
+        }
+    };
+    (@function $function:ident $elements:ident $(
+        $(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;
+    )*) => {
+        unsafe fn $function<T: $elements>(
+            self,
+            places: &Places<3>,
+            workers: &Workers,
+            operands: &[Dst<u8>; 3],
+        ) {
+            let (out, inputs) = (operands[0].cast(), [operands[1].cast().src(), operands[2].cast().src()]);
+            // SAFETY: the contract is the same.
+            unsafe {
+                #[allow(unreachable_patterns)]
+                match self {
+                    $(BinaryOp::$variant => {
+                        map::<false, _, _, _, _>(places, workers, out, inputs, of_two::<T, _>($cpu));
+                    })*
+                    _ => {}
                 }
-            }
-
-            unsafe fn of_floats<T: Real>(self, places: &Places<3>, workers: &Workers, operands: &[Dst<u8>; 3]) {
-                // SAFETY: the contract is the same.
-                unsafe { self.of_numbers::<T>(places, workers, operands) }
             }
         }
     };

@@ -12,6 +12,8 @@ pub(crate) trait Number: Element + PartialOrd {
     fn mul(self, other: Self) -> Self;
     /// Rounds towards 0 for integers, and gives 0 where an integer is divided by 0.
     fn div(self, other: Self) -> Self;
+    /// The exact remainder of a quotient rounded towards 0, which has the sign of `self`; `self` where an integer is divided by 0.
+    fn fmod(self, divisor: Self) -> Self;
     /// For integers, a negative power is that of the exact result rounded towards 0.
     fn pow(self, exponent: Self) -> Self;
     fn neg(self) -> Self;
@@ -72,6 +74,7 @@ pub(crate) trait Real: Number {
     fn sin(self) -> Self;
     fn cos(self) -> Self;
     fn tan(self) -> Self;
+    fn atan2(self, x: Self) -> Self;
     fn floor(self) -> Self;
     fn ceil(self) -> Self;
     /// The nearest integer, of two the even one.
@@ -94,6 +97,8 @@ pub(crate) trait Real: Number {
     }
     /// `-g self / y^2`, without overflow or underflow of a part of it.
     fn div_slope(self, y: Self, g: Self) -> Self;
+    /// `g y / (self^2 + y^2)`, likewise.
+    fn atan2_slope(self, y: Self, g: Self) -> Self;
 
     /// A number as the nearest one of this type, and the rest.
     fn in_parts(value: f64) -> [Self; 2];
@@ -189,6 +194,7 @@ macro_rules! float_arithmetic {
             fn sub(self, other: Self) -> Self = self - other;
             fn mul(self, other: Self) -> Self = self * other;
             fn div(self, other: Self) -> Self = self / other;
+            fn fmod(self, divisor: Self) -> Self = self % divisor;
             fn pow(self, exponent: Self) -> Self = self.powf(exponent);
             fn neg(self) -> Self = -self;
             fn abs(self) -> Self = <$float>::abs(self);
@@ -223,6 +229,7 @@ macro_rules! integer_arithmetic {
             fn sub(self, other: Self) -> Self = self.wrapping_sub(other);
             fn mul(self, other: Self) -> Self = self.wrapping_mul(other);
             fn div(self, other: Self) -> Self = if other == 0 { 0 } else { self.wrapping_div(other) };
+            fn fmod(self, divisor: Self) -> Self = if divisor == 0 { self } else { self.wrapping_rem(divisor) };
             fn neg(self) -> Self = self.wrapping_neg();
             fn is_nan(self) -> bool = false;
             fn from_f64(value: f64) -> Self = value as Self;

@@ -31,6 +31,7 @@ impl Real for f32 {
         fn sin(self) -> Self = f32::sin(self);
         fn cos(self) -> Self = f32::cos(self);
         fn tan(self) -> Self = f32::tan(self);
+        fn atan2(self, x: Self) -> Self = f32::atan2(self, x);
         fn log2(self) -> Self = f32::log2(self);
         fn floor(self) -> Self = f32::floor(self);
         fn ceil(self) -> Self = f32::ceil(self);
@@ -42,6 +43,10 @@ impl Real for f32 {
         fn div_slope(self, y: Self, g: Self) -> Self = {
             let [x, y, g] = [self, y, g].map(f64::from);
             (-(g * x) / (y * y)) as f32
+        };
+        fn atan2_slope(self, y: Self, g: Self) -> Self = {
+            let [x, y, g] = [self, y, g].map(f64::from);
+            (g * y / (x * x + y * y)) as f32
         };
         fn in_parts(value: f64) -> [Self; 2] = {
             let nearest = value as f32;
@@ -81,6 +86,7 @@ impl Real for f64 {
         fn sin(self) -> Self = f64::sin(self);
         fn cos(self) -> Self = f64::cos(self);
         fn tan(self) -> Self = f64::tan(self);
+        fn atan2(self, x: Self) -> Self = f64::atan2(self, x);
         fn log2(self) -> Self = f64::log2(self);
         fn floor(self) -> Self = f64::floor(self);
         fn ceil(self) -> Self = f64::ceil(self);
@@ -127,5 +133,17 @@ impl Real for f64 {
         }
         let [(x, x_exponent), (y, y_exponent), (g, g_exponent)] = [self, y, g].map(libm::frexp);
         libm::ldexp(-(g * x) / (y * y), x_exponent + g_exponent - 2 * y_exponent)
+    }
+
+    #[inline(never)]
+    fn atan2_slope(self, y: f64, g: f64) -> f64 {
+        if y == 0.0 || g == 0.0 || [self, y, g].iter().any(|x| !x.is_finite()) {
+            let distance = libm::hypot(self, y);
+            return g * (y / distance) / distance;
+        }
+        let [(x, of_x), (y, of_y), (g, of_g)] = [self, y, g].map(libm::frexp);
+        let larger = if x == 0.0 { of_y } else { of_x.max(of_y) };
+        let [across, along] = [libm::ldexp(x, of_x - larger), libm::ldexp(y, of_y - larger)];
+        libm::ldexp(g * y / across.mul_add(across, along * along), of_y + of_g - 2 * larger)
     }
 }

@@ -9,6 +9,8 @@ template <class T> __device__ inline T cos_of(T x) { return cos(x); }
 template <class T> __device__ inline T tan_of(T x) { return tan(x); }
 template <class T> __device__ inline T log2_of(T x) { return log2(x); }
 template <class T> __device__ inline T power(T x, T y) { return pow(x, y); }
+template <class T> __device__ inline T remainder_of(T x, T y) { return fmod(x, y); }
+template <class T> __device__ inline T angle_of(T x, T y) { return atan2(x, y); }
 template <class T> __device__ inline T expm1_of(T x) { return expm1(x); }
 template <class T> __device__ inline T log1p_of(T x) { return log1p(x); }
 template <class T> __device__ inline T erfc_of(T x) { return erfc(x); }
@@ -37,6 +39,8 @@ __device__ inline f32 divide(f32 x, f32 y) { return x / y; }
 __device__ inline f64 divide(f64 x, f64 y) { return x / y; }
 __device__ inline u8 divide(u8 x, u8 y) { return y == 0 ? 0 : x / y; }
 __device__ inline i64 divide(i64 x, i64 y) { return y == 0 ? 0 : y == -1 ? sub(0LL, x) : x / y; }
+__device__ inline u8 remainder_of(u8 x, u8 y) { return y == 0 ? x : x % y; }
+__device__ inline i64 remainder_of(i64 x, i64 y) { return y == 0 ? x : y == -1 ? 0 : x % y; }
 
 __device__ inline f32 negate(f32 x) { return -x; }
 __device__ inline f64 negate(f64 x) { return -x; }
@@ -271,6 +275,19 @@ __device__ inline f64 div_slope(f64 x, f64 y, f64 g) {
     int of_x, of_y, of_g;
     f64 a = frexp(x, &of_x), b = frexp(y, &of_y), c = frexp(g, &of_g);
     return ldexp(-(c * a) / (b * b), of_x + of_g - 2 * of_y);
+}
+// g y / (x^2 + y^2), likewise.
+__device__ inline f32 angle_slope(f32 x, f32 y, f32 g) { return (f32)((f64)g * y / ((f64)x * x + (f64)y * y)); }
+__device__ inline f64 angle_slope(f64 x, f64 y, f64 g) {
+    if (y == 0 || g == 0 || !is_finite(x) || !is_finite(y) || !is_finite(g)) {
+        f64 distance = hypot(x, y);
+        return g * (y / distance) / distance;
+    }
+    int of_x, of_y, of_g;
+    f64 a = frexp(x, &of_x), b = frexp(y, &of_y), c = frexp(g, &of_g);
+    int larger = x == 0 || of_x < of_y ? of_y : of_x;
+    f64 across = ldexp(a, of_x - larger), along = ldexp(b, of_y - larger);
+    return ldexp(c * b / mul_add(across, across, along * along), of_y + of_g - 2 * larger);
 }
 #endif
 

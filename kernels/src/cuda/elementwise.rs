@@ -38,7 +38,15 @@ macro_rules! unary_source {
 }
 
 macro_rules! binary_source {
-    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
+        concat!(
+            binary_source!(@rows $($numbers)*),
+            "#if FLOATS\n",
+            binary_source!(@rows $($floats)*),
+            "#endif\n"
+        )
+    };
+    (@rows $($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
         concat!($("BINARY(", stringify!($name), ", ", $cuda, ")\n",)*)
     };
 }

@@ -356,6 +356,7 @@ fn integers_wrap_around_and_never_panic() {
     };
     assert_eq!(run(BinaryOp::Add), [i64::MAX, i64::MIN, 7, -5, 0, 65, -4, -1]);
     assert_eq!(run(BinaryOp::Div), [i64::MIN, i64::MAX, 0, -3, 0, 0, 0, 0]);
+    assert_eq!(run(BinaryOp::Fmod), [0, 0, 7, -1, 0, 2, -1, 1]);
     assert_eq!(run(BinaryOp::Pow), [0, i64::MAX, 1, 49, 1, i64::MIN, -1, 1]);
     assert_eq!(run(BinaryOp::Maximum), [-1, i64::MAX, 7, 2, 0, 63, -1, 1]);
     let run = |op| {

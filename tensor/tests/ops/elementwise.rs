@@ -18,6 +18,8 @@ fn binaries() -> Vec<Binary> {
         (BinaryOp::Maximum, f64::max),
         (BinaryOp::Minimum, f64::min),
         (BinaryOp::Pow, f64::powf),
+        (BinaryOp::Fmod, |a, b| a % b),
+        (BinaryOp::Atan2, f64::atan2),
     ]
 }
 

@@ -226,6 +226,7 @@ fn elementwise() -> Vec<Case> {
         case("mul", PAIR, |x| Ok(vec![x[0].mul(&x[1])?])),
         case("div", PAIR, |x| Ok(vec![x[0].div(&x[1])?])),
         case("pow", PAIR, |x| Ok(vec![x[0].abs()?.pow(&x[1])?])),
+        case("fmod and atan2", PAIR, |x| Ok(vec![x[0].fmod(&x[1])?, x[0].atan2(&x[1])?])),
         case("maximum", PAIR, |x| Ok(vec![x[0].maximum(&x[1])?, x[0].minimum(&x[1])?])),
         case("compare", PAIR, |x| Ok(vec![x[0].lt(&x[1])?, x[0].eq(&x[0])?, x[0].ge(&x[1])?])),
         case("gradients", PAIR, |x| {

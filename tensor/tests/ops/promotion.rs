@@ -43,7 +43,15 @@ fn results_have_the_type_that_torch_gives_them() -> Result<()> {
             let cond = x.eq(&y)?;
             assert_eq!(cond.dtype(), Bool);
             assert_eq!(Tensor::where_cond(&cond, &x, &y)?.dtype(), expected, "{a:?} or {b:?}");
-            let ops = [Tensor::add, Tensor::sub, Tensor::mul, Tensor::pow, Tensor::maximum, Tensor::minimum];
+            let ops = [
+                Tensor::add,
+                Tensor::sub,
+                Tensor::mul,
+                Tensor::pow,
+                Tensor::fmod,
+                Tensor::maximum,
+                Tensor::minimum,
+            ];
             for op in ops {
                 match op(&x, &y) {
                     Ok(z) => assert_eq!(z.dtype(), expected, "{a:?} and {b:?}"),

@@ -1,11 +1,12 @@
 //! Launchers of the matrix product.
 
 use device::cuda::Workspace;
-use device::{Error, Result, Stream};
+use device::{DType, Error, Result, Stream};
 
 use crate::activation::Activation;
 use crate::command::{Command, for_float};
 use crate::cpu::matmul as cpu;
+use crate::cpu::number::Number;
 use crate::cuda::matmul::{self as cuda, How};
 use crate::cuda::needs;
 use crate::layout::View;
@@ -35,7 +36,7 @@ pub struct MatrixProduct<'a> {
     workspace: usize,
 }
 
-/// Matrix product, `out[.., i, j] = sum over p of lhs[.., i, p] rhs[.., p, j]`, for floats.
+/// Matrix product, `out[.., i, j] = sum over p of lhs[.., i, p] rhs[.., p, j]`, for floats, and for integers, which wrap around.
 ///
 /// Shapes: `[.., m, k] x [.., k, n] -> [.., m, n]`; the leading axes are equal, expanded ones may have stride 0. Any
 /// strides are read in place. With `k = 0` the sum is 0.
@@ -137,6 +138,11 @@ impl<'a> MatrixProduct<'a> {
     /// `DTypeMismatch`, `DTypeUnsupported`, `InvalidArgument` for a workspace that is smaller,
     /// those of [`Stream::launch`].
     pub fn launch(self, workspace: Option<View<'_>>) -> Result<()> {
+        match self.out.dtype {
+            DType::I64 if self.op == "matmul" => return self.launch_integers::<i64>(),
+            DType::U8 if self.op == "matmul" => return self.launch_integers::<u8>(),
+            _ => {}
+        }
         let MatrixProduct { stream, op, lhs, rhs, bias, out, batch, how, workspace: bytes } = self;
         let workspace = View::workspace::<u8>(op, workspace, bytes)?;
         let dtype = out.dtype;
@@ -164,6 +170,24 @@ impl<'a> MatrixProduct<'a> {
                 },
             )
         })
+    }
+
+    /// Integers have no bias, no activation and no library.
+    fn launch_integers<T: Number>(self) -> Result<()> {
+        let MatrixProduct { stream, op, lhs, rhs, out, batch, how, .. } = self;
+        let (dtype, cost) = (out.dtype, (out.layout.elements(), batch.a.columns + 1));
+        let c = out.write::<T>().keep(how.add);
+        Command::new(op, (c, lhs.read::<T>(), rhs.read::<T>())).cost(cost.0, cost.1).run(
+            stream,
+            batch,
+            // SAFETY: `batch` was made from the layouts of these operands; see `Command::launch`.
+            move |batch, workers, (c, a, b)| unsafe {
+                cpu::integer_products(batch, workers, c, [a, b], how.add)
+            },
+            move |batch, queue, (c, a, b)| {
+                cuda::products(queue, dtype, batch, [c, a, b], None, (how, Workspace::NONE))
+            },
+        )
     }
 }
 

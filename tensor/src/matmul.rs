@@ -11,7 +11,7 @@ const FIT: &str = "lhs [.., m, k] takes rhs [.., k, n]";
 
 #[derive::located]
 impl Tensor {
-    /// The matrix product, by torch's rules. Transposed views are not copied.
+    /// The matrix product, by torch's rules. Transposed views are not copied. Integers wrap around.
     ///
     /// Shapes: `[m,k] x [k,n] -> [m,n]`; `[k] x [k] -> []`; `[k] x [k,n] -> [n]`; `[m,k] x [k] -> [m]`;
     /// `[..,m,k] x [..,k,n] -> [..,m,n]`, where the leading axes broadcast.
@@ -27,11 +27,10 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
-    /// `InvalidArgument` for scalars.
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values; `InvalidArgument` for scalars.
     pub fn matmul(&self, rhs: &Tensor) -> Result<Tensor> {
         const OP: &str = "matmul";
-        self.dtype().require_float(OP)?;
+        self.dtype().require_number(OP)?;
         same_kind(OP, self, rhs, "rhs")?;
         let (left, right) = (self.shape(), rhs.shape());
         let (Some(k), false) = (left.last(), right.is_empty()) else {

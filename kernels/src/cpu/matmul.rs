@@ -2,10 +2,11 @@
 
 use super::inlined;
 use super::lanes::{Lanes, simd_for};
+use super::number::Number;
 use super::product::{Matrix, Product};
 use crate::layout::{Dst, Loops, Src};
 use crate::matrices::{MatrixBatch, MatrixLayout};
-use crate::par::{Workers, for_chunks, threads};
+use crate::par::{Workers, for_chunks, for_range, threads};
 
 /// `c = max(c, 0)` of `len` elements.
 ///
@@ -72,6 +73,40 @@ pub(crate) unsafe fn products<T: Lanes>(
             // SAFETY: `index / parts` is below the length of the batch, so the matrices are some that the caller
             // vouches for; the parts of C are disjoint.
             unsafe { product(index / parts).part(i, rows.min(m - i), j, cols.min(n - j)).run(arch) }
+        }
+    });
+}
+
+/// Makes all products of a batch of integers, row by row. Sums wrap around, so their order does not show.
+///
+/// # Safety
+/// As for [`products`].
+pub(crate) unsafe fn integer_products<T: Number>(
+    batch: &MatrixBatch,
+    workers: &Workers,
+    c: Dst<T>,
+    [a, b]: [Src<T>; 2],
+    add: bool,
+) {
+    let (rows, axes) = (batch.c.rows, Loops::from_axes(batch.axes.iter().copied()));
+    let all = batch.len() * rows;
+    for_range(workers, all, all.div_ceil(4 * threads(workers)), &|range| {
+        for index in range {
+            let [at_c, at_a, at_b] = axes.offsets(index / rows);
+            let row = (index % rows) as isize;
+            for j in 0..batch.c.columns as isize {
+                let c = c.at(at_c + row * batch.c.row + j * batch.c.column);
+                // SAFETY: `index / rows` is below the length of the batch, and the row and columns are those of its matrices,
+                // which the caller vouches for; rows of C are disjoint.
+                unsafe {
+                    let mut sum = if add { *c } else { T::ZERO };
+                    for p in 0..batch.a.columns as isize {
+                        let a = *a.at(at_a + row * batch.a.row + p * batch.a.column);
+                        sum = sum.add(a.mul(*b.at(at_b + p * batch.b.row + j * batch.b.column)));
+                    }
+                    *c = sum;
+                }
+            }
         }
     });
 }

@@ -1,4 +1,4 @@
-// GEMM with arbitrary strides, for layouts that BLAS cannot express. Sums are in order of k. A and B have type S, C has type O.
+// GEMM with arbitrary strides, for integers and for layouts that BLAS cannot express. Sums are in order of k. A and B have type S, C has type O.
 
 struct Product {
     u64 m, n, k;
@@ -43,7 +43,7 @@ __device__ inline void matmul(O* c, const S* a, const S* b, const Product& p, co
                 for (int i = 0; i < SPAN; ++i) {
 #pragma unroll
                     for (int j = 0; j < SPAN; ++j) {
-                        sums[i][j] += left[k][y + i * ACROSS] * right[k][x + j * ACROSS];
+                        sums[i][j] = add(sums[i][j], mul(left[k][y + i * ACROSS], right[k][x + j * ACROSS]));
                     }
                 }
             }
@@ -56,8 +56,8 @@ __device__ inline void matmul(O* c, const S* a, const S* b, const Product& p, co
                 u64 row = i0 + y + i * ACROSS, column = j0 + x + j * ACROSS;
                 if (row < p.m && column < p.n) {
                     O& to = c[at.at[0] + (i64)row * p.c_row + (i64)column * p.c_column];
-                    T sum = p.accumulate ? (T)to + sums[i][j] : sums[i][j];
-                    to = p.relu && sum <= 0 ? (T)0 : sum;
+                    T sum = p.accumulate ? add((T)to, sums[i][j]) : sums[i][j];
+                    to = p.relu && (is_negative(sum) || sum == 0) ? (T)0 : sum;
                 }
             }
         }

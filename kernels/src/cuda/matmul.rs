@@ -12,7 +12,7 @@ use crate::command::Address;
 use crate::loops::{LoopAxis, Loops};
 use crate::matrices::{MatrixBatch, MatrixLayout};
 
-pub(super) static PROGRAMS: Family = family!("matmul", FLOATS, "matmul.cu");
+pub(super) static PROGRAMS: Family = family!("matmul", NUMBERS, "matmul.cu");
 
 /// Plain kernel, as in the program: side of a thread block's tile of C, and threads.
 const SIDE: usize = 64;
@@ -214,7 +214,10 @@ impl Product<'_> {
         let (false, ldc) = leading(c)? else { return None };
         let ((transa, lda), (transb, ldb)) = (leading(a)?, leading(b)?);
         let sizes = [c.rows, c.columns, a.columns];
-        if sizes[2] == 0 || sizes.iter().chain([&batch.size]).any(|&size| i32::try_from(size).is_err()) {
+        if !self.dtype.is_float()
+            || sizes[2] == 0
+            || sizes.iter().chain([&batch.size]).any(|&size| i32::try_from(size).is_err())
+        {
             return None;
         }
         Some(Gemm {

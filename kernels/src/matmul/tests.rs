@@ -227,13 +227,47 @@ fn wrong_operands_are_errors() {
         .and_then(|product| product.launch(None))
         .unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::DTypeMismatch { got: DType::F64, .. }), "{error}");
-    let whole = Array::full(&s, 1_i64, &[2, 2]);
-    let error = matmul(&s, whole.view(), whole.view(), whole.view(), Accumulate::Overwrite)
+    let truth = Array::full(&s, true, &[2, 2]);
+    let error = matmul(&s, truth.view(), truth.view(), truth.view(), Accumulate::Overwrite)
         .and_then(|product| product.launch(None))
         .unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::DTypeUnsupported { dtype: DType::I64, .. }), "{error}");
+    assert!(matches!(error.kind(), ErrorKind::DTypeUnsupported { dtype: DType::Bool, .. }), "{error}");
     let error = matmul(&s, x.view(), x.view(), Array::full(&s, 1.0_f32, &[3]).view(), Accumulate::Add)
         .and_then(|product| product.launch(None))
         .unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::ShapeMismatch { .. }), "{error}");
+}
+
+#[test]
+fn integer_products_wrap_around() {
+    fn check<T: Number + From<u8>>(
+        threads: usize,
+        shape: [usize; 4],
+        order: &[usize],
+        accumulate: Accumulate,
+    ) {
+        let dev = cpu(threads);
+        let (s, [batch, m, k, n]) = (dev.default_stream(), shape);
+        let of = |seed: usize, len: usize| -> Vec<T> {
+            (0..len).map(|i| T::from((i * 37 + seed) as u8).mul(T::from_i64(0x5F0F_0F0F_0F0F_0F0F))).collect()
+        };
+        let (a, b, c) = (of(1, batch * m * k), of(2, k * n), of(3, batch * m * n));
+        let x = Array::stored_as(&s, &a, &[batch, m, k], order);
+        let y = Array::new(&s, &b, &[1, k, n]).with(|y| y.expand("test", &[batch, k, n]).unwrap());
+        let out = Array::stored_as(&s, &c, &[batch, m, n], order);
+        matmul(&s, x.view(), y.view(), out.view(), accumulate).unwrap().launch(None).unwrap();
+        let old = |i: usize| if accumulate == Accumulate::Add { c[i] } else { T::ZERO };
+        let product = |i: usize, p: usize| a[i / n * k + p].mul(b[p * n + i % n]);
+        let want: Vec<T> =
+            (0..c.len()).map(|i| (0..k).fold(old(i), |sum, p| sum.add(product(i, p)))).collect();
+        assert!(out.to_vec() == want, "{threads} {shape:?} {order:?} {accumulate:?}");
+    }
+    for threads in [1, 3] {
+        for shape in [[1, 1, 1, 1], [2, 3, 0, 2], [0, 2, 2, 2], [3, 5, 7, 2], [2, 70, 90, 80]] {
+            for (order, accumulate) in [([0, 1, 2], Accumulate::Overwrite), ([1, 2, 0], Accumulate::Add)] {
+                check::<i64>(threads, shape, &order, accumulate);
+                check::<u8>(threads, shape, &order, accumulate);
+            }
+        }
+    }
 }

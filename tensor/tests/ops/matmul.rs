@@ -31,6 +31,19 @@ impl Plain {
     }
 }
 
+#[test]
+fn integers() -> Result<()> {
+    let x = Tensor::arange(0, 12, 1, DType::I64, &device())?.reshape(&[2, 2, 3])?;
+    let (vector, stack) = (x.select(0, 0)?.select(0, 1)?, x.transpose(1, 2)?);
+    assert_eq!(x.matmul(&vector)?.to_vec::<i64>()?, [14, 50, 86, 122]);
+    assert_eq!(x.matmul(&stack)?.to_vec::<i64>()?, [5, 14, 14, 50, 149, 212, 212, 302]);
+    // 86 and 122 of 256.
+    let bytes = x.add_scalar(100.0)?.to_dtype(DType::U8)?;
+    let wrapped = bytes.matmul(&vector.to_dtype(DType::U8)?)?;
+    assert_eq!((wrapped.dtype(), wrapped.to_vec::<u8>()?), (DType::U8, vec![190, 226, 6, 42]));
+    Ok(())
+}
+
 proptest! {
     #[test]
     fn batches_broadcast((a, b, batch) in broadcast_pairs(), m in 0_usize..5, k in 0_usize..5, n in 0_usize..5,

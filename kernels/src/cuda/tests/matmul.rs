@@ -64,6 +64,8 @@ fn products_of_matrices_in_any_order() {
     matrices_of::<f64>();
     matrices_of::<bf16>();
     matrices_of::<f16>();
+    matrices_of::<i64>();
+    matrices_of::<u8>();
 }
 
 #[test]

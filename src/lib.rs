@@ -96,7 +96,7 @@ pub mod nn {
         EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, Gru, LayerNorm, Linear, LinearOptions,
         Lstm, MaxPool1d, MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute, Recurrent,
         RecurrentOptions, Relu, Residual, RmsNorm, Rnn, Sequential, Sigmoid, Silu, Tanh, Unflatten, Upsample,
-        UpsampleMode, init, mlp, sequential,
+        UpsampleMode, UpsampleSize, init, mlp, sequential,
     };
     pub use tensor::GeluKind;
 }

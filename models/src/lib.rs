@@ -57,7 +57,7 @@ pub use layers::{
     Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, Gru, LayerNorm, Linear,
     LinearOptions, Lstm, MaxPool1d, MaxPool2d, MultiheadAttention, MultiheadOptions, NormOptions, Recompute,
     Recurrent, RecurrentOptions, Relu, Residual, RmsNorm, Rnn, Sequential, Sigmoid, Silu, Tanh, Unflatten,
-    Upsample, UpsampleMode, mlp,
+    Upsample, UpsampleMode, UpsampleSize, mlp,
 };
 pub use loss::{accuracy, correct, cross_entropy, mse};
 pub use module::{Forward, Module, Parts, PartsMut, Training};

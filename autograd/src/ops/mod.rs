@@ -125,6 +125,7 @@ pub use recurrent::{Cell, CellState, Elman, GruCell, LstmCell, recurrent};
 pub use reduction::Reduction;
 pub use rotary_embedding::{RotaryPairs, rotary_angles};
 pub use samples::{Run, Sample};
+pub use upsample::{UpsampleMode, UpsampleSize};
 
 // What the ops share.
 use binary::{binary_slope, if_needed, record_binary, widened};

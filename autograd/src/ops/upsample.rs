@@ -6,8 +6,76 @@ use tensor::{Result, Tensor};
 use super::{Draw, Sample, last_two, record_pair};
 use crate::Var;
 
+/// The size that [`Var::interpolate`] gives to images.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum UpsampleSize {
+    /// Rows and columns of the result.
+    To([usize; 2]),
+    /// Factors of rows and columns, whose products are rounded down.
+    By([f64; 2]),
+}
+
+impl From<[usize; 2]> for UpsampleSize {
+    fn from(size: [usize; 2]) -> Self {
+        UpsampleSize::To(size)
+    }
+}
+
+/// One factor for both.
+impl From<f64> for UpsampleSize {
+    fn from(factor: f64) -> Self {
+        UpsampleSize::By([factor; 2])
+    }
+}
+
+/// How [`Var::interpolate`] finds the pixels of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpsampleMode {
+    /// The nearest pixel; see [`Var::upsample_nearest2d`].
+    Nearest,
+    /// The mean of four pixels by their distance; see [`Var::upsample_bilinear2d`].
+    Bilinear {
+        /// Whether the corners of both images lie on each other, rather than their edges.
+        align_corners: bool,
+    },
+}
+
 #[derive::located]
 impl Var {
+    /// Images of another size, which is `[rows, columns]` or a factor of both. Positions follow from the two sizes: a factor is as
+    /// with PyTorch's `recompute_scale_factor`.
+    ///
+    /// Shapes: `[.., h, w] -> [.., size..]`.
+    ///
+    /// ```
+    /// use autograd::{Var, ops::UpsampleMode};
+    /// # use tensor::{Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Var::constant(Tensor::from_slice(&[0.0_f32, 4.0], &[1, 2], &Device::cpu())?);
+    /// let twice = x.interpolate(2.0, UpsampleMode::Bilinear { align_corners: false })?;
+    /// assert_eq!(twice.to_vec::<f32>()?, [0.0, 1.0, 3.0, 4.0, 0.0, 1.0, 3.0, 4.0]);
+    /// assert_eq!(x.interpolate([1, 3], UpsampleMode::Nearest)?.to_vec::<f32>()?, [0.0, 0.0, 4.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Tensor::upsample_nearest2d`](tensor::Tensor::upsample_nearest2d); `DTypeUnsupported` for means of other elements than
+    /// floats.
+    pub fn interpolate(&self, size: impl Into<UpsampleSize>, mode: UpsampleMode) -> Result<Var> {
+        let size = match size.into() {
+            UpsampleSize::To(size) => size,
+            UpsampleSize::By(factors) => {
+                let [h, w] = last_two(self);
+                [(h as f64 * factors[0]) as usize, (w as f64 * factors[1]) as usize]
+            }
+        };
+        match mode {
+            UpsampleMode::Nearest => self.upsample_nearest2d(size),
+            UpsampleMode::Bilinear { align_corners } => self.upsample_bilinear2d(size, align_corners),
+        }
+    }
+
     /// The nearest pixel for each of `size`. See
     /// [`Tensor::upsample_nearest2d`](tensor::Tensor::upsample_nearest2d).
     ///
@@ -63,6 +131,11 @@ mod tests {
         close(&x.upsample_bilinear2d([1, 1], true)?, &[0.0])?;
         close(&x.upsample_bilinear2d([1, 1], false)?, &[2.0])?;
         assert!(x.upsample_nearest2d([0, 1]).is_err());
+        let factors = UpsampleSize::By([3.0, 1.75]);
+        assert_eq!(x.interpolate(factors, UpsampleMode::Nearest)?.shape(), [3, 3]);
+        for factor in [0.4, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(x.interpolate(factor, UpsampleMode::Nearest).is_err(), "{factor}");
+        }
         Ok(())
     }
 }

@@ -39,6 +39,8 @@ use device::Result;
 
 use crate::Forward;
 
+pub use autograd::ops::{UpsampleMode, UpsampleSize};
+
 pub use activation::{Gelu, Relu, Sigmoid, Silu, Tanh};
 pub use attention::{MultiheadAttention, MultiheadOptions};
 pub use batch_norm::{BatchNorm1d, BatchNorm2d, BatchNormOptions};
@@ -49,7 +51,7 @@ pub use linear::{Linear, LinearOptions};
 pub use norms::{GroupNorm, LayerNorm, NormOptions, RmsNorm};
 pub use one_dim::{AvgPool1d, Conv1d, Conv1dOptions, ConvTranspose1d, Convolution1d, MaxPool1d};
 pub use parameters::part_of;
-pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d, Upsample, UpsampleMode};
+pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d, Upsample};
 pub use recompute::Recompute;
 pub use recurrent::{Gru, Lstm, Recurrent, RecurrentOptions, Rnn};
 pub use sequential::{Residual, Sequential, mlp};

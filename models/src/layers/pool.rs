@@ -1,6 +1,7 @@
 //! Pooling layers.
 
 use autograd::Var;
+use autograd::ops::{UpsampleMode, UpsampleSize};
 use device::Result;
 use tensor::{AvgPool, MaxPool};
 
@@ -24,28 +25,18 @@ applied! {
     /// The mean at each place of a window; see [`Var::avg_pool2d`].
     AvgPool2d(AvgPool): |x, pool| x.avg_pool2d(&pool.0);
 
-    /// Images of another size; see [`Var::upsample_nearest2d`] and [`Var::upsample_bilinear2d`].
-    Upsample(UpsampleMode): |x, mode| match mode.0 {
-        UpsampleMode::Nearest(size) => x.upsample_nearest2d(size),
-        UpsampleMode::Bilinear { size, align_corners } => x.upsample_bilinear2d(size, align_corners),
-    };
+    /// Images of another size; see [`Var::interpolate`].
+    Upsample((UpsampleSize, UpsampleMode)): |x, own| x.interpolate(own.0.0, own.0.1);
 
     /// The means over as many ranges as the result is to have; see [`Var::adaptive_avg_pool2d`].
     AdaptiveAvgPool2d([usize; 2]): |x, size| x.adaptive_avg_pool2d(size.0);
 }
 
-/// How an [`Upsample`] finds the pixels of the result, and its size.
-#[derive(Clone, Copy, Debug)]
-pub enum UpsampleMode {
-    /// The nearest pixel.
-    Nearest([usize; 2]),
-    /// Means of four pixels by their distance.
-    Bilinear {
-        /// Rows and columns of the result.
-        size: [usize; 2],
-        /// Whether the corners of both images lie on each other, rather than their edges.
-        align_corners: bool,
-    },
+impl Upsample {
+    /// Images of a size, which is `[rows, columns]` or a factor of both, as `2.0`.
+    pub fn new(size: impl Into<UpsampleSize>, mode: UpsampleMode) -> Upsample {
+        Upsample((size.into(), mode))
+    }
 }
 
 impl MaxPool2d {

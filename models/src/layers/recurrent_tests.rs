@@ -83,7 +83,7 @@ fn one_axis_is_an_image_of_height_one() {
     let turned = rows.transpose(1, 2).unwrap().value().contiguous().unwrap().to_vec::<f32>().unwrap();
     assert_eq!(pairs.to_vec::<f32>().unwrap(), turned);
     let image = ones(&[1, 1, 2, 2]);
-    let upsampled = Upsample(UpsampleMode::Nearest([3, 3])).forward(&image).unwrap();
+    let upsampled = Upsample::new(1.5, UpsampleMode::Nearest).forward(&image).unwrap();
     assert_eq!(upsampled.shape(), [1, 1, 3, 3]);
     let instance = GroupNorm::instance(2, &dev).unwrap().forward(&x).unwrap();
     let means = instance.mean(&[2], false).unwrap().to_vec::<f32>().unwrap();

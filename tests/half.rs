@@ -79,7 +79,7 @@ impl Network {
         let weight = |layer: usize| {
             let key = RandomKey { seed: 7, op: layer as u64 };
             let shape = [SIZES[layer + 1], SIZES[layer]];
-            Ok(Var::leaf(Tensor::normal(&shape, 0.0, 0.3, F32, key, device)?))
+            Ok(Var::leaf(Tensor::normal(0.0, 0.3, &shape, F32, key, device)?))
         };
         Ok(Network { weights: [weight(0)?, weight(1)?], dtype })
     }
@@ -202,7 +202,7 @@ fn optimizers_keep_a_parameter_in_half_in_f32() {
     each_device(&[Schedule::Inline], |device| {
         let train = |dtype: DType, graph: bool| -> Result<(Vec<Vec<u32>>, Vec<Tensor>)> {
             let weight = |shape: &[usize], op| -> Result<Var> {
-                let x = Tensor::normal(shape, 0.0, 0.3, BF16, RandomKey { seed: 7, op }, device)?;
+                let x = Tensor::normal(0.0, 0.3, shape, BF16, RandomKey { seed: 7, op }, device)?;
                 Ok(Var::leaf(x.t()?.to_dtype(dtype)?))
             };
             let weights = [weight(&[12, 40], 0)?, weight(&[40, 5], 1)?];
@@ -297,7 +297,7 @@ fn a_master_is_part_of_an_optimizers_state_and_follows_its_parameter() -> Result
 fn convolved(x: &Tensor, rounded: DType) -> Result<Vec<Tensor>> {
     let device = x.device();
     let normal = |shape: &[usize], op| {
-        let exact = Tensor::normal(shape, 0.0, 0.3, F32, RandomKey { seed: 3, op }, device)?;
+        let exact = Tensor::normal(0.0, 0.3, shape, F32, RandomKey { seed: 3, op }, device)?;
         exact.to_dtype(rounded)?.to_dtype(x.dtype())
     };
     let leaves =

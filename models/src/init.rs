@@ -31,7 +31,7 @@ pub fn uniform(weight: &Var, low: f64, high: f64, key: impl Into<Option<RandomKe
 #[derive::located]
 pub fn normal(weight: &Var, mean: f64, std: f64, key: impl Into<Option<RandomKey>>) -> Result<()> {
     let value = weight.value();
-    value.copy_(&Tensor::normal(value.shape(), mean, std, value.dtype(), key, value.device())?)
+    value.copy_(&Tensor::normal(mean, std, value.shape(), value.dtype(), key, value.device())?)
 }
 
 /// Uniform in `±gain sqrt(6 / (fan_in + fan_out))` (Glorot and Bengio 2010).

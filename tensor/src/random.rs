@@ -245,7 +245,7 @@ impl Tensor {
         key: impl Into<Option<RandomKey>>,
         device: &Device,
     ) -> Result<Tensor> {
-        Tensor::normal(shape, 0.0, 1.0, dtype, key, device)
+        Tensor::normal(0.0, 1.0, shape, dtype, key, device)
     }
 
     /// Normal numbers of mean 0 and deviation 1 in this tensor's shape and type, on its device; the key is as in [`Tensor::rand`].
@@ -351,12 +351,21 @@ impl Tensor {
 
     /// Normal numbers of this mean and standard deviation; the key is as in [`Tensor::rand`].
     ///
+    /// ```
+    /// # use tensor::{DType, Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::normal(10.0, 0.5, &[4, 1000], DType::F64, None, &Device::cpu())?;
+    /// assert!((x.mean(&[], false)?.item::<f64>()? - 10.0).abs() < 0.1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `DTypeUnsupported` unless floating-point; `InvalidArgument` unless `std >= 0`, both finite; `OutOfMemory`.
     pub fn normal(
-        shape: &[usize],
         mean: f64,
         std: f64,
+        shape: &[usize],
         dtype: DType,
         key: impl Into<Option<RandomKey>>,
         device: &Device,

@@ -349,7 +349,7 @@ fn statistics(comm: &Communicator, how: &str, own: bool) -> Result<Vec<Vec<Vec<f
         normalised(comm, DataParallelOptions { broadcast_buffers: !own, ..DataParallelOptions::default() })?;
     let loss = |step: u64, part: u64| {
         let key = RandomKey { seed: step, op: 10 * part + 1 + comm.rank() as u64 };
-        let x = Tensor::normal(&[2, 1, 6, 6], comm.rank() as f64, 1.0, DType::F32, key, comm.device())?;
+        let x = Tensor::normal(comm.rank() as f64, 1.0, &[2, 1, 6, 6], DType::F32, key, comm.device())?;
         model.forward(&Var::constant(x))?.square()?.mean(&[], false)
     };
     let mut sgd = Sgd::new(model.parameters(), 0.1)?;

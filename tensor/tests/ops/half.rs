@@ -464,7 +464,7 @@ fn random_numbers_are_those_of_f32_rounded() -> Result<()> {
     let device = device();
     for dtype in HALVES {
         let rounded = |x: Tensor| to_bits(&x.to_dtype(dtype)?);
-        let normal = |dtype| Tensor::normal(&[70, 41], 1.0, 3.0, dtype, KEY, &device);
+        let normal = |dtype| Tensor::normal(1.0, 3.0, &[70, 41], dtype, KEY, &device);
         assert_eq!(to_bits(&normal(dtype)?)?, rounded(normal(DType::F32)?)?);
         let whole = |dtype| Tensor::randint(-100, 100, &[300], dtype, KEY, &device);
         assert_eq!(to_bits(&whole(dtype)?)?, rounded(whole(DType::F32)?)?);

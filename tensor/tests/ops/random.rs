@@ -42,7 +42,7 @@ fn values_lie_where_they_should() -> Result<()> {
     let x = Tensor::uniform(&[n], -2.0, 3.0, DType::F32, KEY, &device)?;
     let (low, high) = (x.min(&[], false)?.item::<f32>()?, x.max(&[], false)?.item::<f32>()?);
     assert!((-2.0..-1.99).contains(&low) && (2.99..3.0).contains(&high), "{low} {high}");
-    let x = Tensor::normal(&[n], 1.0, 2.0, DType::F64, KEY, &device)?;
+    let x = Tensor::normal(1.0, 2.0, &[n], DType::F64, KEY, &device)?;
     let (mean, var) = (x.mean(&[], false)?.item::<f64>()?, x.var(&[], 1.0, false)?.item::<f64>()?);
     assert!((mean - 1.0).abs() < 0.06 && (var - 4.0).abs() < 0.2, "{mean} {var}");
     let x = Tensor::randint(-2, 2, &[n], DType::I64, KEY, &device)?.to_vec::<i64>()?;
@@ -79,7 +79,7 @@ fn empty_ranges_and_wrong_types_are_refused() {
         |x: Result<Tensor>| matches!(x.as_ref().map_err(Error::kind), Err(ErrorKind::InvalidArgument { .. }));
     assert!(invalid(Tensor::randint(3, 3, &[2], DType::I64, KEY, &device)));
     assert!(invalid(Tensor::uniform(&[2], 1.0, 0.0, DType::F32, KEY, &device)));
-    assert!(invalid(Tensor::normal(&[2], 0.0, f64::NAN, DType::F32, KEY, &device)));
+    assert!(invalid(Tensor::normal(0.0, f64::NAN, &[2], DType::F32, KEY, &device)));
     let wrong = Tensor::randn(&[2], DType::I64, KEY, &device);
     assert!(matches!(
         wrong.as_ref().map_err(Error::kind),

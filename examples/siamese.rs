@@ -3,7 +3,6 @@
 //!     cargo run --release --example siamese
 
 use streamgrad::models::random::SplitMix;
-use streamgrad::tensor::CompareOp;
 use streamgrad::{Result, prelude::*};
 
 const MARGIN: f64 = 1.0;
@@ -54,8 +53,7 @@ pub(crate) fn train(epochs: u64) -> Result<f64> {
             let loss = ((&same * distance.square()?)? + (1.0 - &same)? * apart)?.mean_all()?;
             adam.step(&loss.backward()?)?;
         }
-        let near =
-            no_grad(|| distances(&model, &test))?.value().compare_scalar(CompareOp::Lt, MARGIN / 2.0)?;
+        let near = no_grad(|| distances(&model, &test))?.value().lt(MARGIN / 2.0)?;
         let right = near.to_dtype(DType::F32)?.eq(&test_same)?;
         share = right.to_dtype(DType::F64)?.mean(&[], false)?.item::<f64>()?;
         println!("epoch {epoch:2}: {:.1} % of the held-out pairs", 100.0 * share);

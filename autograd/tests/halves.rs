@@ -4,9 +4,7 @@
 
 use autograd::ops::CrossEntropy;
 use autograd::{Reduction, Var};
-use tensor::{
-    AvgPool, BinaryOp, CompareOp, ConvOptions, DType, Device, GeluKind, MaxPool, RandomKey, Result, Tensor,
-};
+use tensor::{AvgPool, BinaryOp, ConvOptions, DType, Device, GeluKind, MaxPool, RandomKey, Result, Tensor};
 
 /// An op, the shapes of its inputs, and how much its gradients may differ because they are functions of a rounded result
 /// that is saved, in ulp.
@@ -45,7 +43,7 @@ fn labels(of: &Var) -> Result<Tensor> {
 
 /// Targets of 0 and 3 / 4.
 fn probabilities(of: &Var) -> Result<Var> {
-    let positive = of.value().compare_scalar(CompareOp::Gt, 0.0)?.to_dtype(of.dtype())?;
+    let positive = of.value().gt(0.0)?.to_dtype(of.dtype())?;
     Ok(Var::constant(positive.mul_scalar(0.75)?))
 }
 
@@ -99,10 +97,8 @@ const CASES: &[Case] = &[
     case("hard_sigmoid", ONE, |x| x[0].hard_sigmoid()),
     case("hard_swish", ONE, |x| x[0].hard_swish()),
     case("mish", ONE, |x| x[0].mish()),
-    case("masked_fill", ONE, |x| x[0].masked_fill(&x[0].value().compare_scalar(CompareOp::Gt, 0.0)?, -1.5)),
-    case("where_cond", TWO, |x| {
-        Var::where_cond(&x[0].value().compare_scalar(CompareOp::Gt, 0.0)?, &x[0], &x[1])
-    }),
+    case("masked_fill", ONE, |x| x[0].masked_fill(&x[0].value().gt(0.0)?, -1.5)),
+    case("where_cond", TWO, |x| Var::where_cond(&x[0].value().gt(0.0)?, &x[0], &x[1])),
     case("sum", ONE, |x| x[0].sum(&[1], false)),
     case("sum of columns", ONE, |x| x[0].sum(&[0], true)),
     case("mean", ONE, |x| x[0].mean(&[1], false)),

@@ -2,7 +2,7 @@
 
 use autograd::{Reduction, Var};
 use device::{DType, Device, Result};
-use tensor::{CompareOp, Tensor};
+use tensor::Tensor;
 
 use crate::{Evaluation, Model, Workload, WorkloadInfo};
 
@@ -44,7 +44,7 @@ impl Model for ClickModel {
         let part = |batch: &Batch| {
             let batch = self.prepare(batch.clone())?;
             let (scores, targets) = self.scores(&batch)?;
-            let told = scores.value().compare_scalar(CompareOp::Gt, 0.0)?.to_dtype(DType::F32)?;
+            let told = scores.value().gt(0.0)?.to_dtype(DType::F32)?;
             let right = told.eq(&targets)?.to_dtype(DType::I64)?.sum(&[], false)?;
             let loss = scores.bce_with_logits(&Var::constant(targets), Reduction::Mean)?;
             Ok((loss.value().clone(), right, batch.len()))

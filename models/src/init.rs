@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use device::{DType, Error, Result};
-use tensor::{CompareOp, RandomKey, Tensor};
+use tensor::{RandomKey, Tensor};
 
 /// The number of elements that an output sums over, and that an input is used in: of a weight `[out, in, ..]`.
 fn fans(op: &'static str, weight: &Var) -> Result<[f64; 2]> {
@@ -118,7 +118,7 @@ pub fn truncated_normal(
         let slope = x.square()?.exp()?.mul_scalar(std::f64::consts::PI.sqrt() / 2.0)?;
         let step = x.erf()?.sub(&target)?.mul(&slope)?;
         // Far out, where `erf` is rounded to 1, there is no slope to follow.
-        x = Tensor::where_cond(&step.abs()?.compare_scalar(CompareOp::Lt, 0.1)?, &x.sub(&step)?, &x)?;
+        x = Tensor::where_cond(&step.abs()?.lt(0.1)?, &x.sub(&step)?, &x)?;
     }
     value.copy_(&x.mul_scalar(scale)?.clamp(low, high)?.to_dtype(value.dtype())?)
 }

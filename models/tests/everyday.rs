@@ -5,7 +5,7 @@ use autograd::{GradOptions, Reduction, Var, grad};
 use device::{DType, Device, Result};
 use models::{Gru, Lstm, Module, Recurrent, RecurrentOptions, Rnn};
 use serde_json::Value;
-use tensor::{CompareOp, Tensor};
+use tensor::Tensor;
 
 /// The numbers that the script draws from a seed.
 fn numbers(seed: u64, count: usize, special: bool) -> Vec<f64> {
@@ -75,7 +75,7 @@ fn constants<const N: usize>(tensors: [Tensor; N]) -> Vec<Var> {
 
 /// The results of a case, in the order of the script's.
 fn run(op: &str, args: &Args<'_>, x: &[Var], seed: u64) -> Result<Vec<Var>> {
-    let truth = |at: usize| x[at].value().compare_scalar(CompareOp::Ne, 0.0);
+    let truth = |at: usize| x[at].value().ne(0.0);
     let (values, indices) = match op {
         "floor" => (x[0].floor()?, None),
         "ceil" => (x[0].ceil()?, None),
@@ -117,11 +117,10 @@ fn run(op: &str, args: &Args<'_>, x: &[Var], seed: u64) -> Result<Vec<Var>> {
             return Ok(constants([classes.one_hot(17)?]));
         }
         "nonzero" => {
-            return Ok(constants([x[0].value().compare_scalar(CompareOp::Gt, 0.0)?.nonzero()?]));
+            return Ok(constants([x[0].value().gt(0.0)?.nonzero()?]));
         }
         "masked_select" => {
-            let mask =
-                drawn(seed + 3, x[0].shape(), DType::F64, false)?.compare_scalar(CompareOp::Gt, 0.0)?;
+            let mask = drawn(seed + 3, x[0].shape(), DType::F64, false)?.gt(0.0)?;
             (x[0].masked_select(&mask)?, None)
         }
         "prod" => (x[0].prod(&[args.whole(0)], args.flag(1))?, None),

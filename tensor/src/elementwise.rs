@@ -194,8 +194,8 @@ impl Tensor {
     ///
     /// # Errors
     /// `DeviceMismatch`, `ShapeMismatch`.
-    pub fn compare(&self, op: CompareOp, rhs: &Tensor) -> Result<Tensor> {
-        self.comparison(op.name(), op, rhs)
+    pub fn compare(&self, op: CompareOp, rhs: impl Comparand) -> Result<Tensor> {
+        rhs.compare(self, op)
     }
 
     /// `self / rhs`, broadcasting. Integers and truth values are divided as F32: no quotient is rounded to an integer.
@@ -231,19 +231,10 @@ impl Tensor {
         Ok((dtype, Tensor::full(&[], number, dtype.compute_dtype(), self.device())?))
     }
 
-    /// A comparison with one number, which takes the tensor's type.
-    ///
-    /// # Errors
-    /// `OutOfMemory`, or what the launch reports.
-    pub fn compare_scalar(&self, op: CompareOp, value: f64) -> Result<Tensor> {
-        let rhs = Tensor::full(&[], value, self.dtype, self.device())?;
-        self.comparison(op.name(), op, &rhs)
-    }
-
     /// Where elements are NaN; nowhere for integers.
     ///
     /// # Errors
-    /// As for [`compare_scalar`](Self::compare_scalar).
+    /// As for [`ne`](Self::ne).
     pub fn isnan(&self) -> Result<Tensor> {
         self.comparison("isnan", CompareOp::Ne, self)
     }
@@ -254,7 +245,7 @@ impl Tensor {
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn isinf(&self) -> Result<Tensor> {
         self.dtype.require_float("isinf")?;
-        self.abs()?.compare_scalar(CompareOp::Eq, f64::INFINITY)
+        self.abs()?.eq(f64::INFINITY)
     }
 
     /// Where elements are neither NaN nor infinite.
@@ -263,7 +254,7 @@ impl Tensor {
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn isfinite(&self) -> Result<Tensor> {
         self.dtype.require_float("isfinite")?;
-        self.abs()?.compare_scalar(CompareOp::Lt, f64::INFINITY)
+        self.abs()?.lt(f64::INFINITY)
     }
 
     /// The negation of a bool tensor.
@@ -294,6 +285,37 @@ impl Tensor {
         Tensor::produce(cond.device(), Layout::contiguous(&shape), a.dtype, |stream, out| {
             kernels::where_cond(stream, cond.view(), a.view(), b.view(), out)
         })
+    }
+}
+
+/// What the elements of a tensor are compared with: a tensor, which broadcasts, or a number, which is rounded to the type of floats.
+pub trait Comparand {
+    /// Where the comparison of `lhs` with it holds.
+    ///
+    /// # Errors
+    /// `DeviceMismatch`, `ShapeMismatch`, `OutOfMemory`.
+    #[track_caller]
+    fn compare(self, lhs: &Tensor, op: CompareOp) -> Result<Tensor>;
+}
+
+impl Comparand for &Tensor {
+    #[inline]
+    fn compare(self, lhs: &Tensor, op: CompareOp) -> Result<Tensor> {
+        lhs.comparison(op.name(), op, self)
+    }
+}
+
+impl Comparand for f64 {
+    fn compare(self, lhs: &Tensor, op: CompareOp) -> Result<Tensor> {
+        let [least, most] = match lhs.dtype {
+            DType::Bool => [0.0, 1.0],
+            DType::U8 => [0.0, 255.0],
+            _ => [f64::NEG_INFINITY, f64::INFINITY],
+        };
+        // A number that integers do not have is compared with them as F64.
+        let is_one = lhs.dtype.is_float() || self.trunc() == self && (least..=most).contains(&self);
+        let dtype = if is_one { lhs.dtype } else { DType::F64 };
+        lhs.comparison(op.name(), op, &Tensor::full(&[], self, dtype, lhs.device())?)
     }
 }
 
@@ -394,43 +416,69 @@ pairs! {
     /// # Errors
     /// `DeviceMismatch`, `ShapeMismatch`.
     minimum: arithmetic BinaryOp::Minimum;
+}
 
+/// Methods that compare elements.
+macro_rules! comparisons {
+    ($($(#[$doc:meta])* $name:ident: $op:ident;)+) => {
+        #[derive::located]
+        impl Tensor {
+            $($(#[$doc])*
+            #[inline]
+            pub fn $name(&self, rhs: impl Comparand) -> Result<Tensor> {
+                rhs.compare(self, CompareOp::$op)
+            })+
+        }
+    };
+}
+
+comparisons! {
     /// `self == rhs` as bool, broadcasting; false where either is NaN. Operands of different types are converted to
-    /// their [`result_type`](Self::result_type) first.
+    /// their [`result_type`](Self::result_type) first; a number is rounded to the type of floats.
+    ///
+    /// ```
+    /// # use tensor::{Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1.0_f32, 2.0, 3.0], &[3], &Device::cpu())?;
+    /// assert_eq!(x.eq(2.0)?.to_vec::<bool>()?, [false, true, false]);
+    /// assert_eq!(x.eq(&x)?.to_vec::<bool>()?, [true; 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `DeviceMismatch`, `ShapeMismatch`.
-    eq: comparison CompareOp::Eq;
+    eq: Eq;
 
     /// `self != rhs` as bool, broadcasting; true where either is NaN.
     ///
     /// # Errors
     /// As [`Tensor::eq`].
-    ne: comparison CompareOp::Ne;
+    ne: Ne;
 
     /// `self < rhs` as bool, broadcasting; false where either is NaN.
     ///
     /// # Errors
     /// As [`Tensor::eq`].
-    lt: comparison CompareOp::Lt;
+    lt: Lt;
 
     /// `self <= rhs` as bool, broadcasting; false where either is NaN.
     ///
     /// # Errors
     /// As [`Tensor::eq`].
-    le: comparison CompareOp::Le;
+    le: Le;
 
     /// `self > rhs` as bool, broadcasting; false where either is NaN.
     ///
     /// # Errors
     /// As [`Tensor::eq`].
-    gt: comparison CompareOp::Gt;
+    gt: Gt;
 
     /// `self >= rhs` as bool, broadcasting; false where either is NaN.
     ///
     /// # Errors
     /// As [`Tensor::eq`].
-    ge: comparison CompareOp::Ge;
+    ge: Ge;
 }
 
 /// A gradient of a binary op, from both operands, which broadcast to its shape, and the gradient `g` of the result.

@@ -1,7 +1,7 @@
 //! Joining tensors, and picking or adding elements by index.
 
 use device::{DType, Error, ErrorKind, Result};
-use kernels::{CompareOp, Dims, Layout, normalize_axis};
+use kernels::{Dims, Layout, normalize_axis};
 
 use crate::Tensor;
 use crate::check::{elements_of, first_of, has_shape, resized_axis, same_device, same_kind, wrong_shape};
@@ -258,9 +258,7 @@ impl Tensor {
     pub fn index_mask(&self, axis: isize, indices: &Tensor) -> Result<Tensor> {
         let zeros = Tensor::zeros(self.shape(), DType::F32, self.device())?;
         let ones = Tensor::ones(indices.shape(), DType::F32, self.device())?;
-        zeros
-            .scatter_add_to("scatter", axis, indices, &ones, (true, false))?
-            .compare_scalar(CompareOp::Gt, 0.0)
+        zeros.scatter_add_to("scatter", axis, indices, &ones, (true, false))?.gt(0.0)
     }
 
     fn scatter_add_to(

@@ -83,6 +83,7 @@ pub use device::{
     Capture, DType, Device, Element, Error, ErrorKind, GraphOptions, IpcHandle, Order, PlanReport,
     PlannedCommand, Result, Stream, bf16, f16,
 };
+pub use elementwise::Comparand;
 pub use embedding_bag::Bags;
 pub use graph::{EachReplay, Graph, Input, Tensors, each_replay, fresh_slot};
 pub use graphs::{GraphCache, Graphs};

@@ -1,7 +1,6 @@
 //! Truth values: of pairs, and over axes.
 
 use device::{DType, Result};
-use kernels::CompareOp;
 
 use crate::Tensor;
 
@@ -65,7 +64,7 @@ impl Tensor {
     /// # Errors
     /// As for [`Tensor::sum`].
     pub fn any(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
-        self.truth()?.sum(axes, keepdim)?.compare_scalar(CompareOp::Gt, 0.0)
+        self.truth()?.sum(axes, keepdim)?.gt(0.0)
     }
 
     /// Whether every element over `axes` is true, or not 0; no axes means all of them. True without elements.

@@ -1,7 +1,7 @@
 //! Sorts, and what is made of them.
 
 use device::{DType, Error, Result};
-use kernels::{CompareOp, Dims, Layout, normalize_axis};
+use kernels::{Dims, Layout, normalize_axis};
 
 use crate::Tensor;
 use crate::check::{same_device, same_shape};
@@ -159,6 +159,6 @@ impl Tensor {
 
     /// Truth values: whether elements are not 0.
     pub(crate) fn truth(&self) -> Result<Tensor> {
-        if self.dtype() == DType::Bool { Ok(self.clone()) } else { self.compare_scalar(CompareOp::Ne, 0.0) }
+        if self.dtype() == DType::Bool { Ok(self.clone()) } else { self.ne(0.0) }
     }
 }

@@ -1,6 +1,6 @@
 //! `Y = P V` with `P = softmax(s Q Kᵀ + mask)`; with `U = P (G Vᵀ - Σ G Y)`: `Q' = s U K`, `K' = s Uᵀ Q`, `V' = Pᵀ G`.
 
-use tensor::{Attended, Attention, CompareOp, DType, Dropout, Error, RandomKey, Result, Tensor, next_key};
+use tensor::{Attended, Attention, DType, Dropout, Error, RandomKey, Result, Tensor, next_key};
 
 use super::{Dims, Draw, Sample, record_one};
 use crate::autocast::{Cast, Operand};
@@ -112,7 +112,7 @@ fn without_hidden([q, k, v]: [&Var; 3], mask: Option<&Tensor>) -> Result<[Var; 3
     } else {
         (mask, f64::NEG_INFINITY)
     };
-    let hidden_along = |axis| added.max(&[axis], true)?.compare_scalar(CompareOp::Eq, nothing);
+    let hidden_along = |axis| added.max(&[axis], true)?.eq(nothing);
     let (queries, keys) = (hidden_along(-1)?, hidden_along(-2)?.transpose(-2, -1)?);
     Ok([q.masked_fill(&queries, 0.0)?, k.masked_fill(&keys, 0.0)?, v.masked_fill(&keys, 0.0)?])
 }
@@ -263,7 +263,7 @@ fn causal_mask(q: &Var, k: &Var) -> Result<Tensor> {
 /// 1 for a query that sees a key, 0 for others, `[.., s, 1]`.
 fn seen(attended: &Attended) -> Result<Var> {
     let sums = &attended.log_sums;
-    let seen = sums.compare_scalar(CompareOp::Ne, f64::INFINITY)?.to_dtype(attended.out.dtype())?;
+    let seen = sums.ne(f64::INFINITY)?.to_dtype(attended.out.dtype())?;
     Ok(Var::constant(seen.unsqueeze(-1)?))
 }
 
@@ -292,7 +292,7 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     };
     let plain = AttentionOptions::default;
     let causal = || AttentionOptions { is_causal: true, ..plain() };
-    let truth = d.normal(&[3, 4])?.compare_scalar(CompareOp::Gt, -0.5)?;
+    let truth = d.normal(&[3, 4])?.gt(-0.5)?;
     // The second query sees nothing.
     let hidden = Tensor::from_slice(&[0.0, f64::NEG_INFINITY, 1.0], &[3, 1], &d.device)?;
     let masked = |mask: &Tensor| AttentionOptions { attn_mask: Some(mask.clone()), ..plain() };
@@ -303,7 +303,7 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     };
     let causal_dropout = Attention { is_causal: true, ..Attention::default() };
     let in_groups = |options| AttentionOptions { enable_gqa: true, ..options };
-    let of_heads = d.normal(&[4, 3, 5])?.compare_scalar(CompareOp::Gt, -0.5)?;
+    let of_heads = d.normal(&[4, 3, 5])?.gt(-0.5)?;
     Ok(vec![
         of("groups", [&[2, 4, 3, 2], &[2, 2, 5, 2], &[2, 2, 5, 3]], in_groups(causal()))?,
         of("groups_masked", [&[2, 4, 3, 2], &[1, 2, 5, 2], &[2, 2, 5, 2]], in_groups(masked(&of_heads)))?,
@@ -382,7 +382,7 @@ mod tests {
         );
         let spoilt = |x: &Var, seen: usize, bad: f64| -> Result<Var> {
             let behind = Tensor::arange(0_i64, x.shape()[1] as i64, 1_i64, DType::I64, x.device())?;
-            let behind = behind.compare_scalar(CompareOp::Ge, seen as f64)?.unsqueeze(1)?;
+            let behind = behind.ge(seen as f64)?.unsqueeze(1)?;
             Ok(Var::leaf(x.masked_fill(&behind, bad)?.value().clone()))
         };
         let seen: Vec<bool> = (0..12).map(|at| at < 8 && at % 4 < 2).collect();

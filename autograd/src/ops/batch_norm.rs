@@ -3,7 +3,7 @@
 //! mean and variance are given, the last bracket is `g` alone. With a ReLU, `g` counts where `y > 0`.
 
 use tensor::fused::{self, Activation};
-use tensor::{BatchStatistics, CompareOp, Result, Tensor, grad};
+use tensor::{BatchStatistics, Result, Tensor, grad};
 
 use super::{Draw, Sample};
 use crate::autocast::wide;
@@ -113,7 +113,7 @@ fn gradients(
         let y = wide(x.value())?;
         let y =
             y.batch_norm_with(&mean_value, &var_value, weight_value.as_ref(), bias_value.as_ref(), eps)?;
-        let stays = y.compare_scalar(CompareOp::Gt, 0.0)?.logical_not()?;
+        let stays = y.gt(0.0)?.logical_not()?;
         return expressed(&x, &g.masked_fill(&stays, 0.0)?, weight.as_ref(), given.as_ref(), eps);
     }
     let statistics = BatchStatistics { mean: mean_value, var: var_value, training };

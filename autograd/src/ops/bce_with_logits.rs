@@ -1,6 +1,6 @@
 //! `loss = max(x, 0) - x t + ln(1 + e^-|x|)`; `x' = g (σ(x) - t)`, `t' = -g x`.
 
-use tensor::{BinaryGradOp, CompareOp, Result, Tensor};
+use tensor::{BinaryGradOp, Result, Tensor};
 
 use super::mse_loss::loss_by_element;
 use super::{Draw, Reduction, Sample, binary_slope, if_needed, sample};
@@ -63,7 +63,7 @@ impl BceWithLogits {
                 Some(weight) => {
                     // A part whose label has the weight 0 is not read.
                     let part = |share: &Var, x: &Var| -> Result<Var> {
-                        let unread = share.value().compare_scalar(CompareOp::Eq, 0.0)?;
+                        let unread = share.value().eq(0.0)?;
                         share.mul(&x.log_sigmoid()?.masked_fill(&unread, 0.0)?)
                     };
                     let negative = part(&target.neg()?.add_scalar(1.0)?, &x.neg()?)?;
@@ -98,7 +98,7 @@ fn losses(x: &Var, target: &Var) -> Result<Var> {
     let (x_value, t_value) = (x.value(), target.value());
     // max(x, 0) - x t = |x| w with the weight w of the label that x speaks against. Where w is 0, x may be infinite.
     let weight = t_value.neg()?.add_scalar(1.0)?;
-    let weight = Tensor::where_cond(&x_value.compare_scalar(CompareOp::Gt, 0.0)?, &weight, t_value)?;
+    let weight = Tensor::where_cond(&x_value.gt(0.0)?, &weight, t_value)?;
     let size = x_value.abs()?;
     let zero = Tensor::full(&[], 0.0, size.dtype(), size.device())?;
     let against = Tensor::where_cond(&weight.eq(&zero)?, &zero, &size.mul(&weight)?)?;

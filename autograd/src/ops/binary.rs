@@ -1,6 +1,6 @@
 //! What the elementwise ops of two operands share: broadcasting and what they save.
 
-use tensor::{BinaryGradOp, CompareOp, Result, Tensor, grad};
+use tensor::{BinaryGradOp, Result, Tensor, grad};
 
 use super::{Dims, scalar_like};
 use crate::{Grads, Save, Var, Vjp, record};
@@ -71,7 +71,7 @@ pub(super) fn binary_slope(op: BinaryGradOp, x: &Var, y: &Var, g: &Var) -> Resul
 fn curvature(op: BinaryGradOp, [x, y]: [&Var; 2], g: &Var, at: usize) -> Result<Var> {
     let slope = |op, y: &Var, g: &Var| binary_slope(op, x, y, g);
     let zero_where = |flat: &Tensor, v: &Var| Var::where_cond(flat, &scalar_like(v.value(), 0.0)?, v);
-    let is_zero = |v: &Var| v.value().compare_scalar(CompareOp::Eq, 0.0);
+    let is_zero = |v: &Var| v.value().eq(0.0);
     match (op, at) {
         (BinaryGradOp::FmodDivisor, _) => Ok(Var::constant(g.value().zeros_like()?)),
         // -2 x y / (x^2 + y^2)^2 and (x^2 - y^2) / (x^2 + y^2)^2
@@ -110,7 +110,7 @@ fn curvature(op: BinaryGradOp, [x, y]: [&Var; 2], g: &Var, at: usize) -> Result<
 fn exponent_is_flat(x: &Var, y: &Var) -> Result<Tensor> {
     // Without "and": the base is compared with 0, but with NaN where the exponent is negative.
     let limit = Tensor::where_cond(
-        &y.value().compare_scalar(CompareOp::Ge, 0.0)?,
+        &y.value().ge(0.0)?,
         scalar_like(x.value(), 0.0)?.value(),
         scalar_like(x.value(), f64::NAN)?.value(),
     )?;

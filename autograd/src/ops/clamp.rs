@@ -19,8 +19,8 @@ impl Var {
             let zero = scalar_like(g.value(), 0.0)?;
             let above = if low == f64::NEG_INFINITY { CompareOp::Ge } else { CompareOp::Gt };
             let below = if high == f64::INFINITY { CompareOp::Le } else { CompareOp::Lt };
-            let g = Var::where_cond(&x.value().compare_scalar(above, low)?, g, &zero)?;
-            Var::where_cond(&x.value().compare_scalar(below, high)?, &g, &zero)
+            let g = Var::where_cond(&x.value().compare(above, low)?, g, &zero)?;
+            Var::where_cond(&x.value().compare(below, high)?, &g, &zero)
         })
     }
 }

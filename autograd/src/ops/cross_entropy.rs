@@ -1,6 +1,6 @@
 //! `loss = -log_softmax(x)[label]` of each row; `x' = g (softmax(x) - one_hot(label))`.
 
-use tensor::{CompareOp, Error, Result, Tensor, grad};
+use tensor::{Error, Result, Tensor, grad};
 
 use super::{Dims, Draw, Reduction, Sample, if_needed, record_one, widened};
 use crate::autocast::{Cast, suspended};
@@ -181,7 +181,7 @@ impl CrossEntropy {
 
 /// `sum / total`, without a gradient where `total` is 0.
 fn mean(sum: &Var, total: &Tensor) -> Result<Var> {
-    let none = total.compare_scalar(CompareOp::Eq, 0.0)?;
+    let none = total.eq(0.0)?;
     let divisor = Tensor::where_cond(&none, &total.ones_like()?, total)?;
     Var::where_cond(&none, &Var::constant(sum.value().div(total)?), &sum.div(&Var::constant(divisor))?)
 }

@@ -1,6 +1,6 @@
 //! `embedding`: rows of a table by number; the gradient is added back there, in the order of the indices.
 
-use tensor::{CompareOp, Error, Result, Tensor, grad};
+use tensor::{Error, Result, Tensor, grad};
 
 use super::{Dims, Draw, Sample, indices, record_one};
 use crate::autocast::wide;
@@ -44,7 +44,7 @@ fn embedding_grad(g: &Var, indices: &Tensor, rows: usize, padding: Option<usize>
         let indices = ctx.saved(0);
         let taken = h.index_select(0, indices.value())?;
         let Some(row) = padding else { return Ok(taken) };
-        let padding = indices.value().compare_scalar(CompareOp::Eq, row as f64)?;
+        let padding = indices.value().eq(row as f64)?;
         taken.masked_fill(&padding.unsqueeze(1)?, 0.0)
     })
 }

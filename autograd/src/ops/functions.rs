@@ -2,7 +2,7 @@
 
 use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
 
-use tensor::{CompareOp, Result, UnaryOp};
+use tensor::{Result, UnaryOp};
 
 use super::Autocast::{F32, Operands};
 use super::binary::widened;
@@ -49,7 +49,7 @@ functions! {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     elu(alpha) Operands: UnaryOp::Elu(alpha), Some(move |x: &Var| {
-        let positive = x.value().compare_scalar(CompareOp::Gt, 0.0)?;
+        let positive = x.value().gt(0.0)?;
         x.masked_fill(&positive, f64::NEG_INFINITY)?.exp()?.mul_scalar(alpha)
     }), |d| unary(d, Draw::nonzero, |x| x.elu(0.7));
 
@@ -92,7 +92,7 @@ functions! {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     hard_swish() Operands: UnaryOp::HardSwish, Some(|x: &Var| {
-        let bent = x.value().abs()?.compare_scalar(CompareOp::Lt, 3.0)?;
+        let bent = x.value().abs()?.lt(3.0)?;
         Ok(Var::constant(bent.to_dtype(x.dtype())?.mul_scalar(1.0 / 3.0)?))
     }), |d| unary(d, Draw::normal, |x| x.mul_scalar(2.0)?.hard_swish());
 
@@ -189,7 +189,7 @@ functions! {
         // y'' = β σ (1 - σ) where it is not straight.
         let z = x.mul_scalar(beta)?;
         let s = z.sigmoid()?;
-        let straight = z.value().compare_scalar(CompareOp::Gt, threshold)?;
+        let straight = z.value().gt(threshold)?;
         s.sub(&s.square()?)?.mul_scalar(beta)?.masked_fill(&straight, 0.0)
     }), softplus_samples;
 
@@ -250,7 +250,7 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn leaky_relu(&self, slope: f64) -> Result<Var> {
-        let positive = self.value().compare_scalar(CompareOp::Gt, 0.0)?;
+        let positive = self.value().gt(0.0)?;
         Var::where_cond(&positive, self, &self.mul_scalar(slope)?)
     }
 
@@ -283,7 +283,7 @@ impl Var {
             return widened(self, |x| x.celu(alpha));
         }
         // At 0, where both have one slope, there is no curvature, as in torch.
-        let positive = self.value().compare_scalar(CompareOp::Ge, 0.0)?;
+        let positive = self.value().ge(0.0)?;
         Var::where_cond(&positive, self, &self.div_scalar(alpha)?.elu(1.0)?.mul_scalar(alpha)?)
     }
 }

@@ -1,7 +1,7 @@
 //! `loss = t (ln t - x)` for the logarithm `x` of probabilities and the probabilities `t`, 0 where `t` is 0; or `e^t (t - x)` for
 //! logarithms `t`.
 
-use tensor::{CompareOp, Result};
+use tensor::Result;
 
 use super::mse_loss::loss_by_element;
 use super::{Draw, Reduction, Sample, sample};
@@ -23,7 +23,7 @@ impl Var {
             if log_target {
                 return target.exp()?.mul(&target.sub(x)?);
             }
-            let zero = target.value().compare_scalar(CompareOp::Eq, 0.0)?;
+            let zero = target.value().eq(0.0)?;
             let distance = target.masked_fill(&zero, 1.0)?.log()?.sub(x)?;
             target.mul(&distance)?.masked_fill(&zero, 0.0)
         })

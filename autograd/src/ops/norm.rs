@@ -1,6 +1,6 @@
 //! `norm`, `normalize`, `cosine_similarity`: lengths of vectors; gradients are 0 where a length is.
 
-use tensor::{CompareOp, Result, Tensor};
+use tensor::{Result, Tensor};
 
 use super::binary::computed;
 use super::{Draw, Sample, sample, widened};
@@ -29,7 +29,7 @@ impl Var {
             return self.abs()?.min(axes, keepdim);
         }
         if p == 0.0 {
-            let count = self.value().compare_scalar(CompareOp::Ne, 0.0)?.sum(axes, keepdim)?;
+            let count = self.value().ne(0.0)?.sum(axes, keepdim)?;
             return Ok(Var::constant(count.to_dtype(self.dtype())?));
         }
         if p == 1.0 {
@@ -41,7 +41,7 @@ impl Var {
 
     /// `x^p` for `x >= 0`, with a gradient of 0 where `x` is 0.
     fn nonzero_pow(&self, p: f64) -> Result<Var> {
-        let zero = self.value().compare_scalar(CompareOp::Eq, 0.0)?;
+        let zero = self.value().eq(0.0)?;
         let at_zero = if p < 0.0 { f64::INFINITY } else { 0.0 };
         self.masked_fill(&zero, 1.0)?.pow_scalar(p)?.masked_fill(&zero, at_zero)
     }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use tensor::{CompareOp, DType, Device, RandomKey, Result, Tensor};
+use tensor::{DType, Device, RandomKey, Result, Tensor};
 
 use crate::Var;
 
@@ -67,8 +67,7 @@ impl Draw {
     /// Numbers of both signs, at least 0.2 away from 0.
     pub(super) fn nonzero(&self, shape: &[usize]) -> Result<Tensor> {
         let x = Tensor::uniform(shape, -1.5, 1.5, DType::F64, self.key(), &self.device)?;
-        let sign =
-            x.compare_scalar(CompareOp::Ge, 0.0)?.to_dtype(DType::F64)?.mul_scalar(0.4)?.add_scalar(-0.2)?;
+        let sign = x.ge(0.0)?.to_dtype(DType::F64)?.mul_scalar(0.4)?.add_scalar(-0.2)?;
         x.add(&sign)
     }
 

@@ -2,7 +2,7 @@
 //! `x' = g (x - mean) / (s (n - correction))`, 0 where `s = 0`.
 
 use smallvec::SmallVec;
-use tensor::{CompareOp, Result, Tensor};
+use tensor::{Result, Tensor};
 
 use super::sum::reductions;
 use super::{Draw, Sample, kept_shape, record_one, reduced_elements, scalar_like, widened};
@@ -45,7 +45,7 @@ impl Var {
         record_one("std", self, &[Save::Input(0), Save::Output], value, move |ctx, g| {
             let std = ctx.saved(1);
             // Divided by infinity the gradient is 0, and so are those of it.
-            let flat = std.value().compare_scalar(CompareOp::Eq, 0.0)?;
+            let flat = std.value().eq(0.0)?;
             let std = Var::where_cond(&flat, &scalar_like(std.value(), f64::INFINITY)?, &std)?;
             let slope = g.div(&std)?.div_scalar(divisor)?;
             deviation(&ctx.saved(0), &axes)?.mul(&slope.reshape(&kept)?)

@@ -1,6 +1,6 @@
 //! `y = a` where the condition holds, `b` elsewhere; the gradient goes to the one that was taken.
 
-use tensor::{CompareOp, Result, Tensor};
+use tensor::{Result, Tensor};
 
 use super::{Dims, Draw, Sample, if_needed, scalar_like};
 use crate::{Grads, Save, Var, record};
@@ -37,7 +37,7 @@ impl Var {
 
 pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, cond: &[usize], a, b| {
-        let cond = d.normal(cond)?.compare_scalar(CompareOp::Gt, 0.0)?;
+        let cond = d.normal(cond)?.gt(0.0)?;
         d.sample(name, &[a, b], move |v| Var::where_cond(&cond, &v[0], &v[1])?.mul(&v[0]))
     };
     Ok(vec![
@@ -53,7 +53,7 @@ pub(super) fn samples(d: &Draw) -> Result<Vec<Sample>> {
 
 pub(super) fn masked_fill_samples(d: &Draw) -> Result<Vec<Sample>> {
     let of = |name, mask: &[usize]| {
-        let mask = d.normal(mask)?.compare_scalar(CompareOp::Gt, 0.0)?;
+        let mask = d.normal(mask)?.gt(0.0)?;
         d.sample(name, &[&[2, 5]], move |v| v[0].masked_fill(&mask, -1.5)?.mul(&v[0]))
     };
     Ok(vec![of("same_shape", &[2, 5])?, of("row", &[5])?])

@@ -103,13 +103,31 @@ proptest! {
     #[test]
     fn where_cond_broadcasts((a, b, out) in broadcast_pairs(), how in 0_u8..4) {
         let (x, y) = (Plain::numbered(&a, 7), Plain::numbered(&b, 8));
-        let cond = x.f64(how)?.compare_scalar(CompareOp::Gt, 0.0)?;
+        let cond = x.f64(how)?.gt(0.0)?;
         let got = Tensor::where_cond(&cond, &x.f64(how)?, &y.f64(0)?)?;
         let expected = Plain::from_fn(&out, |i| {
             if x.broadcast_at(i) > 0.0 { x.broadcast_at(i) } else { y.broadcast_at(i) }
         });
         prop_assert!(expected.matches(&got, 0.0)?);
     }
+}
+
+#[test]
+fn numbers_are_compared_with_integers_as_they_are() -> Result<()> {
+    let x = Tensor::from_slice(&[-1_i64, 0, 1], &[3], &device())?;
+    assert_eq!(x.lt(0.5)?.to_vec::<bool>()?, [true, true, false]);
+    assert_eq!(x.ge(-0.5)?.to_vec::<bool>()?, [false, true, true]);
+    let large = (1_i64 << 53) + 1;
+    assert_eq!(
+        x.add_scalar(large as f64)?.add_scalar(1.0)?.gt(large as f64)?.to_vec::<bool>()?,
+        [false, true, true]
+    );
+    let bytes = x.add_scalar(254.0)?.to_dtype(DType::U8)?;
+    assert_eq!(bytes.lt(300.0)?.to_vec::<bool>()?, [true; 3]);
+    assert_eq!(bytes.gt(-1.0)?.to_vec::<bool>()?, [true; 3]);
+    assert_eq!(x.ne(0.0)?.eq(2.0)?.to_vec::<bool>()?, [false; 3]);
+    assert_eq!(x.compare(CompareOp::Le, f64::NAN)?.to_vec::<bool>()?, [false; 3]);
+    Ok(())
 }
 
 fn floats(values: &[f64]) -> Result<Tensor> {

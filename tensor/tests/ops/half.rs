@@ -180,8 +180,8 @@ fn functions_of_every_pattern_are_those_of_f32_rounded() -> Result<()> {
         }
         let wide = x.to_dtype(DType::F32)?;
         for op in [CompareOp::Eq, CompareOp::Lt, CompareOp::Ge] {
-            let found = x.compare_scalar(op, 0.5)?.to_vec::<bool>()?;
-            assert_eq!(found, wide.compare_scalar(op, 0.5)?.to_vec::<bool>()?);
+            let found = x.compare(op, 0.5)?.to_vec::<bool>()?;
+            assert_eq!(found, wide.compare(op, 0.5)?.to_vec::<bool>()?);
         }
     }
     Ok(())

@@ -15,8 +15,8 @@ use streamgrad::optim::*;
 use streamgrad::prelude::*;
 use streamgrad::tensor::{CustomKernel, KernelLaunch, custom};
 use streamgrad::{
-    AvgPool, BackwardOptions, ConvOptions, CpuConfig, Error, GradOptions, Graph, LoaderOptions, PadMode,
-    Ragged, Reduction, Result, Subset, WeightedSampler, metrics,
+    AvgPool, BackwardOptions, ConvOptions, CpuConfig, Error, ErrorKind, GradOptions, Graph, LoaderOptions,
+    PadMode, Policy, Ragged, Reduction, Result, Schedule, Subset, WeightedSampler, metrics,
 };
 
 /// A mistake, the line that makes it and the message.
@@ -191,6 +191,9 @@ fn tensors() {
 fn inner_late_index() {
     check(&[
         row!(s => s.t(&[2, 3]).index_select(0, &s.i(&[0, 1]).mul_scalar(7.0).unwrap()).and_then(|x| x.to_vec::<f32>()), "index_select: index 7 is out of range for size 2"),
+        row!(s => s.v(&[2, 3]).embedding(&s.i(&[0, 1]).mul_scalar(7.0).unwrap(), None).and_then(|x| x.to_vec::<f32>()), "embedding: index 7 is out of range for size 2"),
+        row!(s => s.v(&[2, 3]).nll_loss(&s.i(&[0, 1]).mul_scalar(7.0).unwrap(), Reduction::Mean).and_then(|x| x.item::<f32>()), "nll_loss: label 7 is out of range for size 3"),
+        row!(s => s.i(&[0, 1]).mul_scalar(7.0)?.one_hot(3).and_then(|x| x.to_vec::<i64>()), "one_hot: class 7 is out of range for size 3"),
         row!(s => s.v(&[2, 3]).cross_entropy(&s.i(&[0, 1]).mul_scalar(7.0).unwrap(), Reduction::Mean).and_then(|x| x.item::<f32>()), "cross_entropy: label 7 is out of range for size 3"),
     ]);
 }
@@ -200,6 +203,26 @@ fn a_late_index_prints_nothing() {
     let output = run_ignored("inner_late_index", &[]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+/// On a device that runs later a kernel finds the index, and the error has the name of the op that was called.
+#[test]
+fn an_index_that_a_kernel_finds() {
+    let schedule = Schedule::Explore(Policy::OldestFirst);
+    let s = Setup { d: Device::cpu_with(CpuConfig { schedule, ..CpuConfig::default() }), ..Setup::new() };
+    let late = || s.i(&[0, 1]).mul_scalar(7.0).unwrap();
+    let column = || late().unsqueeze(1).unwrap();
+    let weighted = streamgrad::autograd::ops::CrossEntropy { weight: Some(s.t(&[3])), ..Default::default() };
+    let found = |op: &str, call: Result<()>| {
+        let error = call.and_then(|()| s.d.synchronize()).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Async { op: found, .. } if *found == op), "{op}: {error}");
+    };
+    found("embedding", s.v(&[2, 3]).embedding(&late(), None).map(drop));
+    found("gather", s.v(&[2, 3]).gather(1, &column()).map(drop));
+    found("nll_loss", s.v(&[2, 3]).nll_loss(&late(), Reduction::Mean).map(drop));
+    found("cross_entropy", weighted.loss(&s.v(&[2, 3]), &late()).map(drop));
+    found("scatter", s.t(&[2, 3]).scatter(1, &column(), &s.t(&[2, 1])).map(drop));
+    found("one_hot", late().one_hot(3).map(drop));
 }
 
 #[test]

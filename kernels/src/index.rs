@@ -12,7 +12,7 @@ use crate::cuda::needs;
 use crate::indexed::{Entries, Indexed, begin};
 use crate::layout::{LoopAxis, View, normalize_axis};
 
-/// `out[.., i, ..] = x[.., indices[i], ..]` along `axis`.
+/// `out[.., i, ..] = x[.., indices[i], ..]` along `axis`; `op` is the name in errors and profiles.
 ///
 /// Shapes: `x [a.., n, b..]`, `indices [k]`, `out [a.., k, b..]`. Asynchronous, ordered by the buffers.
 ///
@@ -21,12 +21,13 @@ use crate::layout::{LoopAxis, View, normalize_axis};
 /// that is expanded or overlaps an input; the errors of [`Stream::launch`].
 pub fn index_select(
     stream: &Stream,
+    op: &'static str,
     x: View<'_>,
     axis: isize,
     indices: View<'_>,
     out: View<'_>,
 ) -> Result<()> {
-    read(stream, "index_select", axis, rows, [out, x, indices])
+    read(stream, op, axis, rows, [out, x, indices])
 }
 
 /// Copies elements that indices name; `indexed` takes apart the operands.
@@ -79,6 +80,11 @@ impl<'a> IndexSums<'a> {
     pub fn of_distinct(self) -> IndexSums<'a> {
         let IndexSums { stream, op, operands, base, entries, .. } = self;
         IndexSums { base, ..IndexSums::new(stream, op, operands, Entries { distinct: true, ..entries }) }
+    }
+
+    /// The same as a part of the op `op`, which is the name in errors and profiles.
+    pub fn named(self, op: &'static str) -> Self {
+        IndexSums { op, ..self }
     }
 
     /// Bytes of the workspace.
@@ -164,16 +170,23 @@ fn rows(op: &'static str, axis: isize, [part, whole, indices]: [&View<'_>; 3]) -
     Ok(Indexed { axes: (0..rank).map(along).collect(), axis, size: whole.shape()[axis] })
 }
 
-/// `out[p] = x[p with p[axis] replaced by indices[p]]`.
+/// `out[p] = x[p with p[axis] replaced by indices[p]]`; `op` is the name in errors and profiles.
 ///
 /// Shapes: `indices` and `out` alike, at most as large as `x` on the other axes. Asynchronous, ordered by the buffers.
 ///
 /// # Errors
 /// `AxisOutOfRange`; `DTypeMismatch`; `ShapeMismatch`; `InvalidArgument` for an `out`
 /// that is expanded or overlaps an input; the errors of [`Stream::launch`].
-pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out: View<'_>) -> Result<()> {
-    out.expect_shape("gather", indices.shape())?;
-    read(stream, "gather", axis, elements, [out, x, indices])
+pub fn gather(
+    stream: &Stream,
+    op: &'static str,
+    x: View<'_>,
+    axis: isize,
+    indices: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    out.expect_shape(op, indices.shape())?;
+    read(stream, op, axis, elements, [out, x, indices])
 }
 
 /// `out = base`, or zeros without one, and `out[p with p[axis] replaced by indices[p]] += src[p]`, in ascending order along the axis,

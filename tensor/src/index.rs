@@ -143,12 +143,17 @@ impl Tensor {
     /// `DeviceMismatch`. `IndexOutOfRange` if the indices are known on the host; otherwise the next synchronising call
     /// reports `Async`.
     pub fn index_select(&self, axis: isize, indices: &Tensor) -> Result<Tensor> {
-        const OP: &str = "index_select";
-        let at = self.vector_index(OP, axis, indices)?;
-        check_indices(OP, "index", indices, self.shape()[at])?;
-        let shape = resized_axis(OP, self, at, indices.elements())?;
+        self.index_select_of("index_select", axis, indices)
+    }
+
+    /// [`index_select`](Self::index_select) as a part of another op, whose name errors have.
+    #[doc(hidden)]
+    pub fn index_select_of(&self, op: &'static str, axis: isize, indices: &Tensor) -> Result<Tensor> {
+        let at = self.vector_index(op, axis, indices)?;
+        check_indices(op, "index", indices, self.shape()[at])?;
+        let shape = resized_axis(op, self, at, indices.elements())?;
         self.produce_like(&shape, |stream, out| {
-            kernels::index_select(stream, self.view(), at as isize, indices.view(), out)
+            kernels::index_select(stream, op, self.view(), at as isize, indices.view(), out)
         })
     }
 
@@ -161,25 +166,30 @@ impl Tensor {
     /// `AxisOutOfRange`, `ShapeMismatch`, `DeviceMismatch`; `DTypeMismatch` unless the indices are I64;
     /// `IndexOutOfRange` or `Async` as for [`Tensor::index_select`].
     pub fn gather(&self, axis: isize, indices: &Tensor) -> Result<Tensor> {
-        const OP: &str = "gather";
-        same_device(OP, self, indices, "indices")?;
-        indices.dtype().require(OP, "indices", DType::I64)?;
+        self.gather_of("gather", axis, indices)
+    }
+
+    /// [`gather`](Self::gather) as a part of another op, whose name errors have.
+    #[doc(hidden)]
+    pub fn gather_of(&self, op: &'static str, axis: isize, indices: &Tensor) -> Result<Tensor> {
+        same_device(op, self, indices, "indices")?;
+        indices.dtype().require(op, "indices", DType::I64)?;
         if self.rank() == 0 || indices.rank() == 0 {
-            let taken = self.as_vector()?.gather(axis, &indices.as_vector()?)?;
+            let taken = self.as_vector()?.gather_of(op, axis, &indices.as_vector()?)?;
             return taken.reshape(indices.shape());
         }
-        let at = normalize_axis(OP, axis, self.rank())?;
+        let at = normalize_axis(op, axis, self.rank())?;
         Error::require_shapes(
             indices.rank() == self.rank(),
-            OP,
+            op,
             "indices must have as many axes",
             self.shape(),
             indices.shape(),
         )?;
-        covers(OP, self, indices.shape(), Some(at))?;
-        check_indices(OP, "index", indices, self.shape()[at])?;
+        covers(op, self, indices.shape(), Some(at))?;
+        check_indices(op, "index", indices, self.shape()[at])?;
         self.produce_like(indices.shape(), |stream, out| {
-            kernels::gather(stream, self.view(), at as isize, indices.view(), out)
+            kernels::gather(stream, op, self.view(), at as isize, indices.view(), out)
         })
     }
 
@@ -261,7 +271,7 @@ impl Tensor {
         zeros.scatter_add_to("scatter", axis, indices, &ones, (true, false))?.gt(0.0)
     }
 
-    fn scatter_add_to(
+    pub(crate) fn scatter_add_to(
         &self,
         op: &'static str,
         axis: isize,
@@ -285,6 +295,7 @@ impl Tensor {
         let out = src.produce_like(target.shape(), |stream, out| {
             let sums = kernels::scatter_add(stream, out, base, at as isize, indices.view(), src.view())?;
             let sums = if distinct { sums.of_distinct() } else { sums };
+            let sums = sums.named(op);
             Tensor::with_workspace(stream, sums.workspace(), |memory| sums.launch(memory))
         })?;
         out.reshape(self.shape())

@@ -113,6 +113,6 @@ impl Tensor {
         shape.push(classes);
         let index = self.unsqueeze(-1)?;
         let zeros = Tensor::zeros(&shape, DType::I64, self.device())?;
-        zeros.scatter_add(-1, &index, &index.ones_like()?)
+        zeros.scatter_add_to("one_hot", -1, &index, &index.ones_like()?, (false, true))
     }
 }

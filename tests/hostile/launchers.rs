@@ -135,9 +135,9 @@ pub(crate) const CALLS: &[(&str, Call)] = &[
         let (stream, axis) = (w.stream(), axis as isize);
         let base = [None, Some(whole), Some(other)][w.random.below(3)];
         match w.random.below(4) {
-            0 => kernels::index_select(&stream, whole, axis, indices, some),
+            0 => kernels::index_select(&stream, "index_select", whole, axis, indices, some),
             1 => kernels::index_add(&stream, whole, base, axis, indices, some)?.launch(None),
-            2 => kernels::gather(&stream, whole, axis, each, some),
+            2 => kernels::gather(&stream, "gather", whole, axis, each, some),
             _ => kernels::scatter_add(&stream, whole, base, axis, each, some)?.launch(None),
         }
     }),

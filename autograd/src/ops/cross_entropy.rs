@@ -110,14 +110,14 @@ impl CrossEntropy {
             Some(weight) if weight.shape() != [classes] => {
                 return Err(Error::shape_mismatch(OP, "weight", &[classes], weight.shape()));
             }
-            Some(weight) => Tensor::where_cond(&ignored, &zero, &weight.index_select(0, &safe)?)?,
+            Some(weight) => Tensor::where_cond(&ignored, &zero, &weight.index_select_of(OP, 0, &safe)?)?,
             None => counted.clone(),
         };
         // What has no part in the loss is replaced, so that neither NaN nor an infinity reaches the loss or a gradient.
         let unread = if smoothing > 0.0 { ignored } else { factors.eq(&zero)? };
         let log_probs = rows.masked_fill(&unread.unsqueeze(1)?, 0.0)?.log_softmax(1)?;
         let own_factors = factors.mul_scalar(smoothing - 1.0)?;
-        let own = log_probs.gather(1, &safe.unsqueeze(1)?)?.squeeze(1)?;
+        let own = log_probs.gather_of(OP, 1, &safe.unsqueeze(1)?, true)?.squeeze(1)?;
         let own = own.masked_fill(&own_factors.eq(&zero)?, 0.0)?;
         let mut losses = own.mul(&Var::constant(own_factors))?;
         if smoothing > 0.0 {

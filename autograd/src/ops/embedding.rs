@@ -25,7 +25,7 @@ impl Var {
         let flat = indices.reshape(&[indices.elements()])?;
         let mut shape = Dims::from_slice(indices.shape());
         shape.push(width);
-        let value = weight.value().index_select(0, &flat)?.reshape(&shape)?;
+        let value = weight.value().index_select_of(OP, 0, &flat)?.reshape(&shape)?;
         record_one(OP, weight, &[Save::Tensor(&flat)], value, move |ctx, g| {
             let indices = ctx.saved(0);
             let g = g.reshape(&[indices.value().elements(), width])?;

@@ -13,13 +13,19 @@ impl Var {
     /// # Errors
     /// As for [`Tensor::gather`].
     pub fn gather(&self, axis: isize, indices: &Tensor) -> Result<Var> {
-        self.gathered(axis, indices, false)
+        self.gather_of("gather", axis, indices, false)
     }
 
-    /// `gather`; `distinct` if no index comes twice in a line.
-    pub(super) fn gathered(&self, axis: isize, indices: &Tensor, distinct: bool) -> Result<Var> {
+    /// [`gather`](Self::gather) as a part of another op, whose name errors have; `distinct` if no index comes twice in a line.
+    pub(super) fn gather_of(
+        &self,
+        op: &'static str,
+        axis: isize,
+        indices: &Tensor,
+        distinct: bool,
+    ) -> Result<Var> {
         let shape = Dims::from_slice(self.shape());
-        let gather = move |x: &Tensor, indices: &[&Tensor]| x.gather(axis, indices[0]);
+        let gather = move |x: &Tensor, indices: &[&Tensor]| x.gather_of(op, axis, indices[0]);
         let add = move |g: &Tensor, indices: &[&Tensor]| grad::gather(g, axis, indices[0], &shape, distinct);
         record_pair(["gather", "gather_grad"], self, &[indices], gather, add)
     }

@@ -21,7 +21,7 @@ impl Var {
         let (log_probs, flat) = rows(OP, self, labels)?;
         not_empty(OP, "labels", labels, reduction)?;
         tensor::check_picked(OP, "label", log_probs.value(), &flat, log_probs.shape()[1])?;
-        let losses = log_probs.gather(1, &flat.unsqueeze(1)?)?.neg()?.reshape(labels.shape())?;
+        let losses = log_probs.gather_of(OP, 1, &flat.unsqueeze(1)?, true)?.neg()?.reshape(labels.shape())?;
         reduction.apply(losses)
     }
 }

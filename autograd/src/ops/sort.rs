@@ -13,7 +13,7 @@ impl Var {
     /// As for [`Tensor::sort`].
     pub fn sort(&self, axis: isize, descending: bool) -> Result<(Var, Tensor)> {
         let indices = self.value().argsort(axis, descending)?;
-        Ok((self.gathered(axis, &indices, true)?, indices))
+        Ok((self.gather_of("gather", axis, &indices, true)?, indices))
     }
 
     /// The `k` largest or smallest elements along `axis`, in order, and their indices. See [`Tensor::topk`].
@@ -22,7 +22,7 @@ impl Var {
     /// As for [`Tensor::topk`].
     pub fn topk(&self, k: usize, axis: isize, largest: bool) -> Result<(Var, Tensor)> {
         let indices = self.value().argtopk(k, axis, largest)?;
-        Ok((self.gathered(axis, &indices, true)?, indices))
+        Ok((self.gather_of("gather", axis, &indices, true)?, indices))
     }
 
     /// The elements where the mask, of Bool, holds, as a vector; the mask broadcasts. Waits for the mask. See

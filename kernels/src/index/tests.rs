@@ -46,8 +46,15 @@ fn rows_are_selected_and_added_along_every_axis() {
             for order in ORDERS {
                 let array = |x: &[f32], shape| Array::stored_as(&stream, x, shape, &order);
                 let (whole, out) = (array(&x, &SHAPE), array(&vec![0.0; n], &part));
-                index_select(&stream, whole.view(), axis as isize - 3, index.view(), out.view())
-                    .expect("fits");
+                index_select(
+                    &stream,
+                    "index_select",
+                    whole.view(),
+                    axis as isize - 3,
+                    index.view(),
+                    out.view(),
+                )
+                .expect("fits");
                 assert_eq!(out.to_vec(), selected, "axis {axis}");
                 // In ascending order along the axis, as above: equal bits.
                 let src = array(&src, &part);
@@ -82,7 +89,7 @@ fn elements_are_gathered_and_scattered_along_every_axis() {
             let array = |x: &[f32], shape| Array::stored_as(&stream, x, shape, &order);
             let index = Array::stored_as(&stream, &indices, &part, &[1, 2, 0]);
             let (whole, out) = (array(&x, &SHAPE), array(&vec![0.0; n], &part));
-            gather(&stream, whole.view(), axis as isize, index.view(), out.view()).expect("fits");
+            gather(&stream, "gather", whole.view(), axis as isize, index.view(), out.view()).expect("fits");
             assert_eq!(out.to_vec(), gathered, "axis {axis}");
             scatter_add(&stream, whole.view(), axis as isize, index.view(), array(&src, &part).view())
                 .expect("fits");
@@ -135,7 +142,7 @@ fn large_tables_give_the_same_bits_on_any_number_of_threads() {
         let index: Vec<i64> = (0..count as i64).map(|i| i * i % rows as i64).collect();
         let index = Array::new(&stream, &index, &[count]);
         let out = Array::full(&stream, 0.0_f32, &[count, width]);
-        index_select(&stream, table.view(), 0, index.view(), out.view()).expect("fits");
+        index_select(&stream, "index_select", table.view(), 0, index.view(), out.view()).expect("fits");
         index_add(&stream, table.view(), 0, index.view(), out.view()).expect("fits");
         let by_columns = table.layout.transpose("test", 0, 1).expect("two axes");
         let columns = View::new(table.view().buffer, DType::F32, &by_columns);
@@ -154,7 +161,7 @@ fn other_types_are_indexed_too() {
     let index = Array::new(&stream, &[2_i64, 0, 2], &[3]);
     let truth = Array::new(&stream, &[true, false, false], &[3]);
     let out = Array::full(&stream, true, &[3]);
-    index_select(&stream, truth.view(), 0, index.view(), out.view()).expect("fits");
+    index_select(&stream, "index_select", truth.view(), 0, index.view(), out.view()).expect("fits");
     assert_eq!(out.to_vec(), [false, true, false]);
     let numbers = Array::new(&stream, &[10_i64, 20, 30], &[3]);
     let src = Array::new(&stream, &[1_i64, 2, 4], &[3]);
@@ -185,9 +192,12 @@ fn an_index_out_of_range_is_the_devices_error() {
                 // The error is reported once, and the device goes on.
                 device.synchronize().expect("no further error");
             };
-            expect_error("index_select", index_select(&stream, x.view(), 0, index.view(), out.view()));
+            expect_error(
+                "index_select",
+                index_select(&stream, "index_select", x.view(), 0, index.view(), out.view()),
+            );
             expect_error("index_add", index_add(&stream, x.view(), 0, index.view(), out.view()));
-            expect_error("gather", gather(&stream, x.view(), 0, each.view(), out.view()));
+            expect_error("gather", gather(&stream, "gather", x.view(), 0, each.view(), out.view()));
             expect_error("scatter_add", scatter_add(&stream, x.view(), 0, each.view(), out.view()));
         }
     }
@@ -206,22 +216,22 @@ fn shapes_and_types_are_checked() {
             "{result:?}"
         )
     };
-    mismatch(index_select(&stream, x.view(), 1, index.view(), out.view()));
-    mismatch(index_select(&stream, x.view(), 0, index.view(), x.view()));
+    mismatch(index_select(&stream, "index_select", x.view(), 1, index.view(), out.view()));
+    mismatch(index_select(&stream, "index_select", x.view(), 0, index.view(), x.view()));
     let matrix = Array::new(&stream, &[0_i64, 1], &[1, 2]);
-    mismatch(index_select(&stream, x.view(), 0, matrix.view(), out.view()));
-    mismatch(gather(&stream, x.view(), 0, index.view(), out.view()));
+    mismatch(index_select(&stream, "index_select", x.view(), 0, matrix.view(), out.view()));
+    mismatch(gather(&stream, "gather", x.view(), 0, index.view(), out.view()));
     mismatch(scatter_add(&stream, x.view(), 0, index.view(), out.view()));
     let wide = Array::full(&stream, 0_i64, &[2, 4]);
     let wide_out = Array::full(&stream, 0.0_f32, &[2, 4]);
-    mismatch(gather(&stream, x.view(), 0, wide.view(), wide_out.view()));
-    let axis = index_select(&stream, x.view(), 2, index.view(), out.view());
+    mismatch(gather(&stream, "gather", x.view(), 0, wide.view(), wide_out.view()));
+    let axis = index_select(&stream, "index_select", x.view(), 2, index.view(), out.view());
     assert!(
         matches!(axis.as_ref().map_err(Error::kind), Err(ErrorKind::AxisOutOfRange { axis: 2, .. })),
         "{axis:?}"
     );
     let float_index = Array::full(&stream, 0.0_f64, &[2]);
-    let dtype = index_select(&stream, x.view(), 0, float_index.view(), out.view());
+    let dtype = index_select(&stream, "index_select", x.view(), 0, float_index.view(), out.view());
     assert!(
         matches!(
             dtype.as_ref().map_err(Error::kind),
@@ -232,7 +242,7 @@ fn shapes_and_types_are_checked() {
     // Rows of one buffer that overlap those written.
     let top = x.layout.narrow("test", 0, 0, 2).expect("within");
     let top = View::new(x.view().buffer, DType::F32, &top);
-    let overlap = index_select(&stream, x.view(), 0, index.view(), top);
+    let overlap = index_select(&stream, "index_select", x.view(), 0, index.view(), top);
     assert!(
         matches!(
             overlap.as_ref().map_err(Error::kind),
@@ -243,11 +253,11 @@ fn shapes_and_types_are_checked() {
     // Nothing to index.
     let none = Array::<i64>::new(&stream, &[], &[0]);
     let empty = Array::<f32>::new(&stream, &[], &[0, 3]);
-    index_select(&stream, x.view(), 0, none.view(), empty.view()).expect("nothing to do");
+    index_select(&stream, "index_select", x.view(), 0, none.view(), empty.view()).expect("nothing to do");
     index_add(&stream, x.view(), 0, none.view(), empty.view()).expect("nothing to do");
     let no_rows = Layout::contiguous(&[0, 3]);
     let no_rows = View::new(empty.view().buffer, DType::F32, &no_rows);
-    index_select(&stream, no_rows, 0, none.view(), empty.view()).expect("nothing to do");
+    index_select(&stream, "index_select", no_rows, 0, none.view(), empty.view()).expect("nothing to do");
     let (none, empty) = (Array::<i64>::new(&stream, &[], &[2, 0]), Array::<f32>::new(&stream, &[], &[2, 0]));
     let sums = Array::new(&stream, &[1.0_f32, 2.0], &[2, 1]);
     scatter_add(&stream, sums.view(), 0, none.view(), empty.view()).expect("nothing to do");
@@ -290,9 +300,9 @@ fn bad_indices_are_reported_without_a_panic() {
         let [x, out] = [[4, 3], [2, 3]].map(|shape| Array::full(&s, bf16::from_f32(1.0), &shape));
         let index = Array::new(&s, &[0, BAD], &[2]);
         let each = Array::new(&s, &[0, 0, 0, 0, BAD, 0], &[2, 3]);
-        expect("index_select", 4, index_select(&s, x.view(), 0, index.view(), out.view()));
+        expect("index_select", 4, index_select(&s, "index_select", x.view(), 0, index.view(), out.view()));
         expect("index_add", 4, index_add(&s, x.view(), 0, index.view(), out.view()));
-        expect("gather", 4, gather(&s, x.view(), 0, each.view(), out.view()));
+        expect("gather", 4, gather(&s, "gather", x.view(), 0, each.view(), out.view()));
         expect("scatter_add", 4, scatter_add(&s, x.view(), 0, each.view(), out.view()));
         let bags =
             crate::Bags { indices: index.view(), offsets: None, count: 2, weights: None, padding: None };
@@ -338,7 +348,7 @@ fn the_first_bad_index_is_reported_whatever_the_threads() {
             (0..count as i64).map(|i| if i % 50_000 == 49_999 { -i } else { i % 4 }).collect();
         let index = Array::new(&s, &index, &[count]);
         for _ in 0..20 {
-            index_select(&s, x.view(), 0, index.view(), out.view()).expect("a launch");
+            index_select(&s, "index_select", x.view(), 0, index.view(), out.view()).expect("a launch");
             let source = source_of(device.synchronize().expect_err("bad indices"));
             assert_eq!(source.to_string(), "index_select: index -49999 is out of range for size 4");
         }

@@ -61,7 +61,7 @@ fn rows_of<T: Real>() {
                 let x = stored::<T>(stream, 2, shape(size), how);
                 let index = Array::new(stream, &index, &[count]);
                 let out = stored::<T>(stream, 3, shape(count), Stored::Dense);
-                index_select(stream, x.view(), axis, index.view(), out.view()).map(|()| out)
+                index_select(stream, "index_select", x.view(), axis, index.view(), out.view()).map(|()| out)
             });
             if T::DTYPE == device::DType::Bool {
                 continue;
@@ -101,7 +101,7 @@ fn places_of<T: Real>() {
                 let x = stored::<T>(stream, 2, whole, how);
                 let index = Array::new(stream, &index, &part);
                 let out = stored::<T>(stream, 3, part, Stored::Dense);
-                gather(stream, x.view(), axis, index.view(), out.view()).map(|()| out)
+                gather(stream, "gather", x.view(), axis, index.view(), out.view()).map(|()| out)
             });
             if T::DTYPE == device::DType::Bool {
                 continue;
@@ -233,8 +233,8 @@ fn an_index_out_of_range_is_an_error_and_touches_nothing() {
             let error = cuda.synchronize().expect_err("a fault").to_string();
             assert!(error.contains(op) && error.contains(&bad.to_string()), "{error}");
         };
-        expect("index_select", index_select(&cuda, x.view(), 0, index.view(), rows.view()));
-        expect("gather", gather(&cuda, x.view(), 0, places.view(), rows.view()));
+        expect("index_select", index_select(&cuda, "index_select", x.view(), 0, index.view(), rows.view()));
+        expect("gather", gather(&cuda, "gather", x.view(), 0, places.view(), rows.view()));
         expect("index_add", index_add(&cuda, x.view(), 0, index.view(), rows.view()));
         expect("scatter_add", scatter_add(&cuda, x.view(), 0, places.view(), rows.view()));
         assert_eq!((x.to_vec(), rows.to_vec()), (before, vec![7.0; 6]));

@@ -1,6 +1,6 @@
 //! Batch normalisation.
 
-use device::{DeviceKind, Result, Stream};
+use device::{DeviceKind, Error, Result, Stream};
 use kernels::{Activation, ChannelNorm, batch_norm_workspace};
 
 use crate::Tensor;
@@ -77,7 +77,12 @@ fn vectors(
     [weight, bias]: [Option<&Tensor>; 2],
 ) -> Result<[Option<Tensor>; 2]> {
     let vector = |name: &'static str, given: &Tensor| {
-        has_shape(op, &x.shape()[1..2], given, name)?;
+        let channels = &x.shape()[1..2];
+        if name == "weight" {
+            let fit = "input [n, c, ..] takes weight [c]";
+            Error::require_shapes(given.shape() == channels, op, fit, x.shape(), given.shape())?;
+        }
+        has_shape(op, channels, given, name)?;
         expect_parameter(op, x, given, name)?;
         given.to_dtype(x.dtype.compute_dtype())?.contiguous()
     };

@@ -12,16 +12,21 @@ pub(crate) fn same_kind(op: &'static str, lhs: &Tensor, rhs: &Tensor, name: &'st
     rhs.dtype().require(op, name, lhs.dtype())
 }
 
-/// A parameter of an op on `x` is of the elements' type, or of the one that is computed in.
+/// A parameter of an op on `x` is of the elements' type, or of the one that is computed in. A weight belongs to a layer, so errors
+/// are about the input.
 pub(crate) fn expect_parameter(
     op: &'static str,
     x: &Tensor,
     parameter: &Tensor,
     name: &'static str,
 ) -> Result<()> {
-    same_device(op, x, parameter, name)?;
     let is_wide = parameter.dtype() == x.dtype().compute_dtype();
-    if is_wide { Ok(()) } else { parameter.dtype().require(op, name, x.dtype()) }
+    match (name, is_wide) {
+        ("weight", true) => same_device(op, parameter, x, "input"),
+        ("weight", false) => same_kind(op, parameter, x, "input"),
+        (_, true) => same_device(op, x, parameter, name),
+        (_, false) => same_kind(op, x, parameter, name),
+    }
 }
 
 /// Same device.

@@ -178,7 +178,8 @@ impl ConvCall {
     fn make(&self, shape: [usize; 4], [x, y]: [&Tensor; 2], bias: Option<&Tensor>) -> Result<Tensor> {
         let ConvCall { op, pass, how, activation } = *self;
         x.dtype().require_float(op)?;
-        same_kind(op, x, y, "weight")?;
+        // The weight belongs to a layer, so errors are about the input.
+        same_kind(op, y, x, "input")?;
         if let Some(bias) = bias {
             same_kind(op, x, bias, "bias")?;
             has_shape(op, &shape[1..2], bias, "bias")?;

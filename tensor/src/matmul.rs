@@ -114,7 +114,8 @@ impl Tensor {
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
     let op = activation.op("linear", "linear_relu");
     x.dtype().require_float(op)?;
-    same_kind(op, x, weight, "weight")?;
+    // The weight belongs to a layer, so errors are about the input.
+    same_kind(op, weight, x, "input")?;
     let Some((&k, lead)) = x.shape().split_last() else {
         return Err(Error::invalid(op, "input", "of rank 1 at least", "a scalar"));
     };

@@ -177,7 +177,7 @@ pub fn save_training(
 /// As [`save_training`], with named numbers and tensors beside the rest, for [`load_training_with`].
 ///
 /// # Errors
-/// As [`save`]; `Checkpoint` for a name of an extra value that is empty or has blanks or `=` in it.
+/// As [`save`]; `Checkpoint` for a name of an extra number that is empty or has blanks or `=` in it.
 #[derive::located]
 pub fn save_training_with(
     path: impl AsRef<Path>,

@@ -125,8 +125,14 @@ impl Extra {
     pub(super) fn parts(&self) -> Result<(Vec<Named>, String)> {
         let (mut tensors, mut text) = (Vec::new(), String::new());
         for (name, value) in &self.values {
-            let is_valid = !name.is_empty() && !name.contains(|c: char| c == '=' || c.is_whitespace());
-            expect_fit(is_valid, &in_file(name), "names have no blanks and no '=', and are not empty")?;
+            // A number is a word of the metadata; the name of a tensor may be any.
+            let is_word = !name.is_empty() && !name.contains(|c: char| c == '=' || c.is_whitespace());
+            let is_valid = is_word || matches!(value, ExtraValue::Tensor(_));
+            expect_fit(
+                is_valid,
+                &in_file(name),
+                "names of numbers have no blanks and no '=', and are not empty",
+            )?;
             match value {
                 ExtraValue::Float(value) => text.push_str(&format!(" {EXTRA}{name}={value:?}")),
                 ExtraValue::Integer(value) => text.push_str(&format!(" {EXTRA}{name}={value}")),

@@ -563,6 +563,15 @@ fn extra_values_come_back_in_their_types() {
     for name in ["", "a b", "a=b", "a\n"] {
         let extra = Extra::default().with(name, 1.0);
         let error = message(save_training_with(place.file(), &model, &sgd, Progress::default(), &extra));
-        assert!(error.ends_with("names have no blanks and no '=', and are not empty"), "{error}");
+        let expected = "names of numbers have no blanks and no '=', and are not empty";
+        assert!(error.ends_with(expected), "{error}");
+        // Tensors of other programs have any names, and are kept with them.
+        let mut raw = Raw::read(&place.file());
+        raw.tensors.insert(format!("extra/{name}"), (Dtype::U8, vec![2], vec![3, 4]));
+        raw.write(&place.file());
+        let (_, extra) = load_training_with(place.file(), &model, &mut sgd).unwrap();
+        save_training_with(place.file(), &model, &sgd, Progress::default(), &extra).unwrap();
+        let (_, extra) = load_training_with(place.file(), &model, &mut sgd).unwrap();
+        assert_eq!(extra.tensor(name).unwrap().to_vec::<u8>().unwrap(), [3, 4]);
     }
 }

@@ -86,8 +86,8 @@ pub struct GradCheckReport {
 ///
 /// # Errors
 /// `GradientMismatch` for the derivative that is furthest off; `GradientMissing` if none leads to an input on which `L` depends;
-/// `NotDeterministic` if two evaluations differ in bits; `InputModified` if `f` writes an input; `DTypeMismatch` for inputs or
-/// outputs without fractions; `InvalidArgument` for no inputs or a negative tolerance; what `f` and the backward pass return.
+/// `NotDeterministic` if two evaluations differ in bits, `GradientNotDeterministic` if two backward passes do; `InputModified` if `f` writes an input; `NotFinite` for an output that is not
+/// a number, or all of whose elements are infinite; `DTypeMismatch` for inputs or outputs without fractions; `InvalidArgument` for no inputs or a negative tolerance; what `f` and the backward pass return.
 #[derive::located]
 pub fn gradcheck<O: Into<Vec<Var>>>(
     f: impl Fn(&[Var]) -> Result<O>,
@@ -189,6 +189,9 @@ const SAMPLE: u64 = 3;
 /// How often the function and its gradients are evaluated with other last bits.
 const PERTURBATIONS: u64 = 4;
 
+/// How many ops that take a leaf a message lists.
+const SHOWN_USERS: usize = 3;
+
 /// Calls `check` with operands taken to F64, then in their own types if a function refuses F64, or if all leaves have it.
 fn widest<R>(dtypes: impl IntoIterator<Item = DType>, check: impl Fn(bool) -> Result<R>) -> Result<R> {
     use ErrorKind::{DTypeMismatch, DTypeUnsupported};
@@ -231,6 +234,22 @@ fn norm(values: impl IntoIterator<Item = f64>) -> f64 {
     values.into_iter().fold(0.0, f64::hypot)
 }
 
+/// An element without which an output has no value: one that is NaN, or infinite beside none that is finite. A mask of some
+/// elements by infinity is none.
+fn undefined(values: &[f64]) -> Option<usize> {
+    let is_infinite = values.iter().all(|x| !x.is_finite());
+    values.iter().position(|x| x.is_nan() || is_infinite)
+}
+
+#[cold]
+fn not_finite(output: usize, of: &Var, element: usize, value: f64) -> Error {
+    let tape = of.tape();
+    let made = tape.last();
+    let _at = made.map(|entry| AtCaller::enter_at(entry.location));
+    let op = made.map_or("no recorded op", |entry| entry.op);
+    Error::new(ErrorKind::NotFinite { op, output, element, value })
+}
+
 struct Check<'a> {
     f: &'a dyn Fn() -> Result<Vec<Var>>,
     leaves: &'a [Var],
@@ -255,6 +274,33 @@ struct Base {
 }
 
 impl Base {
+    /// The op that takes a leaf, if it is one, all of them with their lines, and a guard that has errors at the line of one.
+    /// Conversions to F64, which the check itself makes, are left out.
+    fn users(&self, leaf: &Var) -> (&'static str, Box<str>, Option<AtCaller>) {
+        let users_of = |number: u64| self.tape.iter().filter(move |entry| entry.inputs.contains(&number));
+        let mut users = Vec::new();
+        for user in leaf.tape().first().into_iter().flat_map(|leaf| users_of(leaf.sequence)) {
+            let direct = users.len();
+            users.extend(users_of(user.sequence).filter(|_| user.op == "to_dtype"));
+            if users.len() == direct {
+                users.push(user);
+            }
+        }
+        users.sort_by_key(|entry| entry.sequence);
+        users.dedup_by_key(|entry| entry.sequence);
+        let named = |entry: &&TapeEntry| format!("{} at {}", entry.op, entry.location);
+        let text = match users.len() {
+            0 => "no op".to_owned(),
+            1..=SHOWN_USERS => users.iter().map(named).collect::<Vec<_>>().join(" and "),
+            all => format!("{all} ops, first {}", named(&users[0])),
+        };
+        let (op, at) = match users[..] {
+            [user] => (user.op, Some(AtCaller::enter_at(user.location))),
+            _ => ("", None),
+        };
+        (op, text.into(), at)
+    }
+
     /// How far other outputs are from these. Infinite elements may stay as they are.
     fn changes(&self, outputs: &[Var]) -> Result<Vec<f64>> {
         let now = all_numbers(outputs.iter().map(Var::value))?;
@@ -283,9 +329,10 @@ impl Check<'_> {
         let rtol = self.options.rtol;
         Error::require(rtol >= 0.0, OP, "rtol", "0 or more", rtol)?;
         Error::require(!self.leaves.is_empty(), OP, "inputs", "at least one tensor", "none")?;
-        let outputs = self.evaluate()?;
-        let mut base = self.base(&outputs)?;
+        let (outputs, again) = (self.evaluate()?, self.evaluate()?);
+        let mut base = self.base(&outputs, &again)?;
         let analytic = self.analytic(outputs, &base.given)?;
+        self.check_repeated(&base, &analytic, &self.analytic(again, &base.given)?)?;
         let perturbed = self.perturbed(&mut base);
         let mut results = Results::default();
         for (index, analytic) in analytic.into_iter().enumerate() {
@@ -319,17 +366,46 @@ impl Check<'_> {
         })
     }
 
-    fn base(&self, outputs: &[Var]) -> Result<Base> {
-        let again = self.evaluate()?;
+    /// That a second backward pass gives the same bits.
+    fn check_repeated(
+        &self,
+        base: &Base,
+        first: &[Option<Vec<f64>>],
+        again: &[Option<Vec<f64>>],
+    ) -> Result<()> {
+        for (index, (first, again)) in first.iter().zip(again).enumerate() {
+            let mut pairs = first.iter().flatten().zip(again.iter().flatten()).enumerate();
+            let Some((element, (&first, &again))) =
+                pairs.find(|(_, (first, again))| first.to_bits() != again.to_bits())
+            else {
+                continue;
+            };
+            let (_, users, _at) = base.users(&self.leaves[index]);
+            let input = self.names[index].as_str().into();
+            return Err(Error::new(ErrorKind::GradientNotDeterministic {
+                users,
+                input,
+                element,
+                first,
+                again,
+            }));
+        }
+        Ok(())
+    }
+
+    fn base(&self, outputs: &[Var], again: &[Var]) -> Result<Base> {
         if again.len() != outputs.len() {
             return Err(Error::new(ErrorKind::NotDeterministic { output: again.len().min(outputs.len()) }));
         }
         let mut values = Vec::new();
-        for (output, (first, again)) in outputs.iter().zip(&again).enumerate() {
+        for (output, (first, again)) in outputs.iter().zip(again).enumerate() {
             first.dtype().require_float(OP)?;
             let (first, again) = (numbers(first.value())?, numbers(again.value())?);
             if !first.iter().map(|x| x.to_bits()).eq(again.iter().map(|x| x.to_bits())) {
                 return Err(Error::new(ErrorKind::NotDeterministic { output }));
+            }
+            if let Some(element) = undefined(&first) {
+                return Err(not_finite(output, &outputs[output], element, first[element]));
             }
             values.extend(first);
         }

@@ -279,14 +279,38 @@ pub enum ErrorKind {
         /// The number of gradients.
         given: usize,
     },
+    /// A gradient rule that returns a constant in a recorded pass, so that nothing can be differentiated through it again.
+    #[error(
+        "gradient of {op}: its rule returns a constant, so the gradient has no gradient; compute it from the rule's `Var`s"
+    )]
+    NotDifferentiable {
+        /// The op.
+        op: &'static str,
+    },
+    /// A checked function whose value is not a number, or infinite.
+    #[error(
+        "gradcheck: element {element} of output {output}, which {op} computes, is {value}, so there is no derivative"
+    )]
+    NotFinite {
+        /// The op that computes the output.
+        op: &'static str,
+        /// Which output.
+        output: usize,
+        /// Which element of it, in row-major order.
+        element: usize,
+        /// Its value.
+        value: f64,
+    },
     /// An analytic gradient that differs from the numeric one.
     #[error(
-        "gradient of {input} {}, which {op} takes: analytic {analytic:e}, numeric {numeric:e} ± {uncertainty:.1e}, rtol {rtol:e}",
+        "gradient of {input} {}, used by {users}: analytic {analytic:e}, numeric {numeric:e} ± {uncertainty:.1e}, rtol {rtol:e}",
         at_element(*.element)
     )]
     GradientMismatch {
-        /// The first op that takes the input.
+        /// The op that takes the input; empty if several do.
         op: &'static str,
+        /// All ops that take the input, with their lines.
+        users: Box<str>,
         /// Which input, or the parameter's name.
         input: Box<str>,
         /// Which element of it, in row-major order; `None` for a random direction through all.
@@ -299,6 +323,22 @@ pub enum ErrorKind {
         uncertainty: f64,
         /// The relative error that is allowed beyond that.
         rtol: f64,
+    },
+    /// A gradient that has other bits when the backward pass is run again.
+    #[error(
+        "gradient of {input} at element {element}, used by {users}: {first:e}, and {again:e} when the backward pass is run again"
+    )]
+    GradientNotDeterministic {
+        /// All ops that take the input, with their lines.
+        users: Box<str>,
+        /// Which input, or the parameter's name.
+        input: Box<str>,
+        /// Which element of it, in row-major order.
+        element: usize,
+        /// What the first backward pass gave.
+        first: f64,
+        /// What the second one gave.
+        again: f64,
     },
     /// A value that does not depend on an input by the tape, although it changes with the input.
     #[error(

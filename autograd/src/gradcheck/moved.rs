@@ -1,6 +1,5 @@
 //! A leaf that is moved, and its derivatives compared.
 
-use device::AtCaller;
 use tensor::{DType, Device, Error, ErrorKind, RandomKey, Result, Tensor};
 
 use super::slope::{NOISE, Slope, node, noise_of, search, search_up, unit};
@@ -241,19 +240,19 @@ impl<'a> Moved<'a> {
         let input = self.check.names[self.index].as_str().into();
         let leaf = &self.check.leaves[self.index];
         let frozen = leaf.is_leaf() && !leaf.requires_grad();
-        let user_of = |number: u64| self.base.tape.iter().find(|entry| entry.inputs.contains(&number));
-        let first = leaf.tape().first().and_then(|entry| user_of(entry.sequence));
-        // The check itself converts leaves to F64.
-        let converted =
-            first.filter(|entry| entry.op == "to_dtype").and_then(|entry| user_of(entry.sequence));
-        let user = converted.or(first);
-        let op = user.map_or("no op", |entry| entry.op);
-        let _at = user.map(|entry| AtCaller::enter_at(entry.location));
+        let (op, users, _at) = self.base.users(leaf);
         Error::new(match self.analytic {
             None => ErrorKind::GradientMissing { input, element, numeric, uncertainty, frozen },
-            Some(_) => {
-                ErrorKind::GradientMismatch { op, input, element, analytic, numeric, uncertainty, rtol }
-            }
+            Some(_) => ErrorKind::GradientMismatch {
+                op,
+                users,
+                input,
+                element,
+                analytic,
+                numeric,
+                uncertainty,
+                rtol,
+            },
         })
     }
 }

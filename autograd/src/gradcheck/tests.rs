@@ -1,4 +1,5 @@
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::mode::{Recording, perturbation, with_recording};
@@ -234,6 +235,49 @@ fn functions_that_change_are_errors_of_their_own() -> Result<()> {
     Ok(())
 }
 
+/// As of a kernel that adds in any order.
+#[test]
+fn a_rule_that_gives_other_bits_the_second_time_is_an_error_at_its_op() -> Result<()> {
+    let x = [vector(&[1.0, 2.0])?];
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+    let line = line!() + 3;
+    let shifts = |v: &[Var]| {
+        let value = v[0].value().mul_scalar(1.0)?;
+        Ok(record("shifts", &[&v[0]], &[], value, move |_, g| {
+            let number = CALLS.fetch_add(1, Ordering::Relaxed);
+            Ok(one(g.mul_scalar(1.0 + 1e-15 * number as f64)?))
+        }))
+    };
+    let found = gradcheck(shifts, &x, GradCheck::default());
+    let Some(ErrorKind::GradientNotDeterministic { users, input, element: 0, .. }) = kind(&found) else {
+        unreachable!("{found:?}")
+    };
+    assert!(users.starts_with("shifts at ") && &**input == "input 0", "{found:?}");
+    assert_eq!(found.as_ref().err().map(|error| error.location().line()), Some(line));
+    Ok(())
+}
+
+/// Only a single op is blamed for the gradient of a leaf.
+#[test]
+fn several_ops_that_take_an_input_are_all_named() -> Result<()> {
+    let x = [vector(&[1.0, 2.0])?.to_dtype(DType::F32)?];
+    let both = |v: &[Var]| v[0].square()?.add(&off(&v[0], 1.01)?);
+    let (line, found) = (line!(), gradcheck(both, &x, GradCheck::default()));
+    let Some(ErrorKind::GradientMismatch { op: "", users, .. }) = kind(&found) else {
+        unreachable!("{found:?}")
+    };
+    let text = found.as_ref().err().map(ToString::to_string).unwrap();
+    assert!(
+        text.contains(&**users) && users.starts_with("square at ") && users.contains(" and off at "),
+        "{text}"
+    );
+    assert_eq!(found.as_ref().err().map(|error| error.location().line()), Some(line));
+    let four = |v: &[Var]| off(&v[0], 1.01)?.add(&v[0])?.add(&v[0])?.add(&v[0])?.mul(&v[0]);
+    let found = gradcheck(four, &x, GradCheck::default());
+    assert!(found.is_err_and(|error| error.to_string().contains("used by 5 ops, first off at ")));
+    Ok(())
+}
+
 /// One wrong element among many is found along a direction, and named.
 #[test]
 fn a_wrong_element_is_found_by_halves() -> Result<()> {
@@ -262,6 +306,30 @@ fn an_infinite_output_may_stay() -> Result<()> {
     let mask = Tensor::from_slice(&[false, true, false], &[3], &Device::cpu())?;
     let report = gradcheck(|v| v[0].masked_fill(&mask, f64::NEG_INFINITY), &x, GradCheck::default())?;
     decided(report);
+    Ok(())
+}
+
+/// Where there is no value there is no derivative, which is an error at the op that computes it.
+#[test]
+fn an_output_that_is_not_finite_is_an_error_at_its_op() -> Result<()> {
+    let x = [vector(&[-1.0, 2.0])?];
+    let cases: [(&str, OfOne, usize); 5] = [
+        ("log", |x| x.log(), 0),
+        ("sum", |x| x.sqrt()?.sum(&[], false), 0),
+        ("mul_scalar", |x| x.mul_scalar(f64::INFINITY), 0),
+        ("add_scalar", |x| x.mul_scalar(0.0)?.add_scalar(f64::NEG_INFINITY), 0),
+        ("cat", |x| Var::cat(&[&x.narrow(0, 1, 1)?, &x.narrow(0, 0, 1)?.log()?], 0), 1),
+    ];
+    for (op, f, element) in cases {
+        let found = gradcheck(|v| f(&v[0]), &x, GradCheck::default());
+        let is_it = matches!(
+            kind(&found),
+            Some(ErrorKind::NotFinite { op: at, output: 0, element: of, .. }) if *at == op && *of == element
+        );
+        assert!(is_it, "{op}: {found:?}");
+        let line = found.err().map(|error| error.location().line()).unwrap();
+        assert!(line.abs_diff(line!()) < 25, "{line}");
+    }
     Ok(())
 }
 

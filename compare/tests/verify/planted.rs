@@ -52,7 +52,7 @@ fn wrong_sin(x: &Var, by: f64) -> Result<Var> {
 fn wrong_gradients_are_found() {
     let with = |by| verified(move |state, x| between(|y| wrong_sin(y, by), state, x));
     with(0.0).expect_clean();
-    expect(&with(1e-4), "gradient", &["first.", "which linear takes", &format!("main.rs:{LAYERS}")]);
+    expect(&with(1e-4), "gradient", &["first.", "used by linear at", &format!("main.rs:{LAYERS}")]);
     let cut = verified(|state, x| between(|y| Ok(y.detach()), state, x));
     expect(&cut, "no-gradient", &["first.weight"]);
     assert_eq!(cut.findings.len(), 2, "{cut}");

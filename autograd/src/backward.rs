@@ -505,9 +505,14 @@ impl<'a> Sweep<'a> {
                 Ok(())
             })
         })?;
+        // A gradient is linear in that of the op's value.
+        let is_tracked = gradient.requires_grad();
         for ((&input, grad), &needed) in self.edges(at).iter().zip(&grads).zip(&needed) {
             if let (true, Some(grad)) = (needed, grad) {
                 let input = self.stops[input].node;
+                if create_graph && is_tracked && !grad.requires_grad() {
+                    return Err(node.failed(Error::new(ErrorKind::NotDifferentiable { op: node.op })));
+                }
                 check_form(node.op, &input.shape, input.dtype, grad)
                     .and_then(|()| check_place(node.op, &input.place, grad, (&node.place, gradient.device())))
                     .map_err(|error| node.failed(error))?;

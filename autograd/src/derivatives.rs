@@ -77,12 +77,17 @@ pub fn jacobian(y: &Var, x: &Var) -> Result<Var> {
 /// ```
 ///
 /// # Errors
-/// `NoGradient` if `y` or `x` is a constant; `ShapeMismatch`, `DTypeMismatch` or `DeviceMismatch` if `v` is not like `x`; otherwise
-/// as for [`grad`].
+/// `NoGradient` if `y` or `x` is a constant; `NotDifferentiable` with an op whose gradient rule returns a constant; `ShapeMismatch`,
+/// `DTypeMismatch` or `DeviceMismatch` if `v` is not like `x`; otherwise as for [`grad`].
 #[derive::located]
 pub fn hvp(y: &Var, x: &Var, v: &Var) -> Result<Var> {
     check_like("hvp", x, v)?;
-    pulled_back("hvp", &grad_of(y, x)?, x, v.clone())
+    if !y.requires_grad() {
+        return Err(Error::new(ErrorKind::NoGradient { op: "hvp" }));
+    }
+    // A leaf, so that a rule that returns a constant is noticed.
+    let u = Var::leaf(y.value().ones_like()?);
+    pulled_back("hvp", &pulled_back("hvp", y, x, u)?, x, v.clone())
 }
 
 /// The directional derivative `J v` with `J[i, j] = ∂y[i] / ∂x[j]`, on the tape, by two backward passes: `Jᵀ u` is linear in `u`,
@@ -100,8 +105,8 @@ pub fn hvp(y: &Var, x: &Var, v: &Var) -> Result<Var> {
 /// ```
 ///
 /// # Errors
-/// `NoGradient` if `x` is a constant; `ShapeMismatch`, `DTypeMismatch` or `DeviceMismatch` if `v` is not like `x`; otherwise as for
-/// [`grad`].
+/// `NoGradient` if `x` is a constant; `NotDifferentiable` with an op whose gradient rule returns a constant; `ShapeMismatch`,
+/// `DTypeMismatch` or `DeviceMismatch` if `v` is not like `x`; otherwise as for [`grad`].
 #[derive::located]
 pub fn jvp(y: &Var, x: &Var, v: &Var) -> Result<Var> {
     check_like("jvp", x, v)?;
@@ -121,11 +126,13 @@ fn pulled_back(op: &'static str, y: &Var, x: &Var, u: Var) -> Result<Var> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use tensor::{DType, Device, RandomKey};
 
     use super::*;
-    use crate::{GradCheck, gradcheck};
+    use crate::tape::one;
+    use crate::{GradCheck, Save, gradcheck, gradgradcheck, record};
 
     fn randn(shape: &[usize], op: u64) -> Result<Tensor> {
         Tensor::randn(shape, DType::F64, RandomKey { seed: 3, op }, &Device::cpu())
@@ -186,6 +193,32 @@ mod tests {
         }
         for refused in [jvp(&x, &x, &empty), hvp(&x, &x, &empty)] {
             assert!(matches!(refused.as_ref().map_err(Error::kind), Err(ErrorKind::ShapeMismatch { .. })));
+        }
+        Ok(())
+    }
+
+    /// A rule that leaves the tape would make second derivatives zeros.
+    #[test]
+    fn a_rule_that_returns_a_constant_is_an_error_at_its_op() -> Result<()> {
+        let (x, v) = (Var::leaf(randn(&[2], 0)?), Var::constant(randn(&[2], 1)?));
+        let line = line!() + 2;
+        let y = |x: &Var| {
+            Ok::<_, Error>(record("cube", &[x], &[Save::Input(0)], x.value().pow_scalar(3.0)?, |cx, g| {
+                let slope = cx.saved(0).value().square()?.mul_scalar(3.0)?;
+                Ok(one(Var::constant(slope.mul(g.value())?)))
+            }))
+        };
+        for found in [hvp(&y(&x)?, &x, &v), jvp(&y(&x)?, &x, &v), hvp(&y(&x)?.sum_all()?.square()?, &x, &v)] {
+            let error = found.err().unwrap();
+            assert!(matches!(error.kind(), ErrorKind::NotDifferentiable { op: "cube" }), "{error:?}");
+            assert_eq!(error.forward_location().map(|at| at.line()), Some(line));
+        }
+        let found = gradgradcheck(|x| y(&x[0]), &[x.value().clone()], GradCheck::default());
+        assert!(matches!(found.err().unwrap().kind(), ErrorKind::NotDifferentiable { op: "cube" }));
+        // One pass needs no second derivative.
+        close(&grad_of(&y(&x)?, &x)?, &x.square()?.mul_scalar(3.0)?)?;
+        for (found, op) in [(hvp(&v, &x, &v), "hvp"), (jvp(&x, &v, &v), "jvp"), (hvp(&x, &v, &v), "hvp")] {
+            assert!(matches!(found.err().unwrap().kind(), ErrorKind::NoGradient { op: at } if *at == op));
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::{AtCaller, Panicked, Shared};
+use device::{AtCaller, Capture, Panicked, Shared};
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -13,6 +13,7 @@ use crate::gradcheck::perturbed;
 use crate::gradients::{Entry, Sum, add_gradients, check_form, check_like, check_place, separate};
 use crate::mode::with_recording;
 use crate::place::on;
+use crate::tape::captured::expect_as_now;
 use crate::tape::{Claimed, Node, Vjp};
 use crate::{Gradients, Grads, Var, VarId};
 
@@ -386,6 +387,9 @@ impl<'a> Sweep<'a> {
     ) -> Result<()> {
         let mut coming = self.coming();
         self.claim(!retain_graph && !create_graph)?;
+        if Capture::is_current() {
+            expect_as_now(self.stops.iter().map(|stop| stop.node).filter(|node| node.is_leaf()));
+        }
         let pass = || {
             for &(root, gradient) in roots {
                 if let Some(at) = self.find(root).filter(|&at| self.stops[at].needed) {

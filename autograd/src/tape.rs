@@ -1,5 +1,6 @@
 //! The tape: recorded ops with their streams, and what their gradients need.
 
+pub(crate) mod captured;
 mod hook;
 pub(crate) mod noticed;
 mod var;
@@ -21,6 +22,7 @@ use crate::gradients::Sum;
 use crate::mode::{Recording, next_sequence, recording};
 use crate::place::OpStream;
 
+use captured::note_frozen;
 use hook::{Hook, Hooks};
 use noticed::{made_again, notice, notice_again};
 
@@ -203,7 +205,14 @@ where
         Recording::Noticed => notice(inputs, saved),
         Recording::Again => notice_again(inputs),
     }
-    let is_constant = inputs.iter().all(|input| input.tracked().is_none());
+    let mut is_constant = true;
+    for input in inputs {
+        let is_tracked = input.tracked().is_some();
+        is_constant &= !is_tracked;
+        if let (Some(frozen), false) = (&input.node, is_tracked || recording == Recording::Off) {
+            note_frozen(frozen);
+        }
+    }
     // What is constant in a recorded pass, such as an exponent, is exact.
     let exact = is_constant && recording != Recording::Off;
     let value = Some(&value).filter(|_| !exact).and_then(perturbed).unwrap_or(value);

@@ -117,8 +117,8 @@ impl Var {
     }
 
     /// Freezes a leaf, in all of its handles: ops that are recorded from now on take it as a constant, so that backward passes
-    /// launch nothing for it, and optimizers leave it alone. Does nothing to other values, and nothing to ops that are recorded or
-    /// captured already. What [`recompute`](crate::recompute) runs is recorded again by the backward pass, which is `InvalidArgument`
+    /// launch nothing for it, and optimizers leave it alone. Does nothing to other values, and nothing to ops that are recorded
+    /// already. A step that was captured before is not replayed any more, which is `Captured`: capture it again. What [`recompute`](crate::recompute) runs is recorded again by the backward pass, which is `InvalidArgument`
     /// if its leaves were frozen or unfrozen in between.
     ///
     /// ```

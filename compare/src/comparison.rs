@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ::profile::{Finding, OtherPrograms, Schedules, diagnose, diagnose_schedules};
 use autograd::{BatchResult, Gradients};
-use device::{Device, ErrorKind, Result};
+use device::{AtCaller, Device, ErrorKind, Result};
 use models::Module;
 use tensor::{Tensor, Tensors};
 
@@ -94,7 +94,9 @@ impl<'a> Comparison<'a> {
     /// What makes the state of a copy of the program, such as `(model, optimizer)`. Random values come from a generator of the
     /// comparison's seed, the same for each copy. Stands before [`batches`](Comparison::batches).
     pub fn setup<S>(self, setup: impl Fn(&Device) -> Result<S> + Send + Sync + 'a) -> Comparison<'a, S> {
-        self.map(|program| Program::new(Box::new(setup), program.batches))
+        self.map(|program| {
+            Program::new(Box::new(move |device| AtCaller::user(|| setup(device))), program.batches)
+        })
     }
 }
 
@@ -121,7 +123,9 @@ impl<'a, S> Comparison<'a, S> {
     where
         I: Iterator<Item = Result<B>> + 'a,
     {
-        let source = move |device: &Device| -> Result<Source<'a, B>> { Ok(Box::new(loader(device)?)) };
+        let source = move |device: &Device| -> Result<Source<'a, B>> {
+            Ok(Box::new(AtCaller::user(|| loader(device))?))
+        };
         self.map(|program| program.with_batches(Box::new(source)))
     }
 }
@@ -140,7 +144,7 @@ impl<'a, S, B> Comparison<'a, S, B> {
         R::Output: Tensors,
     {
         self.program.loss = Some(Box::new(move |state, batch| {
-            let (loss, output) = loss(state, batch)?.into_parts();
+            let (loss, output) = AtCaller::user(|| loss(state, batch))?.into_parts();
             Ok((loss, output.shared()?.1))
         }));
         self
@@ -149,13 +153,15 @@ impl<'a, S, B> Comparison<'a, S, B> {
     /// What is made of the sum of a step's gradients, most often an optimizer's step. Without it the gradients themselves are
     /// compared.
     pub fn update(mut self, update: impl Fn(&mut S, Gradients) -> Result<()> + Send + Sync + 'a) -> Self {
-        self.program.update = Some(Box::new(update));
+        self.program.update =
+            Some(Box::new(move |state, gradients| AtCaller::user(|| update(state, gradients))));
         self
     }
 
     /// A whole step with one batch, in place of [`loss`](Self::loss) and [`update`](Self::update); what it gives is compared.
     pub fn step<E: Tensors>(mut self, step: impl Fn(&mut S, B) -> Result<E> + Send + Sync + 'a) -> Self {
-        self.program.step = Some(Box::new(move |state, batch| Ok(step(state, batch)?.shared()?.1)));
+        self.program.step =
+            Some(Box::new(move |state, batch| Ok(AtCaller::user(|| step(state, batch))?.shared()?.1)));
         self
     }
 
@@ -177,7 +183,10 @@ impl<'a, S, B> Comparison<'a, S, B> {
     where
         P: Fn(B) -> Result<B> + Send + Sync + 'a,
     {
-        self.program.prepare = Some(Box::new(move |state| Arc::new(prepare(state))));
+        self.program.prepare = Some(Box::new(move |state| {
+            let prepare = AtCaller::user(|| prepare(state));
+            Arc::new(move |batch| AtCaller::user(|| prepare(batch)))
+        }));
         self
     }
 
@@ -189,13 +198,13 @@ impl<'a, S, B> Comparison<'a, S, B> {
 
     /// What makes the state whose step runs two branches at once, as [`Device::concurrent`] does.
     pub fn branched(mut self, setup: impl Fn(&Device) -> Result<S> + Send + Sync + 'a) -> Self {
-        self.program.branched = Some(Box::new(setup));
+        self.program.branched = Some(Box::new(move |device| AtCaller::user(|| setup(device))));
         self
     }
 
     /// Numbers of the final state for the report, such as the accuracy on held-out data.
     pub fn metrics(mut self, metrics: impl Fn(&S) -> Result<Vec<(String, f64)>> + Send + Sync + 'a) -> Self {
-        self.program.metrics = Some(Box::new(metrics));
+        self.program.metrics = Some(Box::new(move |state| AtCaller::user(|| metrics(state))));
         self
     }
 
@@ -218,6 +227,7 @@ impl<'a, S, B> Comparison<'a, S, B> {
     }
 }
 
+#[derive::located]
 impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> {
     /// Runs all schedules.
     ///
@@ -225,13 +235,14 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
     /// `InvalidArgument` for a program without a step, with two, or with too few batches, and as [`CompareOptions::check`]; those of
     /// the closures.
     pub fn run(self) -> Result<ComparisonReport> {
-        let Comparison { device, name, about, options, program, mut progress } = self;
+        let Comparison { device, name, about, options, mut program, mut progress } = self;
         options.check()?;
         program.check()?;
+        program.at = AtCaller::location();
         let program = Arc::new(program);
         let chosen = Chosen::of(&program, &options);
         let mut runners = Runners::new(&program, &options, &chosen, &device)?;
-        let others = runners.run(&options, &mut progress)?;
+        let others = runners.run(&options, &mut |done, total| AtCaller::user(|| progress(done, total)))?;
 
         let (threads, on_host) = (device.threads(), device.runs_on_host());
         let mut differences = Differences::default();

@@ -1,10 +1,11 @@
 //! What is compared: a step in closures.
 
+use std::panic::Location;
 use std::sync::Arc;
 
 use ::profile::Finding;
 use autograd::{ConcurrentBatches, Gradients, Var, no_grad};
-use device::{Device, Error, Result};
+use device::{AtCaller, Device, Error, Result};
 use models::{Module, checkpoint};
 use tensor::{Generator, Tensor, Tensors, with_generator};
 
@@ -24,6 +25,8 @@ pub(super) struct Program<'a, S, B> {
     pub(super) model: Option<Model<'a, S>>,
     pub(super) state: Option<Of<'a, S, Named>>,
     pub(super) metrics: Option<Of<'a, S, Result<Metrics>>>,
+    /// The call that runs the program, whose line errors name where none of the closures fails.
+    pub(super) at: &'static Location<'static>,
 }
 
 pub(super) type Setup<'a, S> = Box<dyn Fn(&Device) -> Result<S> + Send + Sync + 'a>;
@@ -55,8 +58,8 @@ impl<'a, S, B> Program<'a, S, B> {
     pub(super) fn new(setup: Setup<'a, S>, batches: Batches<'a, B>) -> Self {
         let (branched, prepare, on_host) = (None, None, false);
         let (loss, update, step) = (None, None, None);
-        let (model, state, metrics) = (None, None, None);
-        Program { setup, branched, batches, prepare, on_host, loss, update, step, model, state, metrics }
+        let (model, state, metrics, at) = (None, None, None, AtCaller::location());
+        Program { setup, branched, batches, prepare, on_host, loss, update, step, model, state, metrics, at }
     }
 
     /// The same with other batches, without what takes them.
@@ -115,13 +118,20 @@ impl<S: Send + Sync, B> Program<'_, S, B> {
         items: impl IntoIterator<Item = I>,
         ready: impl Fn(I) -> Result<B> + Sync,
     ) -> Result<Outcome> {
+        let at = self.at;
+        let _at = AtCaller::enter_at(at);
         if let Some(step) = &self.step {
             let results = items.into_iter().map(|item| step(state, ready(item)?));
             return Ok((Vec::new(), results.collect::<Result<Vec<_>>>()?.concat()));
         }
         let Some(loss) = &self.loss else { return Ok(Outcome::default()) };
         let shared: &S = state;
-        let step = lanes.step(items, |item| loss(shared, &ready(item)?))?;
+        let step = lanes.step(items, |item| {
+            let _at = AtCaller::enter_at(at);
+            let given = loss(shared, &ready(item)?)?;
+            expect_one_number(&given.0)?;
+            Ok(given)
+        })?;
         let mut results = step.outputs.concat();
         match &self.update {
             Some(update) => update(state, step.gradients)?,
@@ -131,27 +141,39 @@ impl<S: Send + Sync, B> Program<'_, S, B> {
     }
 }
 
+/// That a loss has one element. An error is at the op that computed it.
+pub(super) fn expect_one_number(loss: &Var) -> Result<()> {
+    let shape = loss.shape();
+    if loss.value().elements() == 1 {
+        return Ok(());
+    }
+    let _at = loss.tape().last().map(|made| AtCaller::enter_at(made.location));
+    Err(Error::invalid("Comparison", "loss", "one number, such as a mean", format_args!("shape {shape:?}")))
+}
+
 /// What makes batches ready for a step on `device`.
 pub(super) struct Prepare<'a, B> {
     work: Option<PrepareBatch<'a, B>>,
+    at: &'static Location<'static>,
     device: Device,
     generator: Generator,
 }
 
 impl<B> Clone for Prepare<'_, B> {
     fn clone(&self) -> Self {
-        Prepare { work: self.work.clone(), device: self.device.clone(), generator: self.generator }
+        Prepare { work: self.work.clone(), device: self.device.clone(), ..*self }
     }
 }
 
 impl<'a, B: Tensors> Prepare<'a, B> {
     /// Random ops of batch `i` draw from fork `i` of `generator`, on whatever thread it is prepared.
     pub(super) fn new(work: Option<PrepareBatch<'a, B>>, device: &Device, generator: Generator) -> Self {
-        Prepare { work, device: device.clone(), generator }
+        Prepare { work, at: AtCaller::location(), device: device.clone(), generator }
     }
 
     /// The batch with this number, on the device.
     pub(super) fn batch(&self, number: u64, batch: B) -> Result<B> {
+        let _at = AtCaller::enter_at(self.at);
         let batch = match &self.work {
             Some(work) => with_generator(self.generator.fork(number), || no_grad(|| work(batch)))?,
             None => batch,
@@ -167,8 +189,9 @@ impl<'a, B: Tensors> Prepare<'a, B> {
 
 /// The next `count` batches of a step.
 pub(super) fn next<B>(source: &mut Source<'_, B>, count: usize) -> Result<Vec<B>> {
-    let batches: Vec<B> = source.take(count).collect::<Result<_>>()?;
-    let expected = "as many as all steps take";
-    Error::require(batches.len() == count, "Comparison::run", "batches", expected, "fewer")?;
+    let batches: Vec<B> = AtCaller::user(|| source.take(count).collect::<Result<_>>())?;
+    let (expected, given) = ("as many as all steps take", batches.len());
+    let value = format_args!("{given} for a step of {count}, and then no more");
+    Error::require(given == count, "Comparison::run", "batches", expected, value)?;
     Ok(batches)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use autograd::{ConcurrentBatches, Lanes};
-use device::{Device, Result};
+use device::{AtCaller, Device, Result};
 use tensor::{Generator, GraphCache, GraphOptions, Tensors, with_generator};
 
 use crate::CapturedReport;
@@ -70,6 +70,7 @@ impl<'a, S: Send + Sync, B: Tensors + Send> Trainer<'a, S, B> {
     /// One step on prepared batches.
     pub(super) fn step_prepared(&mut self, batches: &Vec<B>) -> Result<Outcome> {
         let Trainer { state, lanes, program, graphs, .. } = self;
+        let _at = AtCaller::enter_at(program.at);
         let mut step = |batches: &Vec<B>| program.run(state, lanes, batches.shared()?.0, Ok);
         let done = with_generator(self.generator.fork(self.steps), || match graphs {
             Some(graphs) => graphs.run(batches, step),

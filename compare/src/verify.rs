@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 
 use ::profile::{Finding, Table};
 use allocator::DeviceMemory;
-use autograd::{GradCheck, Gradients, Var, gradcheck_leaves};
-use device::{Device, DeviceKind, Error, ErrorKind, Result, SyncDebug};
+use autograd::{GradCheck, GradCheckReport, Var, gradcheck_leaves};
+use device::{AtCaller, Device, DeviceKind, Error, ErrorKind, Place, Result, SyncDebug};
 use tensor::{Generator, Tensor, Tensors, with_generator};
 
 use crate::chosen::{Chosen, How};
-use crate::program::{Program, Source, next};
+use crate::program::{Program, Source, expect_one_number, next};
 use crate::runner::{Runner, two_steps};
 use crate::schedules::Differences;
 use crate::trainer::Trainer;
@@ -72,8 +73,16 @@ impl Verification {
         }
     }
 
-    fn add(&mut self, code: &'static str, message: impl Into<String>) {
-        self.findings.push(Finding::new(code, message));
+    /// Adds a finding about the line of the program that `at` is, or else about the checked program as a whole.
+    fn add(&mut self, code: &'static str, at: Option<Line>, message: impl fmt::Display) {
+        let text = match at {
+            Some(_) => message.to_string(),
+            None => format!("{message}; the check is at {}", AtCaller::location()),
+        };
+        let mut finding = Finding::new(code, text);
+        let at = at.unwrap_or(AtCaller::location());
+        finding.place = Some(Place { function: "".into(), file: at.file().into(), line: at.line() });
+        self.findings.push(finding);
     }
 
     /// The result of a part of a check, or the finding that its error is.
@@ -85,11 +94,14 @@ impl Verification {
         // With the line. Most often the same for every schedule.
         let text = format!("{error:?}");
         if self.findings.iter().all(|known| !known.message.ends_with(&text)) {
-            self.add(code(&error), format!("{what}: {text}"));
+            self.add(code(&error), Some(error.location()), format!("{what}: {text}"));
         }
         None
     }
 }
+
+/// A line of the program.
+type Line = &'static Location<'static>;
 
 /// What kind of finding an error is.
 fn code(error: &Error) -> &'static str {
@@ -97,7 +109,10 @@ fn code(error: &Error) -> &'static str {
         ErrorKind::GradientMismatch { .. } => "gradient",
         ErrorKind::GradientMissing { .. } => "cut-tape",
         ErrorKind::InputModified { .. } => "input-modified",
-        ErrorKind::NotDeterministic { .. } => "not-deterministic",
+        ErrorKind::NotDeterministic { .. } | ErrorKind::GradientNotDeterministic { .. } => {
+            "not-deterministic"
+        }
+        ErrorKind::NotFinite { .. } => "not-finite",
         ErrorKind::Captured { .. } => "not-captured",
         ErrorKind::Race { .. } => "race",
         ErrorKind::ScheduleDependent { .. } => "not-equal",
@@ -105,7 +120,8 @@ fn code(error: &Error) -> &'static str {
     }
 }
 
-/// Checks a step of any kind, as [`Comparison::verify`] does; it has no gradients to check.
+/// Checks a step of any kind, as [`Comparison::verify`] does. Its gradients are not checked, as the printed table says: for that, give
+/// a [`Comparison`] the `loss` and the `update` in place of the step.
 ///
 /// ```
 /// use compare::{VerifyOptions, verify};
@@ -129,6 +145,7 @@ fn code(error: &Error) -> &'static str {
 ///
 /// # Errors
 /// As for [`Comparison::verify`].
+#[derive::located]
 pub fn verify<S: Send + Sync, E: Tensors>(
     device: &Device,
     options: VerifyOptions,
@@ -139,14 +156,16 @@ pub fn verify<S: Send + Sync, E: Tensors>(
     Comparison::new(device).setup(setup).batches(batches).step(move |state, ()| step(state)).verify(options)
 }
 
+#[derive::located]
 impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> {
     /// Checks the program, as a test suite would:
     ///
     /// | check | what is wrong |
     /// |---|---|
-    /// | gradients | one that differs from the numeric derivative, a cut tape, a function with other bits the second time |
-    /// | parameters | one that requires a gradient and gets none, or an infinite one; for a [`model`](Self::model) |
-    /// | updates | a parameter with a gradient that steps leave as it is, while they change others |
+    /// | batches | others, or one that the loss modifies, when they are made again |
+    /// | gradients | of the first batch's [`loss`](Self::loss): one that differs from the numeric derivative, a cut tape, a function or a gradient with other bits the second time; a whole [`step`](Self::step) has none that could be checked |
+    /// | parameters | one of the [`model`](Self::model) that requires a gradient and gets none from any batch; a loss or a gradient that is not finite |
+    /// | updates | a parameter with a gradient that steps leave as it is |
     /// | equal bits | losses, results or state that differ from the serial schedule's: in a second run, with one thread, and in all schedules of [`run`](Self::run), eager and captured; for lanes with the first command that gives another result |
     /// | explored | the same under other orders of the commands of the concurrent schedules |
     /// | host | reads within the step, which wait for the device |
@@ -156,9 +175,10 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
     /// # Errors
     /// As for [`run`](Self::run), where not even a serial step succeeds.
     pub fn verify(self, options: VerifyOptions) -> Result<Verification> {
-        let Comparison { device, program, options: of_comparison, .. } = self;
+        let Comparison { device, mut program, options: of_comparison, .. } = self;
         of_comparison.check()?;
         program.check()?;
+        program.at = AtCaller::location();
         Error::require(options.steps > 0, "verify", "steps", "at least 1", options.steps)?;
         let chosen = Chosen::of(&program, &of_comparison);
         let program = Arc::new(program);
@@ -168,7 +188,11 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
         if let Some(left_out) = checked.program.left_out() {
             found.checks.push(("left out", left_out.message));
         }
-        checked.gradients(&mut found)?;
+        // Nothing more is to be seen of a program without the same batches each time, or without gradients.
+        if !checked.batches(&mut found)? || !checked.gradients(&mut found)? {
+            found.checks.push(("not run", "equal bits, explored, host and memory, audit".into()));
+            return Ok(found);
+        }
         checked.equal_bits(&mut found)?;
         checked.explored(&mut found);
         checked.steady(&mut found)?;
@@ -195,87 +219,114 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
         Runner::new(name, self.program, (self.seed, self.chosen.batches_per_step), how, device)
     }
 
-    /// Of the first batch's loss.
-    fn gradients(&self, found: &mut Verification) -> Result<()> {
-        let Some(loss) = &self.program.loss else { return Ok(()) };
+    /// That each copy is given the same batches.
+    fn batches(&self, found: &mut Verification) -> Result<bool> {
+        let device = self.device.sibling(self.device.threads())?;
+        let mut first = (self.program.batches)(&device)?;
+        let mut second = (self.program.batches)(&device)?;
+        for step in 0..self.options.steps {
+            let tensors = |source: &mut Source<'a, B>| -> Result<Vec<Tensor>> {
+                Ok(next(source, self.chosen.batches_per_step)?.shared()?.1)
+            };
+            let (first, second) = (tensors(&mut first)?, tensors(&mut second)?);
+            let bytes = |tensor: &Tensor| Ok::<_, Error>((tensor.shape().to_vec(), tensor.to_bytes()?));
+            let [first, second] =
+                [first, second].map(|all| all.iter().map(bytes).collect::<Result<Vec<_>>>());
+            let (first, second) = (first?, second?);
+            let differs = first.iter().zip(&second).position(|(first, second)| first != second);
+            if let Some(tensor) = differs.or((first.len() != second.len()).then_some(first.len())) {
+                let text = format!(
+                    "tensor {tensor} of the batches of step {step} has other bits when the batches are made again, so no two schedules can \
+                     be compared; give what draws them a seed"
+                );
+                found.add("not-deterministic", None, text);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Of the losses of all steps' batches, and numeric derivatives of the first one. Returns whether steps can be run.
+    fn gradients(&self, found: &mut Verification) -> Result<bool> {
+        let Some(loss) = &self.program.loss else {
+            let text = "not checked: a whole `step` runs its own backward pass; give its `loss` and `update` instead";
+            found.checks.push(("gradients", text.into()));
+            return Ok(true);
+        };
         let device = self.device.sibling(self.device.threads())?;
         let mut trainer = Trainer::new(self.program, self.seed, How::Lanes(1), &device)?;
         let mut source = (self.program.batches)(&device)?;
-        let batch = trainer.prepare.all(0, next(&mut source, 1)?)?.swap_remove(0);
-        // Random ops draw the same numbers each time.
-        let loss = || with_generator(Generator::new(self.seed), || Ok(loss(&trainer.state, &batch)?.0));
-        let value: Var = loss()?;
-        let gradients = value.backward()?;
-        check_finite("the loss", value.value(), found)?;
         let named = self.program.parameters(&trainer.state);
-        let (mut learning, frozen): (Vec<_>, Vec<_>) =
+        let (learning, frozen): (Vec<_>, Vec<_>) =
             named.into_iter().partition(|(_, var)| var.requires_grad());
-        self.parameters(&learning, &gradients, found)?;
-        learning.retain(|(_, parameter)| gradients.get(parameter).is_some());
-        let counts = format!("{} that learn, {} frozen", learning.len(), frozen.len());
-        found.checks.push(("parameters", counts));
-        if learning.is_empty() {
-            return Ok(());
+        let mut learning = learning.into_iter().map(Learning::new).collect::<Result<Vec<_>>>()?;
+        found.checks.push(("parameters", format!("{} that learn, {} frozen", learning.len(), frozen.len())));
+        // Random ops draw the same numbers each time.
+        let loss = |state: &S, batch: &B| {
+            with_generator(Generator::new(self.seed), || Ok::<Var, Error>(loss(state, batch)?.0))
+        };
+        for step in 0..self.options.steps {
+            let first = step * self.chosen.batches_per_step;
+            let batches = next(&mut source, self.chosen.batches_per_step)?;
+            let batches = trainer.prepare.all(first as u64, batches)?;
+            for (number, batch) in (first..).zip(&batches) {
+                let given = batch.shared()?.1;
+                let versions = || given.iter().map(Tensor::version).collect::<Vec<_>>();
+                let before = versions();
+                let value = loss(&trainer.state, batch)?;
+                let is_changed = versions() != before;
+                if is_changed {
+                    let text = format!("the loss{} modifies its batch in place", computed(&value));
+                    found.add("input-modified", line(&value), text);
+                }
+                if is_changed || !expect_gradients(number, &value, &mut learning, &frozen, found)? {
+                    return Ok(false);
+                }
+                if number == 0 {
+                    self.derivatives(&|| loss(&trainer.state, batch), &learning, found);
+                }
+            }
+            if self.program.update.is_some() {
+                trainer.step_prepared(&batches)?;
+            }
         }
-        let checked = gradcheck_leaves(loss, &learning, self.options.gradients);
-        let done = match found.part("gradient", checked) {
-            Some(report) => format!("{} derivatives, {} undecided", report.checked, report.undecided),
-            None => "wrong".to_owned(),
+        learning.retain(|one| !self.options.without_gradient.iter().any(|start| one.name.starts_with(start)));
+        self.updates(&learning, found)?;
+        Ok(true)
+    }
+
+    /// Those of the first batch's loss.
+    fn derivatives(&self, loss: &dyn Fn() -> Result<Var>, learning: &[Learning], found: &mut Verification) {
+        let checked: Vec<_> = learning.iter().filter(|one| one.has_gradient).collect();
+        let checked: Vec<_> = checked.iter().map(|one| (one.name.clone(), one.parameter.clone())).collect();
+        let done = if checked.is_empty() {
+            "not checked: a `model` has to show the parameters".to_owned()
+        } else {
+            match found.part("gradient", gradcheck_leaves(loss, &checked, self.options.gradients)) {
+                Some(GradCheckReport { checked, undecided, .. }) => {
+                    format!("{checked} derivatives of the first batch's loss, {undecided} undecided")
+                }
+                None => "wrong".to_owned(),
+            }
         };
         found.checks.push(("gradients", done));
+    }
+
+    /// That parameters have gradients, and that steps change those that have one.
+    fn updates(&self, learning: &[Learning], found: &mut Verification) -> Result<()> {
+        for Learning { name, parameter, .. } in learning.iter().filter(|one| !one.has_gradient) {
+            let text = format!("{name}{} requires a gradient and gets none", made(parameter));
+            found.add("no-gradient", line(parameter), text);
+        }
         if self.program.update.is_none() {
             return Ok(());
         }
-        learning.retain(|(name, _)| !self.may_lack_gradient(name));
-        self.updates(&learning, &gradients, &mut trainer, &mut source, found)
-    }
-
-    fn may_lack_gradient(&self, name: &str) -> bool {
-        self.options.without_gradient.iter().any(|start| name.starts_with(start))
-    }
-
-    /// That a few steps change all parameters with a gradient, if they change one.
-    fn updates(
-        &self,
-        learning: &[(String, Var)],
-        gradients: &Gradients,
-        trainer: &mut Trainer<'a, S, B>,
-        source: &mut Source<'a, B>,
-        found: &mut Verification,
-    ) -> Result<()> {
-        let bytes = |(_, parameter): &(String, Var)| parameter.value().to_bytes();
-        let before = learning.iter().map(bytes).collect::<Result<Vec<_>>>()?;
-        for _ in 0..self.options.steps {
-            trainer.step(next(source, self.chosen.batches_per_step)?)?;
-        }
-        let after = learning.iter().map(bytes).collect::<Result<Vec<_>>>()?;
-        let still =
-            learning.iter().zip(before.iter().zip(&after)).filter(|(_, (before, after))| before == after);
-        let still: Vec<_> = still.map(|(named, _)| named).collect();
-        for (name, parameter) in still.iter().filter(|_| still.len() < learning.len()) {
-            let gradient = gradients.get(parameter).map(|gradient| numbers(&gradient)).transpose()?;
-            if gradient.iter().flatten().any(|element| *element != 0.0) {
-                let text = format!("{name} has a gradient and {} steps do not change it", self.options.steps);
-                found.add("not-updated", text);
-            }
-        }
-        Ok(())
-    }
-
-    /// That each parameter has a gradient, and a finite one.
-    fn parameters(
-        &self,
-        learning: &[(String, Var)],
-        gradients: &Gradients,
-        found: &mut Verification,
-    ) -> Result<()> {
-        for (name, parameter) in learning {
-            match gradients.get(parameter) {
-                Some(gradient) => check_finite(&format!("the gradient of {name}"), &gradient, found)?,
-                None if !self.may_lack_gradient(name) => {
-                    found.add("no-gradient", format!("{name} requires a gradient and gets none"))
-                }
-                None => (),
+        for Learning { name, parameter, before, .. } in learning.iter().filter(|one| one.is_nonzero) {
+            if parameter.value().to_bytes()? == *before {
+                let steps = self.options.steps;
+                let text =
+                    format!("{name}{} has a gradient and {steps} steps do not change it", made(parameter));
+                found.add("not-updated", line(parameter), text);
             }
         }
         Ok(())
@@ -311,7 +362,11 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
             }
         }
         if !serial.has_losses() && !serial.has_results() && !self.program.shows_state() {
-            found.add("nothing-compared", "steps give nothing, and the program shows no model and no state");
+            found.add(
+                "nothing-compared",
+                None,
+                "steps give nothing, and the program shows no model and no state",
+            );
         }
         found.findings.extend(differences.findings());
         found.checks.push(("equal bits", format!("{steps} steps: {}", names.join("; "))));
@@ -378,14 +433,14 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
         }
         for (place, count) in reads {
             let text = format!("the host waits for the device at {place}, {count} times in {steps} steps");
-            found.add("hidden-sync", text);
+            found.findings.push(Finding::new("hidden-sync", text));
         }
         let grows = |counts: &[u64]| counts[WARM_UP - 1..].windows(2).all(|pair| pair[0] < pair[1]);
         if grows(&allocated) {
             let grown = (allocated[steps - 1] - allocated[WARM_UP - 1]) / STEADY as u64;
-            found.add("memory-grows", format!("each step leaves {grown} bytes more allocated"));
+            found.add("memory-grows", None, format!("each step leaves {grown} bytes more allocated"));
         } else if grows(&calls) {
-            found.add("driver-allocation", "each step asks the driver for memory");
+            found.add("driver-allocation", None, "each step asks the driver for memory");
         }
         let done = format!("{steps} steps, {} bytes allocated", allocated[steps - 1]);
         found.checks.push(("host and memory", done));
@@ -399,9 +454,10 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
         let done = two_steps(self.program, self.seed, &self.chosen, &device);
         let done = done.and_then(|_| device.synchronize());
         let audit = device.stop_audit();
-        done?;
+        found.part("audit", done);
         for hazard in audit.hazards() {
-            found.add("unordered", format!("nothing orders {} and {}", hazard.first, hazard.second));
+            let text = format!("nothing orders {} and {}", hazard.first, hazard.second);
+            found.findings.push(Finding::new("unordered", text));
         }
         found.checks.push(("audit", format!("{} commands", audit.commands().count())));
         Ok(())
@@ -416,12 +472,91 @@ const MOST_ORDERS: usize = 200;
 const WARM_UP: usize = 4;
 const STEADY: usize = 4;
 
-/// That all elements are finite.
-fn check_finite(what: &str, tensor: &Tensor, found: &mut Verification) -> Result<()> {
-    if !numbers(tensor)?.iter().all(|value| value.is_finite()) {
-        found.add("not-finite", format!("{what} has an element that is not finite"));
+/// A parameter that requires a gradient.
+struct Learning {
+    name: String,
+    parameter: Var,
+    /// Its bytes before the first step.
+    before: Vec<u8>,
+    /// Whether some batch gave it one, and one that is not zero.
+    has_gradient: bool,
+    is_nonzero: bool,
+}
+
+impl Learning {
+    fn new((name, parameter): (String, Var)) -> Result<Learning> {
+        let before = parameter.value().to_bytes()?;
+        Ok(Learning { name, parameter, before, has_gradient: false, is_nonzero: false })
     }
-    Ok(())
+}
+
+/// Notes which parameters the loss of a batch has gradients for. Returns whether it is one finite number with finite gradients.
+fn expect_gradients(
+    number: usize,
+    loss: &Var,
+    learning: &mut [Learning],
+    frozen: &[(String, Var)],
+    found: &mut Verification,
+) -> Result<bool> {
+    if found.part("loss", expect_one_number(loss)).is_none() {
+        return Ok(false);
+    }
+    if !loss.requires_grad() {
+        match (&*learning, frozen) {
+            ([], [(name, parameter), ..]) => {
+                let text =
+                    format!("all {} parameters are frozen, first {name}{}", frozen.len(), made(parameter));
+                found.add("no-gradient", line(parameter), text);
+            }
+            (learning, _) => {
+                let first = learning.first();
+                let to = first.map_or("a leaf".to_owned(), |one| one.name.clone() + &made(&one.parameter));
+                let text = format!(
+                    "the loss has no gradient that leads to {to} so does `detach` or `no_grad` cut the tape?"
+                );
+                found.add("cut-tape", None, text);
+            }
+        }
+        return Ok(false);
+    }
+    let is_finite = |tensor: &Tensor| Ok::<_, Error>(numbers(tensor)?.iter().all(|x| x.is_finite()));
+    if !is_finite(loss.value())? {
+        let text = format!("the loss of batch {number}{} is not finite", computed(loss));
+        found.add("not-finite", line(loss), text);
+        return Ok(false);
+    }
+    let gradients = loss.backward()?;
+    let before = found.findings.len();
+    for one in learning {
+        let Some(gradient) = gradients.get(&one.parameter) else { continue };
+        if !is_finite(&gradient)? {
+            let text = format!(
+                "the gradient of {}{} has an element that is not finite, of batch {number}'s loss",
+                one.name,
+                made(&one.parameter)
+            );
+            found.add("not-finite", line(&one.parameter), text);
+        }
+        one.has_gradient = true;
+        one.is_nonzero |= numbers(&gradient)?.iter().any(|x| *x != 0.0);
+    }
+    Ok(found.findings.len() == before)
+}
+
+/// The line that computed a value, or made a leaf.
+fn line(value: &Var) -> Option<Line> {
+    value.tape().last().map(|entry| entry.location)
+}
+
+/// Where a parameter was made.
+fn made(parameter: &Var) -> String {
+    line(parameter).map(|line| format!(", made at {line},")).unwrap_or_default()
+}
+
+/// Which op computed a value, where it was recorded.
+fn computed(value: &Var) -> String {
+    let tape = value.tape();
+    tape.last().map(|entry| format!(", computed by {} at {},", entry.op, entry.location)).unwrap_or_default()
 }
 
 fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 extern crate models as streamgrad;
 
 mod clean;
+mod lines;
 mod planted;
 
 use autograd::{Gradients, Save, Var, no_grad, record};

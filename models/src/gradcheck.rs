@@ -1,7 +1,7 @@
 //! Gradients of a module's parameters against numeric derivatives.
 
 use autograd::{GradCheck, GradCheckReport, Var, gradcheck_leaves};
-use device::{AtCaller, Result};
+use device::{AtCaller, Error, Result};
 
 use crate::Module;
 
@@ -25,7 +25,7 @@ use crate::Module;
 /// ```
 ///
 /// # Errors
-/// As for [`gradcheck_leaves`].
+/// As for [`gradcheck_leaves`]; `InvalidArgument` if all parameters are frozen.
 #[derive::located]
 pub fn gradcheck_module<M: Module + ?Sized, O: Into<Vec<Var>>>(
     model: &M,
@@ -33,7 +33,11 @@ pub fn gradcheck_module<M: Module + ?Sized, O: Into<Vec<Var>>>(
     options: GradCheck,
 ) -> Result<GradCheckReport> {
     let mut parameters = model.named_parameters();
+    let all = parameters.len();
     parameters.retain(|(_, parameter)| parameter.requires_grad());
+    let expected = "one with a parameter that is not frozen";
+    let value = format_args!("one with {all} parameters, all of them frozen");
+    Error::require(!parameters.is_empty(), "gradcheck_module", "model", expected, value)?;
     gradcheck_leaves(|| AtCaller::user(|| loss(model)), &parameters, options)
 }
 

@@ -34,6 +34,8 @@ pub struct Summary {
     pub layers: Vec<LayerSummary>,
     /// Elements of all parameters of the model, used or not.
     pub parameters: u64,
+    /// Those among them that are frozen.
+    pub frozen: u64,
     /// Bytes of all parameters of the model.
     pub parameter_bytes: u64,
 }
@@ -95,6 +97,7 @@ pub fn summary(
     Ok(Summary {
         layers: pass.layers,
         parameters: named.iter().map(|(_, var)| elements(var)).sum(),
+        frozen: frozen.iter().map(|var| elements(var)).sum(),
         parameter_bytes: named.iter().map(|(_, var)| bytes(var)).sum(),
     })
 }
@@ -195,7 +198,7 @@ impl Summary {
     }
 }
 
-/// A line for each layer, and their sums.
+/// A line for each layer, their sums, and how many parameters are frozen, if some are.
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let numbers =
@@ -218,6 +221,9 @@ impl fmt::Display for Summary {
         let [a, b, c, d, e, g] = [0, 1, 2, 3, 4, 5].map(width);
         for [layer, ops, output, parameters, flops, bytes] in &lines {
             writeln!(f, "{layer:a$}  {ops:b$}  {output:c$}  {parameters:>d$}  {flops:>e$}  {bytes:>g$}")?;
+        }
+        if self.frozen > 0 {
+            writeln!(f, "{} of the parameters are frozen", self.frozen)?;
         }
         Ok(())
     }
@@ -265,6 +271,7 @@ layer  ops     output        parameters  FLOPs  bytes
 -      relu    [2, 4, 5]              0     40    160
 3      linear  [2, 2]                42    160     16
 total                                82    920    336
+36 of the parameters are frozen
 ";
         assert_eq!(summary.to_string(), expected);
     }

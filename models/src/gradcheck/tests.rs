@@ -67,4 +67,9 @@ fn a_model_with_norms_of_f32_and_a_frozen_layer_is_checked() {
     model.freeze();
     let refused = gradcheck_module(&model, loss, all);
     assert!(matches!(refused.as_ref().map_err(Error::kind), Err(ErrorKind::InvalidArgument { .. })));
+    let text = refused.err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(
+        text.starts_with("gradcheck_module: model") && text.contains("6 parameters, all of them frozen"),
+        "{text}"
+    );
 }

@@ -51,15 +51,18 @@ pub(crate) struct Kernel {
 /// One loop nest over all operands.
 enum Nest {
     Few(Loops<FEW>),
-    Many(Loops<OPERANDS>),
+    Many(Box<Loops<OPERANDS>>),
 }
 
 impl Kernel {
     /// `None` if no common loop nest fits all operands.
     pub(crate) fn of(chain: &Chain) -> Option<Kernel> {
         let numbers = chain.steps.iter().flat_map(|step| numbers(step.function)).collect();
-        let nest =
-            if chain.operands.len() <= FEW { Nest::Few(chain.loops()?) } else { Nest::Many(chain.loops()?) };
+        let nest = if chain.operands.len() <= FEW {
+            Nest::Few(chain.loops()?)
+        } else {
+            Nest::Many(Box::new(chain.loops()?))
+        };
         Some(Kernel { program: program_of(source(chain)), nest, numbers })
     }
 

@@ -65,10 +65,17 @@ pub(super) fn waits(facts: &Facts<'_>, is_one: fn(&str) -> bool) -> Vec<Evidence
     sums(facts.windows.iter().flat_map(of_window)).into_iter().map(evidence).collect()
 }
 
+/// How many calls of the driver a step has to make for them to be worth a word.
+const OFTEN: f64 = 0.05;
+
 pub(super) fn driver_calls(facts: &Facts<'_>) -> Option<Evidence> {
+    // A program that asks for memory once more while it warms up is right.
     let late = facts.windows.iter().enumerate().flat_map(|(number, window)| {
+        let warm = (window.timeline.recording.steps.len() / 2).max(1);
         let calls = window.timeline.recording.driver_calls.iter();
-        calls.filter(|call| window.step_at(call.start_ns) > 0).map(move |call| (number, window, call))
+        calls
+            .filter(move |call| window.step_at(call.start_ns) >= warm)
+            .map(move |call| (number, window, call))
     });
     let late: Vec<_> = late.collect();
     // The most that one stream asks for in a step.
@@ -81,7 +88,7 @@ pub(super) fn driver_calls(facts: &Facts<'_>) -> Option<Evidence> {
     // Calls without bytes return memory, which has to be requested again.
     let late: Vec<_> = late.into_iter().filter(|(.., call)| call.bytes > 0).collect();
     let calls = late.iter().map(|(_, window, call)| (window.place(call.place), call.end_ns - call.start_ns));
-    let (place, ..) = sums(calls).into_iter().next()?;
+    let (place, ..) = sums(calls).into_iter().next().filter(|_| late.len() as f64 >= OFTEN * facts.steps)?;
     let text = format!(
         "the driver is asked for memory {:.1} times a step after the first one, {:.3} ms{}; `dev.reserve({})` ({:.1} MiB) is what a \
          stream needs",
@@ -154,7 +161,9 @@ pub(super) fn host_bound(facts: &Facts<'_>) -> Vec<Evidence> {
     if facts.lanes_are_apart() {
         return Vec::new();
     }
-    let links = facts.windows.iter().flat_map(|window| {
+    // Where nothing runs nothing waits for the host.
+    let busy = facts.windows.iter().filter(|window| window.work().next().is_some());
+    let links = busy.flat_map(|window| {
         let is_host = |link: &Link| matches!(link, Link::Host { .. });
         window.links(is_host).map(move |(segment, ns)| {
             let range = match segment.link {

@@ -225,6 +225,11 @@ impl<'a> Facts<'a> {
         self.windows.first().map(|window| &window.timeline.recording.device)
     }
 
+    /// Whether the device is the host with one thread, on which no two streams run at once.
+    fn has_one_thread(&self) -> bool {
+        self.device().is_some_and(|device| device.host_threads == Some(1))
+    }
+
     fn default_stream(&self) -> Option<StreamId> {
         self.device().and_then(|device| device.default_stream)
     }

@@ -187,18 +187,21 @@ impl Gap<'_, '_> {
         false
     }
 
-    /// How long the next commands of the step run, up to the first that needs what the other stream did meanwhile, and that one.
-    fn filling(&self) -> (u64, Option<usize>) {
-        let (mut ns, step) = (0, self.window.step_at(self.times.0));
+    /// How long the next commands of the step run, up to the first that needs what the other stream did meanwhile, how long nothing runs
+    /// beside them, and that one.
+    fn filling(&self) -> (u64, u64, Option<usize>) {
+        let (mut ns, mut alone_ns, step) = (0_u64, 0_u64, self.window.step_at(self.times.0));
         for (at, command) in self.next.iter().map(|&at| (at, self.window.timeline.command(at))) {
             if ns >= self.ns || self.window.step_at(command.launch.start_ns) > step {
                 break;
             } else if command.is_work() && self.is_needed_by(at) {
-                return (ns, Some(at));
+                return (ns, alone_ns, Some(at));
             }
             ns += command.duration_ns();
+            let beside_ns = self.window.beside_ns(command, CommandRecord::is_work);
+            alone_ns += command.duration_ns().saturating_sub(beside_ns);
         }
-        (ns.min(self.ns), None)
+        (ns.min(self.ns), alone_ns.min(self.ns), None)
     }
 
     /// The command of the other stream, not over when the time began, whose results this one reads.
@@ -213,21 +216,41 @@ impl Gap<'_, '_> {
     }
 }
 
+impl Gap<'_, '_> {
+    /// Whether the other stream was given further work, which does not need the reader, before that was over, as in a pipeline: the
+    /// two may run at once, whether or not they did.
+    fn goes_on(&self, producer: usize, reader: usize) -> bool {
+        let command = |at: usize| self.window.timeline.command(at);
+        let list = &self.window.timeline.streams[&self.streams[1]];
+        let later = list.iter().filter(|&&at| command(at).start_ns >= command(producer).end_ns);
+        let next = later.copied().find(|&at| command(at).is_work());
+        next.is_some_and(|next| {
+            command(next).launch.start_ns < command(reader).end_ns
+                && !self.window.needs[next].contains(&reader)
+        })
+    }
+}
+
 /// An op and its line.
 type Named = (&'static str, Option<Place>);
 
 /// A stream that is idle since its next command reads what one of another stream writes, where the two hardly run at once otherwise.
 pub(super) fn data_dependent(facts: &Facts<'_>) -> Vec<Evidence> {
+    let mut pipelines = HashSet::new();
     let pair = |gap: Gap<'_, '_>| {
-        let (filled_ns, reader) = gap.filling();
-        let named = [reader?, gap.producer(reader?)?].map(|at| {
+        let (filled_ns, _, reader) = gap.filling();
+        let (reader, producer) = (reader?, gap.producer(reader?)?);
+        if gap.goes_on(producer, reader) {
+            pipelines.insert(gap.streams);
+        }
+        let named = [reader, producer].map(|at| {
             let command = gap.window.timeline.command(at);
             (command.op, gap.window.place(command.launch.place))
         });
         Some(((named, gap.streams), gap.ns - filled_ns))
     };
     let mut found = sums(gaps(facts).into_iter().filter_map(pair));
-    found.retain(|((_, streams), ..)| !run_at_once(facts, *streams));
+    found.retain(|((_, streams), ..)| !pipelines.contains(streams) && !run_at_once(facts, *streams));
     let evidence = |((named, streams), ns, _): (([Named; 2], [StreamId; 2]), u64, usize)| {
         let ([(op, place), (written_by, wrote)], [own, other]) = (named, streams.map(|one| facts.name(one)));
         let text = format!(
@@ -252,9 +275,10 @@ fn run_at_once(facts: &Facts<'_>, streams: [StreamId; 2]) -> bool {
 /// A stream that is idle while its thread launches or runs the commands of another one, which its next commands do not need. Lanes
 /// have a thread each already.
 pub(super) fn depth_first(facts: &Facts<'_>) -> Option<Evidence> {
-    let mut gaps = if facts.has_lanes() { Vec::new() } else { gaps(facts) };
+    let mut gaps = if facts.has_lanes() || facts.has_one_thread() { Vec::new() } else { gaps(facts) };
     gaps.retain(|gap| !gap.is_launched);
-    let filled: Vec<_> = gaps.iter().map(|gap| (gap.filling().0, gap)).filter(|(ns, _)| *ns > 0).collect();
+    // What runs beside another stream already gains nothing by an earlier launch.
+    let filled: Vec<_> = gaps.iter().map(|gap| (gap.filling().1, gap)).filter(|(ns, _)| *ns > 0).collect();
     let ns: u64 = filled.iter().map(|(ns, _)| ns).sum();
     let (_, Gap { window, streams, next, .. }) = filled.iter().max_by_key(|(ns, _)| *ns)?;
     let command = next.iter().map(|&at| window.timeline.command(at)).find(|command| command.is_work())?;
@@ -278,9 +302,11 @@ pub(super) fn imbalance(facts: &Facts<'_>) -> Option<Evidence> {
     if data_dependent(facts).iter().any(|found| found.cost_ms > Some(NOTABLE * facts.wall_ms)) {
         return None;
     }
-    let times: Vec<(u64, StreamId)> =
+    let mut times: Vec<(u64, StreamId)> =
         sides.into_iter().map(|stream| (facts.busy_ns(stream), stream)).collect();
-    let (longest, busiest) = times.iter().copied().max()?;
+    let (longest, busiest) = times.iter().copied().max().filter(|_| !facts.has_one_thread())?;
+    // A stream with little to do is a helper, not a part of the same work.
+    times.retain(|(ns, _)| *ns as f64 >= HELPER * longest as f64);
     let total: u64 = times.iter().map(|(ns, _)| ns).sum();
     let mean = total / times.len() as u64;
     let ops = facts.work_of(busiest).map(|(command, place)| ((command.op, place), command.duration_ns()));
@@ -294,7 +320,37 @@ pub(super) fn imbalance(facts: &Facts<'_>) -> Option<Evidence> {
         at(place.as_ref()),
         share(total as f64, longest as f64)
     );
-    Some(Evidence::new(ms(longest - mean), place, text))
+    Some(Evidence::new(ms((longest - mean).min(spare_ns(facts, busiest))), place, text))
+}
+
+/// The part of the busiest stream's time that a stream has to have to be one of several that share work.
+const HELPER: f64 = 0.1;
+
+/// How long a stream runs with nothing beside it that another one could do: neither what others wait for, nor what waits for them.
+fn spare_ns(facts: &Facts<'_>, busiest: StreamId) -> u64 {
+    let sides = facts.side_streams();
+    let awaited = gaps(facts).into_iter().filter(|gap| gap.is_launched && gap.streams[1] == busiest);
+    let awaited_ns: u64 = awaited.map(|gap| gap.ns).sum();
+    let mut spare_ns = 0;
+    for window in &facts.windows {
+        let mut joined = None;
+        for &at in window.timeline.streams.get(&busiest).into_iter().flatten() {
+            let command = window.timeline.command(at);
+            let step = window.step_at(command.launch.start_ns);
+            let is_of_side = |&need: &usize| {
+                let stream = window.timeline.command(need).moment.stream;
+                stream != busiest && sides.contains(&stream)
+            };
+            if window.needs[at].iter().any(is_of_side) {
+                joined = Some(step);
+            }
+            if command.is_work() && joined != Some(step) {
+                spare_ns +=
+                    command.duration_ns().saturating_sub(window.beside_ns(command, CommandRecord::is_work));
+            }
+        }
+    }
+    spare_ns.saturating_sub(awaited_ns)
 }
 
 /// A kernel that fills the device while another stream has work.

@@ -519,6 +519,86 @@ fn every_rule_applies_to_one_recording_and_not_to_two_others() {
     }
 }
 
+/// Correct programs of which something wrong could be said, each beside one that is told.
+#[test]
+fn correct_programs_are_not_blamed() {
+    let told = |recording, code| codes(&found(recording)).contains(&code);
+    // One call of the driver in a hundred steps, or while the program warms up.
+    let steps = |calls: &[u64], count: u64| {
+        let mut all = allocated(1, 64);
+        all.steps = (1..=count).map(|step| step * 10 * MS).collect();
+        let call = |step: &u64| allocated(*step, 64).driver_calls.remove(0);
+        all.driver_calls = calls.iter().map(call).collect();
+        all.commands[0].end_ns = count * 10 * MS;
+        all
+    };
+    assert!(told(steps(&[4, 5, 6, 7, 8, 9], 10), "driver-allocation"));
+    assert!(!told(steps(&[60], 100), "driver-allocation") && !told(steps(&[1, 2], 10), "driver-allocation"));
+    // Nothing runs, so nothing waits for the host; the range makes it a program.
+    let empty = lanes(Recording { steps: vec![10 * MS], ..Recording::default() });
+    assert_eq!(codes(&found(empty)), [""; 0]);
+    // What was launched late runs beside what was launched before it.
+    let beside = |launched: u64, start: u64, end: u64| {
+        let mut recording = chain(true, Vec::new());
+        recording.commands[0].end_ns = 10 * MS;
+        let LaunchRecord { end_ns, .. } = &mut recording.commands[0].launch;
+        *end_ns = launched;
+        recording.commands[0].start_ns = launched;
+        let late = &mut recording.commands[1];
+        (late.start_ns, late.end_ns) = (start, end);
+        (late.launch.start_ns, late.launch.given_ns, late.launch.end_ns) = (launched, launched, start);
+        recording
+    };
+    assert!(
+        told(chain(true, Vec::new()), "depth-first") && !told(beside(3 * MS, 3 * MS, 9 * MS), "depth-first")
+    );
+    let one_thread = |recording| Recording {
+        device: DeviceFacts { host_threads: Some(1), ..DeviceFacts::default() },
+        ..recording
+    };
+    assert!(!told(one_thread(chain(true, Vec::new())), "depth-first"));
+    // A helper beside the work, one thread, and a fork whose parts before and behind it need each other.
+    let uneven = |second: u64| {
+        let mut recording = twice(CommandKind::Compute, MS, 2, None);
+        recording.commands[1].end_ns = MS + second;
+        recording
+    };
+    assert!(told(uneven(MS), "imbalance") && !told(uneven(MS / 4), "imbalance"));
+    assert!(!told(one_thread(uneven(MS)), "imbalance"));
+    let forked = |is_needed: bool| {
+        let mut commands = vec![
+            command("before", at(A, 1), (0, 0, 10), 10, 4 * MS),
+            command("right", at(B, 1), (0, 10, 20), 4 * MS, 6 * MS),
+            command("left", at(A, 2), (0, 20, 30), 4 * MS, 6 * MS),
+            command("behind", at(A, 3), (0, 30, 40), 6 * MS, 10 * MS),
+        ];
+        if is_needed {
+            commands[0].accesses = vec![access(0, true)];
+            commands[1].accesses = vec![access(0, false), access(64, true)];
+            commands[3].accesses = vec![access(64, false)];
+        }
+        let waits = if is_needed { vec![wait("right", at(B, 1), at(A, 1))] } else { Vec::new() };
+        Recording { commands, waits, ..Recording::default() }
+    };
+    assert!(told(forked(false), "imbalance") && !told(forked(true), "imbalance"));
+    // A pipeline of one's own whose stages did not meet this time.
+    let pipeline = |second: u64| {
+        let mut recording = stages();
+        for (tick, pair) in recording.commands.chunks_mut(2).enumerate() {
+            let begin = 10 * MS * tick as u64;
+            (pair[0].start_ns, pair[0].end_ns) = (begin, begin + 4 * MS);
+            (pair[1].start_ns, pair[1].end_ns) = (begin + 4 * MS, begin + 8 * MS);
+            pair.iter_mut().for_each(|one| {
+                let launched = if second == 0 { tick as u64 } else { begin };
+                (one.launch.start_ns, one.launch.given_ns, one.launch.end_ns) =
+                    (launched, launched, launched + 1);
+            });
+        }
+        recording
+    };
+    assert!(told(pipeline(1), "data-dependent") && !told(pipeline(0), "data-dependent"));
+}
+
 #[test]
 fn extents_that_are_asked_often_are_those_that_were_given() {
     let given = [(10, 20), (5, 30), (40, 41), (12, 13)];

@@ -50,7 +50,7 @@ pub(crate) struct Kernel {
 
 /// One loop nest over all operands.
 enum Nest {
-    Few(Loops<FEW>),
+    Few(Box<Loops<FEW>>),
     Many(Box<Loops<OPERANDS>>),
 }
 
@@ -59,7 +59,7 @@ impl Kernel {
     pub(crate) fn of(chain: &Chain) -> Option<Kernel> {
         let numbers = chain.steps.iter().flat_map(|step| numbers(step.function)).collect();
         let nest = if chain.operands.len() <= FEW {
-            Nest::Few(chain.loops()?)
+            Nest::Few(Box::new(chain.loops()?))
         } else {
             Nest::Many(Box::new(chain.loops()?))
         };

@@ -329,6 +329,9 @@ impl Written {
     }
 
     fn insert(&mut self, range: Range<usize>) {
+        if range.is_empty() {
+            return;
+        }
         let at = self.ranges.partition_point(|written| written.start < range.start);
         self.ranges.insert(at, range);
         self.ranges.dedup_by(|next, written| {

@@ -307,15 +307,20 @@ impl Comparand for &Tensor {
 
 impl Comparand for f64 {
     fn compare(self, lhs: &Tensor, op: CompareOp) -> Result<Tensor> {
-        let [least, most] = match lhs.dtype {
-            DType::Bool => [0.0, 1.0],
-            DType::U8 => [0.0, 255.0],
-            _ => [f64::NEG_INFINITY, f64::INFINITY],
+        let [least, end] = match lhs.dtype {
+            DType::Bool => [0.0, 2.0],
+            DType::U8 => [0.0, 256.0],
+            _ => [i64::MIN as f64, -(i64::MIN as f64)],
         };
-        // A number that integers do not have is compared with them as F64.
-        let is_one = lhs.dtype.is_float() || self.trunc() == self && (least..=most).contains(&self);
-        let dtype = if is_one { lhs.dtype } else { DType::F64 };
-        lhs.comparison(op.name(), op, &Tensor::full(&[], self, dtype, lhs.device())?)
+        let is_one = lhs.dtype.is_float() || self.trunc() == self && (least..end).contains(&self);
+        // A number that integers do not have is compared with them as F64, to which large ones are rounded.
+        let (value, dtype) = match self {
+            _ if is_one => (self, lhs.dtype),
+            _ if self >= end => (f64::INFINITY, DType::F64),
+            _ if self < least => (f64::NEG_INFINITY, DType::F64),
+            _ => (self, DType::F64),
+        };
+        lhs.comparison(op.name(), op, &Tensor::full(&[], value, dtype, lhs.device())?)
     }
 }
 

@@ -59,7 +59,9 @@ pub(super) fn binary_slope(op: BinaryGradOp, x: &Var, y: &Var, g: &Var) -> Resul
     let shapes = [Dims::from_slice(x.shape()), Dims::from_slice(y.shape())];
     Ok(record(op.name(), &[x, y, g], &saved, value, move |ctx, h| {
         let (x, y, g) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
-        let both = |at| if ctx.needs(at) { h.mul(&g).map(Some) } else { Ok(None) };
+        // The slope of fmod has steps, and is flat elsewhere.
+        let bends = !matches!(op, BinaryGradOp::FmodDivisor);
+        let both = |at| if bends && ctx.needs(at) { h.mul(&g).map(Some) } else { Ok(None) };
         let of_x = both(0)?.map(|gh| curvature(op, [&x, &y], &gh, 0)).transpose()?;
         let of_y = both(1)?.map(|gh| curvature(op, [&x, &y], &gh, 1)).transpose()?;
         let of_g = if_needed(ctx, 2, || binary_slope(op, &x, &y, h))?;
@@ -73,7 +75,6 @@ fn curvature(op: BinaryGradOp, [x, y]: [&Var; 2], g: &Var, at: usize) -> Result<
     let zero_where = |flat: &Tensor, v: &Var| Var::where_cond(flat, &scalar_like(v.value(), 0.0)?, v);
     let is_zero = |v: &Var| v.value().eq(0.0);
     match (op, at) {
-        (BinaryGradOp::FmodDivisor, _) => Ok(Var::constant(g.value().zeros_like()?)),
         // -2 x y / (x^2 + y^2)^2 and (x^2 - y^2) / (x^2 + y^2)^2
         (BinaryGradOp::Atan2First, 0) => binary_slope(op, y, x, &slope(op, y, g)?)?.mul_scalar(-2.0),
         (BinaryGradOp::Atan2First, _) => {

@@ -52,4 +52,12 @@ mod tests {
         close_values(&gradient(&x.fmod(&y)?, &y)?, &[-2.0]);
         Ok(())
     }
+
+    /// The slope is flat, but what leads to the divisor bends.
+    #[test]
+    fn second_derivatives_of_a_computed_divisor() -> Result<()> {
+        let (x, w) = (vector(&[7.0])?, vector(&[1.5])?);
+        let y = x.fmod(&w.square()?)?;
+        close(&crate::hvp(&y, &w, &vector(&[1.0])?)?, &[-6.0])
+    }
 }

@@ -305,6 +305,7 @@ impl Sequence {
         };
         let before = kept.iter().zip(first).map(before).collect::<Result<Vec<Var>>>()?;
         let of_output = before[0].linear(weight, bias)?;
+        let dtypes = [inputs[0].dtype(), of_output.dtype()];
         let products =
             if C::ADDS { vec![inputs[0].add(&of_output)?] } else { vec![inputs[0].clone(), of_output] };
         // Their gradients, which each step writes in place.
@@ -341,14 +342,16 @@ impl Sequence {
             carried = found.collect();
             if at > 0 || needs_state {
                 let of_output = of_products[of_products.len() - 1].select(0, step)?;
-                let through = of_output.matmul(weight)?;
+                let through = of_output.to_dtype(dtypes[1])?.matmul(weight)?;
                 carried[0] = Some(match carried[0].take() {
                     Some(direct) => direct.add(&through)?,
                     None => through,
                 });
             }
         }
-        let (of_input, of_output) = (of_products[0].clone(), &of_products[of_products.len() - 1]);
+        // A sum of products may be wider than one of them.
+        let of_input = of_products[0].to_dtype(dtypes[0])?;
+        let of_output = of_products[of_products.len() - 1].to_dtype(dtypes[1])?;
         let (rows, columns) = (of_output.flatten(0, 1)?, before[0].flatten(0, 1)?);
         // In the memory order of the weight, as for `linear`.
         let of_weight = match (needed[1], weight.value().is_contiguous()) {

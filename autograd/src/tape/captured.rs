@@ -45,6 +45,14 @@ pub(crate) fn expect_as_now<'n>(leaves: impl Iterator<Item = &'n Shared<Node>>) 
 struct AsCaptured(Arc<Mutex<Leaves>>);
 
 impl EachReplay for AsCaptured {
+    /// The step itself may freeze and unfreeze leaves: what counts is how it leaves them.
+    fn merge_slots(&mut self) -> Vec<(u32, u32)> {
+        for (leaf, is_frozen) in self.0.lock().known.values_mut() {
+            *is_frozen = leaf.frozen.load(Ordering::Relaxed);
+        }
+        Vec::new()
+    }
+
     fn next(&mut self) -> Result<Vec<RuleStep>> {
         let leaves = self.0.lock();
         let is_other = |(leaf, was): &&(Shared<Node>, bool)| leaf.frozen.load(Ordering::Relaxed) != *was;
@@ -91,6 +99,16 @@ mod tests {
             assert!(is_it && text.contains("Captured") && text.contains("capture the step again"), "{text}");
         };
         assert_eq!(gradient()?, Some(vec![3.0, 3.0]));
+        let both = Graph::capture(&Device::cpu(), || {
+            let first = step()?;
+            w.unfreeze();
+            let second = x.mul(&w)?.sum_all()?.backward()?.get(&w);
+            w.freeze();
+            Ok((first, second))
+        })?;
+        let (first, second) = both.replay()?;
+        let values = |found: Option<Tensor>| found.map(|found| found.to_vec::<f64>()).transpose();
+        assert_eq!((values(first)?, values(second)?), (Some(vec![3.0, 3.0]), Some(vec![2.0, 2.0])));
         w.unfreeze();
         refused("was unfrozen");
         w.freeze();

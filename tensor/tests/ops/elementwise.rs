@@ -122,6 +122,13 @@ fn numbers_are_compared_with_integers_as_they_are() -> Result<()> {
         x.add_scalar(large as f64)?.add_scalar(1.0)?.gt(large as f64)?.to_vec::<bool>()?,
         [false, true, true]
     );
+    let ends = Tensor::from_slice(&[i64::MIN, i64::MAX], &[2], &device())?;
+    for beyond in [f64::INFINITY, 1e300, 2_f64.powi(63)] {
+        assert_eq!(ends.lt(beyond)?.to_vec::<bool>()?, [true; 2], "{beyond}");
+        assert_eq!(ends.eq(beyond)?.to_vec::<bool>()?, [false; 2], "{beyond}");
+    }
+    assert_eq!(ends.gt(-1e300)?.to_vec::<bool>()?, [true; 2]);
+    assert_eq!(ends.eq(-(2_f64.powi(63)))?.to_vec::<bool>()?, [true, false]);
     let bytes = x.add_scalar(254.0)?.to_dtype(DType::U8)?;
     assert_eq!(bytes.lt(300.0)?.to_vec::<bool>()?, [true; 3]);
     assert_eq!(bytes.gt(-1.0)?.to_vec::<bool>()?, [true; 3]);

@@ -511,9 +511,8 @@ fn expect_gradients(
             (learning, _) => {
                 let first = learning.first();
                 let to = first.map_or("a leaf".to_owned(), |one| one.name.clone() + &made(&one.parameter));
-                let text = format!(
-                    "the loss has no gradient that leads to {to} so does `detach` or `no_grad` cut the tape?"
-                );
+                let text =
+                    format!("between the loss and {to} the tape is cut, as `detach` or `no_grad` does");
                 found.add("cut-tape", None, text);
             }
         }

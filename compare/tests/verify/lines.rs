@@ -53,7 +53,7 @@ fn a_loss_without_gradients_is_found() {
     assert!(found.to_string().contains("not run"), "{found}");
     let cut = |state: &State, x: &Tensor| Ok(loss(state, x)?.detach());
     let (line, found) = (line!(), program().loss(cut).verify(few()).unwrap());
-    let to = "leads to first.weight, made at compare/tests/verify/main.rs:";
+    let to = "between the loss and first.weight, made at compare/tests/verify/main.rs:";
     expect_found(&found, "cut-tape", line, &[to]);
     assert_eq!(found.findings.len(), 1, "{found}");
     let error = program().loss(cut).run().unwrap_err();

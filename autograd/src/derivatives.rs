@@ -3,7 +3,7 @@
 use tensor::{Error, ErrorKind, Result, Tensor};
 
 use crate::gradients::check_like;
-use crate::{GradOptions, Var, grad};
+use crate::{GradOptions, Grads, Var, grad, record};
 
 /// The gradient of the sum of `y`: `∂(Σ y) / ∂x`, on the tape, so that it can be differentiated in turn.
 ///
@@ -85,8 +85,8 @@ pub fn hvp(y: &Var, x: &Var, v: &Var) -> Result<Var> {
     if !y.requires_grad() {
         return Err(Error::new(ErrorKind::NoGradient { op: "hvp" }));
     }
-    // A leaf, so that a rule that returns a constant is noticed.
-    let u = Var::leaf(y.value().ones_like()?);
+    // On the tape, so that a rule that returns a constant is noticed; not a leaf, which would have a gradient in every pass.
+    let u = record("ones_like", &[x], &[], y.value().ones_like()?, |_, _| Ok(Grads::from_iter([None])));
     pulled_back("hvp", &pulled_back("hvp", y, x, u)?, x, v.clone())
 }
 
@@ -132,7 +132,7 @@ mod tests {
 
     use super::*;
     use crate::tape::one;
-    use crate::{GradCheck, Save, gradcheck, gradgradcheck, record};
+    use crate::{GradCheck, Save, gradcheck, gradgradcheck};
 
     fn randn(shape: &[usize], op: u64) -> Result<Tensor> {
         Tensor::randn(shape, DType::F64, RandomKey { seed: 3, op }, &Device::cpu())
@@ -158,6 +158,7 @@ mod tests {
         close(&grad_of(&y, &x)?, &j.sum(&[0, 1], false)?)?;
         let h = jacobian(&grad_of(&y, &x)?, &x)?.reshape(&[6, 6])?;
         close(&hvp(&y, &x, &v)?, &h.matmul(&column)?.reshape(&[2, 3])?)?;
+        assert_eq!(hvp(&y, &x, &v)?.square()?.sum_all()?.backward()?.len(), 1);
         // Each is differentiable again.
         let x = [x.value().clone()];
         let f = |x: &Var| x.linear(&w, None)?.tanh();

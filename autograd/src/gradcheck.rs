@@ -375,8 +375,11 @@ impl Check<'_> {
     ) -> Result<()> {
         for (index, (first, again)) in first.iter().zip(again).enumerate() {
             let mut pairs = first.iter().flatten().zip(again.iter().flatten()).enumerate();
+            let differs = |first: f64, again: f64| {
+                first.to_bits() != again.to_bits() && !(first.is_nan() && again.is_nan())
+            };
             let Some((element, (&first, &again))) =
-                pairs.find(|(_, (first, again))| first.to_bits() != again.to_bits())
+                pairs.find(|&(_, (&first, &again))| differs(first, again))
             else {
                 continue;
             };
@@ -454,7 +457,9 @@ impl Check<'_> {
         if roots.is_empty() {
             return Ok(vec![None; self.leaves.len()]);
         }
-        let found = grad(&roots, self.leaves, GradOptions { gradients, ..GradOptions::default() })?;
+        // A part of the tape may be older than the function, and there are several passes.
+        let options = GradOptions { gradients, retain_graph: true, ..GradOptions::default() };
+        let found = grad(&roots, self.leaves, options)?;
         found.iter().map(|found| found.as_ref().map(|g| numbers(g.value())).transpose()).collect()
     }
 }

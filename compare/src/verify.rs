@@ -189,8 +189,13 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
             found.checks.push(("left out", left_out.message));
         }
         // Nothing more is to be seen of a program without the same batches each time, or without gradients.
-        if !checked.batches(&mut found)? || !checked.gradients(&mut found)? {
-            found.checks.push(("not run", "equal bits, explored, host and memory, audit".into()));
+        let rest = "equal bits, explored, host and memory, audit";
+        if !checked.batches(&mut found)? {
+            found.checks.push(("not run", format!("parameters, gradients, updates, {rest}")));
+            return Ok(found);
+        }
+        if !checked.gradients(&mut found)? {
+            found.checks.push(("not run", format!("updates, {rest}")));
             return Ok(found);
         }
         checked.equal_bits(&mut found)?;
@@ -300,7 +305,11 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Checked<'_, 'a, S, B>
         let checked: Vec<_> = learning.iter().filter(|one| one.has_gradient).collect();
         let checked: Vec<_> = checked.iter().map(|one| (one.name.clone(), one.parameter.clone())).collect();
         let done = if checked.is_empty() {
-            "not checked: a `model` has to show the parameters".to_owned()
+            let why = match learning {
+                [] => "no `model` shows a parameter that learns",
+                _ => "the first batch's loss gives none of the model's parameters a gradient",
+            };
+            format!("not checked: {why}")
         } else {
             match found.part("gradient", gradcheck_leaves(loss, &checked, self.options.gradients)) {
                 Some(GradCheckReport { checked, undecided, .. }) => {

@@ -70,8 +70,13 @@ const OFTEN: f64 = 0.05;
 
 pub(super) fn driver_calls(facts: &Facts<'_>) -> Option<Evidence> {
     // A program that asks for memory once more while it warms up is right.
+    let steps_of = |window: &Stretch<'_>| window.timeline.recording.steps.len();
+    let warm_of = move |window: &Stretch<'_>| (steps_of(window) / 2).max(1);
+    let counted: usize =
+        facts.windows.iter().map(|window| steps_of(window).saturating_sub(warm_of(window))).sum();
+    let counted = counted.max(1) as f64;
     let late = facts.windows.iter().enumerate().flat_map(|(number, window)| {
-        let warm = (window.timeline.recording.steps.len() / 2).max(1);
+        let warm = warm_of(window);
         let calls = window.timeline.recording.driver_calls.iter();
         calls
             .filter(move |call| window.step_at(call.start_ns) >= warm)
@@ -88,12 +93,12 @@ pub(super) fn driver_calls(facts: &Facts<'_>) -> Option<Evidence> {
     // Calls without bytes return memory, which has to be requested again.
     let late: Vec<_> = late.into_iter().filter(|(.., call)| call.bytes > 0).collect();
     let calls = late.iter().map(|(_, window, call)| (window.place(call.place), call.end_ns - call.start_ns));
-    let (place, ..) = sums(calls).into_iter().next().filter(|_| late.len() as f64 >= OFTEN * facts.steps)?;
+    let (place, ..) = sums(calls).into_iter().next().filter(|_| late.len() as f64 >= OFTEN * counted)?;
     let text = format!(
-        "the driver is asked for memory {:.1} times a step after the first one, {:.3} ms{}; `dev.reserve({})` ({:.1} MiB) is what a \
-         stream needs",
-        late.len() as f64 / facts.steps,
-        ms(ns) / facts.steps,
+        "the driver is asked for memory {:.1} times a step in the later half of the steps, {:.3} ms{}; `dev.reserve({})` ({:.1} MiB) \
+         is what a stream needs",
+        late.len() as f64 / counted,
+        ms(ns) / counted,
         mostly_at(place.as_ref()),
         most.next_multiple_of(1 << 20),
         mib(most)

@@ -189,13 +189,12 @@ impl<'a, S: Send + Sync + 'a, B: Tensors + Send + 'static> Comparison<'a, S, B> 
             found.checks.push(("left out", left_out.message));
         }
         // Nothing more is to be seen of a program without the same batches each time, or without gradients.
-        let rest = "equal bits, explored, host and memory, audit";
-        if !checked.batches(&mut found)? {
-            found.checks.push(("not run", format!("parameters, gradients, updates, {rest}")));
-            return Ok(found);
-        }
-        if !checked.gradients(&mut found)? {
-            found.checks.push(("not run", format!("updates, {rest}")));
+        let left_out = match checked.batches(&mut found)? {
+            false => Some("parameters, gradients, updates"),
+            true => (!checked.gradients(&mut found)?).then_some("updates"),
+        };
+        if let Some(first) = left_out {
+            found.checks.push(("not run", format!("{first}, equal bits, explored, host and memory, audit")));
             return Ok(found);
         }
         checked.equal_bits(&mut found)?;

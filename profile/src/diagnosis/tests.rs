@@ -519,7 +519,7 @@ fn every_rule_applies_to_one_recording_and_not_to_two_others() {
     }
 }
 
-/// Correct programs of which something wrong could be said, each beside one that is told.
+/// Correct programs without findings, each beside a similar one that must get the finding.
 #[test]
 fn correct_programs_are_not_blamed() {
     let told = |recording, code| codes(&found(recording)).contains(&code);
